@@ -1,4 +1,4 @@
-"""Small recordings for tests, made without any process: helpers, and the fixtures ``save`` and ``acted``."""
+"""Helpers and the fixtures ``save`` and ``acted``, which make small recordings without processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BEGIN = 1_700_000_000 * SECOND
 
 
 def entries_of(messages: Iterable[tuple[str, Message]], period: int = SECOND // 60) -> list[Entry]:
-    """Entries with sequence numbers for each stream, one period (ns) apart."""
+    """Return entries that are one period (ns) apart. Each stream has its own sequence numbers."""
     sequence: Counter[tuple[str, str]] = Counter()
     result = []
     for number, (publisher, message) in enumerate(messages):
@@ -40,7 +40,7 @@ def entries_of(messages: Iterable[tuple[str, Message]], period: int = SECOND // 
 
 
 class Publisher:
-    """One recorded node that sends ten messages a second."""
+    """A recorded node that sends ten messages per second."""
 
     def __init__(self, path: Path, begin: int = BEGIN, **config: float) -> None:
         self.recorder = Recorder(path, facts_of_this_machine(Config()), RecordConfig(enabled=True, **config), begin)
@@ -58,7 +58,7 @@ class Publisher:
             self.now += 0.1
 
     def sequences(self, topic: str = "step") -> list[list[int]]:
-        """The sequence numbers of a topic in each file."""
+        """Return, for each file, the sequence numbers of a topic."""
         return [[e.sequence for e in Session([path]).entries((topic,))] for path in self.recorder.files]
 
 
@@ -67,7 +67,7 @@ Save = Callable[..., Path]
 
 @pytest.fixture
 def save(tmp_path: Path) -> Save:
-    """``save(name, entries, facts=…)`` writes a session file; with ``close=False`` without its end."""
+    """``save(name, entries, facts=…)`` writes a session file. With ``close=False`` the end of the file is missing."""
 
     def run(name: str, entries: Iterable[Entry], facts: Facts | None = None, close: bool = True) -> Path:
         writer = SessionWriter(tmp_path / name, facts or facts_of_this_machine(Config()), 0.0)
@@ -77,7 +77,7 @@ def save(tmp_path: Path) -> Save:
         if close:
             writer.close()
         else:
-            writer._file.close()  # like SIGKILL: data in the buffer is lost
+            writer._file.close()  # loses the buffered data, like SIGKILL
         return tmp_path / name
 
     return run
@@ -87,7 +87,7 @@ def save(tmp_path: Path) -> Save:
 def acted(
     make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> Callable[..., list[tuple[str, Message]]]:
-    """``acted(steps, robots)``: messages of a simulator, a learner with two sets of weights, and a policy server."""
+    """``acted(steps, robots)`` gives messages of a simulator, a policy server and a learner with two Weights."""
 
     def run(steps: int = 30, robots: int = 2) -> list[tuple[str, Message]]:
         core, messages = PolicyCore(Config().seed), list[tuple[str, Message]]()

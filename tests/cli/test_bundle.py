@@ -1,4 +1,4 @@
-"""``td3-robot bundle``: files, output and errors of each command."""
+"""Files, output and errors of the ``td3-robot bundle`` commands."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_show_describes_a_policy(run: Any, file: Path) -> None:
     assert (described["hidden"], described["parameters"]) == ([8, 4], 78)
 
 
-def test_show_a_range_of_noise(run: Any, tmp_path: Path, make_bundle: Any) -> None:
+def test_show_prints_a_range_of_noise(run: Any, tmp_path: Path, make_bundle: Any) -> None:
     make_bundle(kind="gaussian", scale=(0.1, 0.4)).save(tmp_path / "policy.safetensors")
     code, out, _ = run("show", tmp_path / "policy.safetensors")
     assert code == 0
@@ -84,7 +84,7 @@ def test_create_for_a_robot_has_no_noise(run: Any, file: Path, tmp_path: Path) -
 def test_create_a_policy_from_a_run(
     run: Any, tmp_path: Path, make_bundle: Any, average: float, normalised: bool, rng: np.random.Generator
 ) -> None:
-    """From a run folder, and from a checkpoint after four updates."""
+    """Create a policy from a run folder, and from a checkpoint after four updates."""
     last, best = make_bundle(0), make_bundle(1)
     settings = {"policy_average": average, "normalise_observations": normalised, "threads": 1, "precision": "fp32"}
     config = configuration.parse(
@@ -135,7 +135,7 @@ def test_verify_accepts_a_valid_policy(run: Any, file: Path) -> None:
 
 
 def _overflowing(bundle: Bundle) -> bytes:
-    """A bundle of finite numbers whose products are not finite."""
+    """Return a bundle with finite numbers whose products overflow."""
     tensors = {name: np.full_like(tensor, 3e38) for name, tensor in bundle.tensors.items()}
     tensors["actor.2.weight"] = np.stack([np.full(4, 3e38), np.array([3e38, -3e38, 3e38, -3e38])]).astype("f4")
     return Bundle(bundle.spec, bundle.hidden, tensors).encode()
@@ -180,7 +180,7 @@ def test_verify_refuses_another_robot(run: Any, file: Path, tmp_path: Path, make
     assert run("verify", file, "--task", "Ant")[0] == 1
 
 
-def test_mistakes_are_named(run: Any, file: Path, tmp_path: Path) -> None:
+def test_error_names_the_mistake(run: Any, file: Path, tmp_path: Path) -> None:
     assert run("show", tmp_path / "missing")[0] == 2
     assert "no robot given" in run("import", file, tmp_path / "out")[2]
     for command in ("show", "verify"):
@@ -208,7 +208,7 @@ def test_a_file_is_replaced_only_with_force(words: tuple[str, ...], run: Any, fi
     assert len(out.read_bytes()) > 100
 
 
-def test_a_shipped_policy_and_a_run_folder_have_names(run: Any, file: Path, tmp_path: Path) -> None:
+def test_a_policy_is_given_by_shipped_name_or_run_folder(run: Any, file: Path, tmp_path: Path) -> None:
     assert "policy for Walker2D" in run("show", "walker2d")[1]
     assert run("verify", "ant", "--task", "Ant")[0] == 0
     folder = RunFolder.create(tmp_path / "run", configuration.parse({}))

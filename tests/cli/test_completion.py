@@ -1,4 +1,4 @@
-"""Completion of command lines by a shell, with the environment that argcomplete's shell functions set."""
+"""Shell completion of command lines. The tests set the same environment as argcomplete's shell functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("argcomplete")
 
 @pytest.fixture
 def completions(tmp_path: Path) -> Callable[[str], set[str]]:
-    """Returns what the shell offers for a command line that ends at the cursor."""
+    """Returns a function that gives the shell's completions of a command line. The cursor is at its end."""
 
     def complete(line: str) -> set[str]:
         answer = tmp_path / "answer"

@@ -1,4 +1,4 @@
-"""``td3-robot doctor``: findings and remedies."""
+"""Test that ``td3-robot doctor`` reports problems and remedies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "td3-robot" / "keys"
 
 
-def test_a_machine_without_keys_and_compiler(
+def test_a_machine_without_keys_and_without_a_compiler(
     capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "/nowhere/g++")
@@ -41,7 +41,9 @@ def test_a_machine_without_keys_and_compiler(
     assert told["this machine's keys"] == ("no", f"none in {home}; td3-robot keys create NAME")
 
 
-def test_own_keys_and_keys_that_others_can_read(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+def test_doctor_reports_the_key_pair_and_warns_if_others_can_read_it(
+    capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
     folder = KeyFolder(home)
     folder.create("robot-7")
     assert findings(capsys)["this machine's keys"] == ("ok", f"robot-7, 0 others known, {home}")
@@ -51,7 +53,7 @@ def test_own_keys_and_keys_that_others_can_read(capsys: pytest.CaptureFixture[st
     assert "has mode 0644; allowed is 0600" in text
 
 
-def test_a_missing_package(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "mcap" else find(name, *rest))
     told = findings(capsys)
@@ -59,12 +61,12 @@ def test_a_missing_package(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert told["train"][0] == "ok"
 
 
-def test_a_broken_package_and_one_without_a_version(
+def test_a_package_that_fails_to_import_and_a_package_without_version(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, text in (("mcap", "raise ImportError('no libz')"), ("onnx", "")):
         (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for the child process
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # the child process imports from this folder
     version = machine.version
     monkeypatch.setattr(machine, "version", lambda name: "" if name == "onnx" else version(name))
     told = findings(capsys, code=1)
@@ -72,10 +74,10 @@ def test_a_broken_package_and_one_without_a_version(
     assert told["bundle export --onnx"] == ("ok", "onnx")
 
 
-def test_a_folder_with_too_long_a_path_for_sockets(
+def test_a_socket_folder_with_a_too_long_path_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The path of a socket holds 107 bytes."""
+    """The path of a socket has at most 107 bytes."""
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))

@@ -21,7 +21,7 @@ def fail(
     capsys: pytest.CaptureFixture[str],
     make_bundle: Callable[..., Bundle],
 ) -> Callable[[str], tuple[int, str]]:
-    """Runs a command in a folder with some files. Returns its exit code, and its error without the last line break."""
+    """Returns a function that runs a command in a folder with some files. It gives the exit code and the error text."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # pytest handles the signals
     (tmp_path / "robot.yaml").write_text("endpoints: {policy: ipc://policy.sock}")
@@ -216,10 +216,10 @@ def test_an_error_names_the_wrong_flag(words: str, text: str, fail: Callable[[st
     assert error.startswith(text)
 
 
-def test_options_and_configuration_keys_read_counts_like_1e5(
+def test_options_and_configuration_keys_accept_counts_like_1e5(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each command fails only at what comes after its number."""
+    """Each command accepts its numbers and fails for another reason."""
     monkeypatch.chdir(tmp_path)
     for words in (
         "train walker2d --steps 2e5 --seed 1e1 --set total_steps=1e5",
@@ -242,7 +242,7 @@ def test_options_and_configuration_keys_read_counts_like_1e5(
         "train walker2d --out toy.safetensors/run --set learner.precision=fp32",
     ],
 )
-def test_a_path_through_a_file_gives_exit_code_2_and_one_line(
+def test_a_path_that_continues_after_a_file_gives_exit_code_2_and_one_line(
     words: str, fail: Callable[[str], tuple[int, str]]
 ) -> None:
     code, error = fail(words)

@@ -1,4 +1,4 @@
-"""``td3-robot keys``: output, files and errors."""
+"""Output, files and errors of ``td3-robot keys``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from td3_robot.transport.keys import KeyFolder
 
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs ``td3-robot keys`` on a folder and returns its exit code, output and errors."""
+    """Returns a function that runs ``td3-robot keys`` on a folder and gives its exit code, output and errors."""
 
     def call(*words: str) -> tuple[int, str, str]:
         code = cli.main(["keys", *words, "--keys", str(tmp_path / "keys")])
@@ -60,7 +60,7 @@ def test_allow_accepts_what_create_prints(run: Any, tmp_path: Path) -> None:
         (["revoke", "a"], "cannot be used: No such file or directory"),
     ],
 )
-def test_mistakes_are_one_line(run: Any, words: list[str], line: str) -> None:
+def test_a_mistake_gives_a_one_line_error(run: Any, words: list[str], line: str) -> None:
     code, out, error = run(*words)
     assert (code, out) == (2, "")
     assert line in error

@@ -1,4 +1,4 @@
-"""``td3-robot list``: what a user can choose by name."""
+"""``td3-robot list`` prints the names that a user can choose."""
 
 from __future__ import annotations
 

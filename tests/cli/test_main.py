@@ -1,4 +1,4 @@
-"""The tables of commands and benchmarks."""
+"""Test the tables of commands and benchmarks."""
 
 from __future__ import annotations
 

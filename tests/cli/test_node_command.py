@@ -1,4 +1,4 @@
-"""``td3-robot node`` and ``td3-robot policy``: a wrong argument gives one line and exit code 2."""
+"""Test ``td3-robot node``, and the errors of ``td3-robot policy`` for wrong arguments."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_wrong_argument_gives_one_line_and_exit_code_2(
 
 
 class Asked:
-    """A bus that records what is sent."""
+    """A bus that records sent messages."""
 
     def __init__(self) -> None:
         self.sent: list[Command] = []
@@ -90,7 +90,7 @@ class Asked:
 
 
 def _confirmed(bus: Any, verb: str, reply: Reply, messages: Iterator[Any]) -> tuple[Reply, str]:
-    """Return the Reply with the robots that have followed, and the error text; empty if all have followed."""
+    """Return the Reply with the robots that confirmed, and the error text (empty if all robots confirmed)."""
     try:
         return confirmed(bus, verb, reply, messages), ""
     except CommandError as error:
@@ -98,12 +98,12 @@ def _confirmed(bus: Any, verb: str, reply: Reply, messages: Iterator[Any]) -> tu
 
 
 def test_an_emergency_stop_names_robots_with_and_without_confirmation() -> None:
-    """a has stopped. b replies that it has not. c never replies, and its name contains a terminal control character."""
+    """Robot a stops. Robot b replies that it has not stopped. Robot c is silent. Its name has a control character."""
     bus: Any = Asked()
     reply = Reply(1, "policy", "", "fault", {"connected": ["a", "b", "c\x1b"]})
 
     def messages() -> Iterator[Reply]:
-        yield Reply(2, "b", "", "fault", {"stopped": True})  # answers another command
+        yield Reply(2, "b", "", "fault", {"stopped": True})  # the reply to another command
         for command in bus.sent[:2]:
             yield Reply(command.id, command.target, "", "fault", {"stopped": command.target == "a"})
 
@@ -122,7 +122,7 @@ def test_robots_that_do_not_activate_are_named_with_their_states() -> None:
             yield Reply(command.id, command.target, "", "active" if command.target == "a" else "unconfigured", {})
         yield Reply(
             bus.sent[2].id, "policy", "no robot 'c' is connected", "active", {}
-        )  # the server replies for c, which has just disconnected
+        )  # the server replies, because robot c has just disconnected
 
     answer, words = _confirmed(bus, "activate", reply, messages())
     assert (answer.detail["confirmed"], answer.detail["unconfirmed"]) == (["a"], ["b", "c"])
@@ -132,7 +132,7 @@ def test_robots_that_do_not_activate_are_named_with_their_states() -> None:
     assert _confirmed(bus, "activate", nobody, iter([]))[1] == ""
 
 
-def test_an_emergency_stop_counts_the_robots_that_the_reply_does_not_name() -> None:
+def test_an_emergency_stop_counts_unconfirmed_robots_without_a_name_in_the_reply() -> None:
     bus: Any = Asked()
     reply = Reply(1, "policy", "", "fault", {"connected": ["a"], "connected_in_all": 3})
 
@@ -145,15 +145,15 @@ def test_an_emergency_stop_counts_the_robots_that_the_reply_does_not_name() -> N
 
 
 @pytest.mark.parametrize("reason", ["smoke \udce9", "x" * 5000])
-def test_an_emergency_stop_is_sent_whatever_its_reason(reason: str) -> None:
-    """The reason may come from a terminal that is not UTF-8, or be a long text from the clipboard."""
+def test_an_emergency_stop_is_sent_even_with_an_invalid_reason(reason: str) -> None:
+    """The terminal may not use UTF-8, or the user may paste a long text."""
     parsed = node_command._parser().parse_args(["estop", "--endpoint", "ipc://x", "--reason", reason])
     command = node_command._command(parsed)
     codec.encode(command)
     assert command.reason == ("smoke ?" if "smoke" in reason else "x" * 1000)
 
 
-def test_an_emergency_stop_without_a_connected_robot_says_so() -> None:
+def test_an_emergency_stop_without_a_connected_robot_is_an_error() -> None:
     bus: Any = Asked()
     _, words = _confirmed(bus, "estop", Reply(1, "policy", "", "fault", {"connected": []}), iter([]))
     assert words == "no robot is connected: none has confirmed the stop"
@@ -186,7 +186,7 @@ def test_an_empty_endpoint_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_state_names_faults_and_emergency_stops_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """leg reports a fault. The server's watch over arm has expired. sim is under an emergency stop."""
+    """Robot leg reports a fault. The server gets no observation from arm. sim is in an emergency stop."""
     bus: Any = Asked()
 
     def receive(_: float) -> list[tuple[None, Reply]]:
@@ -210,7 +210,7 @@ def test_state_names_faults_and_emergency_stops_first(capsys: pytest.CaptureFixt
     ]
 
 
-def test_state_without_a_fault(capsys: pytest.CaptureFixture[str]) -> None:
+def test_state_without_a_fault_prints_no_fault_line(capsys: pytest.CaptureFixture[str]) -> None:
     bus: Any = Asked()
     reply = with_faults(bus, Reply(1, "policy", "", "active", {"version": 3, "connected": []}))
     node_command._print(reply)

@@ -1,4 +1,4 @@
-"""The tables of ``td3-robot topic``. tests/process/test_topic.py tests echo."""
+"""Test ``td3-robot topic list`` and ``show``. tests/process/test_topic.py tests ``echo``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_show_has_every_field(topic: str, capsys: pytest.CaptureFixture[str]) ->
     assert all(row["type"] and row["meaning"] for row in rows)
 
 
-def test_show_in_readable_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_a_readable_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topic", "show", "step"]) == 0
     what, head, *lines = capsys.readouterr().out.splitlines()
     assert what.startswith("What ")
@@ -60,7 +60,7 @@ def test_show_in_readable_form(capsys: pytest.CaptureFixture[str]) -> None:
         (["show", "x"], "there is no topic 'x'; allowed: action, "),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_gives_a_one_line_error(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topic", *words]) == 2
     error = capsys.readouterr().err
     assert line in error
@@ -78,7 +78,7 @@ def test_a_printed_message_has_every_robot_and_every_channel(make_step: Callable
     assert whole(make_step(3, 2, observation=observation), {})["observation"] == observation.tolist()
 
 
-def test_printed_messages_without_robots() -> None:
+def test_a_message_without_robots_is_printed() -> None:
     fields = dict.fromkeys(wire_fields(MotorCommand), 0) | {"action": np.array([0.5, 0.25], np.float32)}
     assert whole(MotorCommand(**fields), {"A": ["left", "right"]})["action"] == {"left": 0.5, "right": 0.25}
     assert whole(Weights(1, 0, 0, "", b"abc"), {})["payload"] == b"abc"

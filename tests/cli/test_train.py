@@ -1,4 +1,4 @@
-"""``td3-robot train``: errors and notices before anything starts."""
+"""Errors and notices of ``td3-robot train`` before it starts processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.contract.point_mass import PointMassBackend
 @pytest.mark.parametrize(
     ("critics", "text"), [("10", "for another robot"), ("0", "learner.critics_first is 0: untrained critics")]
 )
-def test_a_policy_to_start_from_must_fit(
+def test_a_policy_in_start_from_must_fit_the_robot(
     critics: str, text: str, make_bundle: Callable[..., Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_bundle().save(tmp_path / "toy.safetensors")
@@ -37,7 +37,7 @@ def test_a_policy_to_start_from_must_fit(
 def test_a_missing_package_is_an_error_before_the_machine_is_examined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """walker2d has precision auto, which needs torch to resolve."""
+    """walker2d has ``precision: auto``, and torch is needed to choose the precision."""
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "torch" else found(name, *more)
@@ -63,10 +63,10 @@ def test_an_unknown_algorithm_is_an_error_before_anything_starts(
         ("Walker2D", "needs pybullet, which"),
     ],
 )
-def test_train_needs_the_packages_of_the_tasks_backend_only(
+def test_train_needs_only_the_packages_of_the_tasks_backend(
     task: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither gymnasium nor pybullet is installed. The toy backend needs another package."""
+    """gymnasium and pybullet are not installed. The toy backend does not need them, but needs another package."""
     found = prepare.version
     monkeypatch.setattr(
         prepare, "version", lambda name: "" if name in ("gymnasium", "pybullet", "no-such-engine") else found(name)
@@ -118,7 +118,9 @@ def test_notices_about_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.startswith("learner.compile is true and there is no C++ compiler '/nowhere/g++' (CXX names another o")
     assert line.endswith("updates run uncompiled, which is slower")
     assert thread_notices(LearnerConfig(threads=2), 1) != []
-    assert thread_notices(LearnerConfig(threads=2, compile=True), 1) == []  # the compiled code uses one thread
+    assert (
+        thread_notices(LearnerConfig(threads=2, compile=True), 1) == []
+    )  # compiled code uses one thread, so there is no notice
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("PATH", "/nowhere")

@@ -1,7 +1,7 @@
 """The current version opens, resumes and replays the files that version 0.1.0 wrote.
 
 ``v0_1_0/README.md`` describes how the files were made. Each test works on a copy in a temporary folder. The tests use
-the command line, so they do not depend on modules.
+the command line, so they do not depend on the names of modules.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ RECORDINGS = {
     "deployed": "deployed/deployed.mcap",
 }
 PATIENT = ("--set", "safety.observation_deadline_ms=60000")
-"""A long deadline for tests of other features. On a busy machine a driver may miss the deadline of robot.yaml, 1 s."""
+"""A long deadline for tests of other features. On a busy machine a driver may miss the 1 s deadline in robot.yaml."""
 Start = Callable[..., Command]
 
 
 @pytest.fixture(autouse=True)
 def frozen(tmp_path: Path) -> Iterator[Path]:
-    """A copy of the frozen files in the test's own folder; the tracked files must stay as they are."""
+    """Copy the frozen files to the folder of the test, because the tracked files must not change."""
     before = digests()
     copy = tmp_path / "v0_1_0"
     shutil.copytree(FROZEN, copy)
     for secret in copy.glob("keys/*/identity.secret"):
-        secret.chmod(0o600)  # git does not keep this mode
+        secret.chmod(0o600)  # git does not store file mode 0600
     yield copy
     assert digests() == before
 
@@ -69,7 +69,7 @@ def finish(started: Command) -> str:
 
 @cache
 def replayed(name: str) -> dict[str, Any]:
-    """Replay a recording without any difference, and return the report of ``replay --json`` by core."""
+    """Replay a recording, check that nothing differs, and return the report of ``replay --json`` by core."""
     command = [sys.executable, "-m", "td3_robot.cli.main", "replay", "--json", str(FROZEN / RECORDINGS[name])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -78,7 +78,7 @@ def replayed(name: str) -> dict[str, Any]:
 
 
 def other_machine() -> bool:
-    """Whether the files come from another kind of machine. Then learning differs in the last bits."""
+    """Return whether another kind of machine made the files. If so, learning differs in the last bits."""
     return any("same kind of machine" in note for note in replayed("lockstep")["learner"]["not_checked"])
 
 
@@ -115,7 +115,7 @@ def test_run_is_resumed(
 
 
 def test_a_run_of_a2c_is_not_resumed(frozen: Path, command: Start) -> None:
-    """In version 0.1.0 a separate program trained A2C. Its policies can be evaluated; its checkpoints cannot resume."""
+    """In version 0.1.0 a separate program trained A2C. Its policies still work, but its checkpoints do not."""
     run = frozen / "runs" / "a2c"
     refused = command("train", "--resume", str(run), "--set", "a2c.episodes=40")
     assert refused.finish() == 2
@@ -138,7 +138,7 @@ def test_recording_is_read(name: str, frozen: Path, command: Start) -> None:
     ("name", "core"), [(name, core) for name, cores in EXPECTED["compared"].items() for core in cores]
 )
 def test_recording_is_replayed(name: str, core: str) -> None:
-    """Replay compares as many messages of each topic as version 0.1.0 did, and all are equal."""
+    """For each topic, replay compares the same number of messages as in version 0.1.0. All are equal."""
     if core == "learner" and other_machine():
         pytest.skip("a learner is reproducible only on the same kind of machine")
     compared = {item["topic"]: item["compared"] for item in replayed(name)[core]["topics"]}
@@ -215,7 +215,7 @@ def actions(robot: Robot) -> set[str]:
 
 
 def test_stop_and_freeze_of_version_0_1_0_stay_in_force(robot: Robot, frozen: Path) -> None:
-    """Only reset and then activate end the emergency stop. The freeze and the withdrawn policy stay in force."""
+    """Only ``reset`` and ``activate`` end the emergency stop. The freeze stays. The withdrawn policy stays refused."""
     path = keep(robot, frozen, "stopped.safetensors.state")
     before = json.loads(path.read_bytes())
     server = robot.serve()
@@ -234,7 +234,7 @@ def test_stop_and_freeze_of_version_0_1_0_stay_in_force(robot: Robot, frozen: Pa
 
 
 def test_stop_of_one_robot_of_version_0_1_0_stays_in_force(robot: Robot, frozen: Path) -> None:
-    """The robot stays stopped and the server inactive, until an operator ends both."""
+    """The robot stays stopped and the server inactive, until an operator ends both states."""
     keep(robot, frozen, "robot_stopped.safetensors.state")
     robot.serve(*PATIENT)
     found = state(robot)
@@ -262,7 +262,7 @@ def test_fault_of_version_0_1_0_stays_in_force(robot: Robot, frozen: Path) -> No
 
 
 def test_operator_connects_with_keys_of_version_0_1_0(robot: Robot, frozen: Path, command: Start) -> None:
-    """CURVE runs on loopback with the key folders of version 0.1.0. An operator without a key gets no answer."""
+    """CURVE uses the key folders of version 0.1.0 on loopback. An operator without a key gets no answer."""
     listed = json.loads(finish(command("keys", "list", "--keys", str(frozen / "keys" / "robot-7"), "--json")))
     assert {**listed, "folder": ""} == EXPECTED["keys"]
     keys = f"endpoints.keys={frozen / 'keys' / 'robot-7'}"

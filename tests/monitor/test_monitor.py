@@ -26,7 +26,7 @@ Make = Callable[..., Any]
 
 
 class Nodes:
-    """Nodes that offer messages to a monitor, 0.1 s apart."""
+    """Nodes that offer messages to a monitor. Messages are 0.1 s apart."""
 
     def __init__(self) -> None:
         self.monitor = Monitor(BEGIN, lambda *arguments: self.received.append(arguments))
@@ -53,16 +53,16 @@ def nodes() -> Nodes:
     return Nodes()
 
 
-def test_counts_rates_and_gaps(nodes: Nodes, make_step: Make, spec: RobotSpec) -> None:
-    """A Hello at 100.0 s, then 10 Steps from 100.1 s on. Three Steps are lost before the sixth."""
+def test_report_shows_counts_rates_and_gaps(nodes: Nodes, make_step: Make, spec: RobotSpec) -> None:
+    """A Hello comes at 100.0 s and 10 Steps from 100.1 s on. Three Steps are lost before the sixth recorded Step."""
     nodes.send("sim-0", handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec))
     for number in range(10):
         nodes.send("sim-0", make_step(number, 2, reward=np.array([1, 2], "f4")), skip=3 * (number == 5))
     report = nodes.monitor.report(102.0)
     steps = report["topics"]["sim-0/step"]
     assert (steps["count"], steps["gaps"], steps["missing"]) == (10, 1, 3)
-    assert steps["rate_hz"] == 5.0  # 10 in the 2 s since the first message
-    assert steps["age_s"] == pytest.approx(1.0, abs=1e-6)  # the last came at 101.0 s
+    assert steps["rate_hz"] == 5.0  # 10 Steps in the 2 s since the first message
+    assert steps["age_s"] == pytest.approx(1.0, abs=1e-6)  # the last Step came at 101.0 s
     assert steps["last"] == {"phase": "2 mid", "reward": 1.5, "episode_step": 9, "action": "policy", "weights": 0}
     assert report["messages"] == 11
     assert nodes.monitor.report(104.0)["topics"]["sim-0/step"]["rate_hz"] == 0.0
@@ -72,14 +72,14 @@ def test_counts_rates_and_gaps(nodes: Nodes, make_step: Make, spec: RobotSpec) -
 
 
 def test_loop_time_uses_the_sources_own_clock(nodes: Nodes, make_step: Make) -> None:
-    """Steps at 0, 7, 14 and 40 ms. The last one answers the second: 33 ms. A Step after a gap does not count."""
+    """Steps come at 0, 7, 14 and 40 ms. The last Step names the second one: 33 ms. Steps after a gap do not count."""
     for sequence, milliseconds, answered in ((0, 0, 0), (1, 7, 0), (2, 14, 1), (3, 40, 1), (7, 90, 6)):
         nodes.send("sim-0", make_step(sequence, stamp=milliseconds * 1_000_000, answered=answered))
     assert nodes.monitor.report(nodes.now)["loop_ms"] == {"sim-0": {"median": 7.0, "longest": 33.0}}
     assert nodes.monitor.report(nodes.now)["loop_ms"] == {}
 
 
-def test_states_and_faults(nodes: Nodes) -> None:
+def test_report_shows_states_and_faults(nodes: Nodes) -> None:
     nodes.send("sim-0", LifecycleChange("sim-0", "inactive", "active", "autostart", 1))
     nodes.send("sim-0", LifecycleChange("sim-0", "active", "fault", "no action for 100 ms", 2))
     nodes.send("policy", LifecycleChange("sim-0", "active", "fault", "no action for 100 ms", 2))
@@ -101,7 +101,7 @@ def test_unreadable_messages_are_counted_and_text_cannot_control_the_terminal(no
     nodes.send("\x1b[2Jevil", Status("e", "ready", "\x1b[2J", {}, {}), make_step(0))
     report = nodes.monitor.report(nodes.now)
     assert report["unreadable"] == 1
-    assert report["topics"]["policy/action"]["last"] == {}  # its source is unknown
+    assert report["topics"]["policy/action"]["last"] == {}  # the monitor does not know the source of this Action
     assert len(nodes.received) == 2
     text = "\n".join(table(report))
     assert "1 NOT READABLE" in text
@@ -109,7 +109,7 @@ def test_unreadable_messages_are_counted_and_text_cannot_control_the_terminal(no
 
 
 def test_a_restarted_node_starts_with_new_counts(nodes: Nodes, make_step: Make, spec: RobotSpec) -> None:
-    """Its Hello may announce another number of robots."""
+    """The Hello of the restarted node may announce another number of robots."""
     for incarnation, robots in ((1, 2), (2, 3)):
         hello = handshake.hello("simulator", "sim-0", client=0, robots=robots, spec=spec)
         step = make_step(0, robots, incarnation=incarnation)
@@ -123,7 +123,7 @@ def test_a_restarted_node_starts_with_new_counts(nodes: Nodes, make_step: Make, 
     assert [row["action"] for row in rows(message, names)] == [{"left": 0.0, "right": 0.0}] * 3
 
 
-def test_the_facts_shown_of_a_message(make_step: Make) -> None:
+def test_the_summary_of_a_message(make_step: Make) -> None:
     assert facts(make_step(0))["phase"] == "first"
     ended = make_step(3, 3, phase=np.array([Phase.MID, Phase.TRUNCATED, Phase.MID], np.uint8))
     assert facts(ended)["phase"] == "2 mid, 1 truncated"
@@ -149,5 +149,5 @@ def test_each_report_replaces_the_previous_one_on_a_terminal(
     text = terminal.getvalue()
     assert text.startswith("\x1b[H\x1b[2JPlotJuggler: ipc://here\n")
     lines = text.removeprefix("\x1b[H\x1b[2J").splitlines()
-    assert len(lines) == 4  # one line stays free for the cursor
+    assert len(lines) == 4  # the cursor needs a free line
     assert max(map(len, lines)) == 59

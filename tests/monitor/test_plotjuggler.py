@@ -1,4 +1,4 @@
-"""Frames for PlotJuggler, read with a plain ZeroMQ subscriber and plain msgpack."""
+"""Read frames for PlotJuggler with a plain ZeroMQ subscriber and plain msgpack."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def shown(publisher: str, message: Any) -> dict[str, Any]:
     """Return the plotted values of each topic."""
     (entry,) = entries_of([(publisher, message)])
     made = list(frames(entry, message, NAMES))
-    assert {time for _, _, time in made} <= {b"1700000000.000001"}  # BEGIN, and 1 µs until the recorder received it
+    assert {time for _, _, time in made} <= {
+        b"1700000000.000001"
+    }  # BEGIN plus 1 µs, when the monitor received the message
     assert BEGIN == 1_700_000_000 * 10**9
     return {topic.decode(): msgpack.unpackb(payload) for topic, payload, _ in made}
 
@@ -79,7 +81,7 @@ def test_a_subscriber_receives_frames_and_a_full_queue_does_not_block(
         subscriber.subscribe("")
         step = make_step(1)
         (entry,) = entries_of([("sim-0", step)])
-        while not subscriber.poll(20):  # a subscription takes a moment to arrive
+        while not subscriber.poll(20):  # the subscription needs some time to arrive
             stream.publish(entry, step, NAMES)
         topic, payload, time = subscriber.recv_multipart()
         assert topic == b"sim-0/step"

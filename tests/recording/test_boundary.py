@@ -1,4 +1,4 @@
-"""RecordedCore records the inputs of each turn and the state that the core's outputs do not carry."""
+"""RecordedCore records the inputs of each turn, and the state that is missing in the core's outputs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_latches_are_recorded_when_they_change(
         return [message.latches for message in records.take(Latches)]
 
     arm = {**SafetyState().plain(), "stopped": ["arm"]}
-    assert latches((peer, peer.hello), (peer, make_step(1)), (operator, operator.hello)) == [arm]  # as restored
+    assert latches((peer, peer.hello), (peer, make_step(1)), (operator, operator.hello)) == [arm]  # the restored state
     assert latches((operator, command("state"))) == []
     assert latches((operator, command("freeze"))) == [{**arm, "frozen": True}]
     assert latches((operator, command("freeze"))) == []
@@ -148,7 +148,7 @@ Driver = tuple[RecordedCore, Records, Leg]
 
 @pytest.fixture
 def driver(spec: RobotSpec) -> Driver:
-    """A driver that received its Welcome at 0.0 s and then published Step 0."""
+    """A driver that has received its Welcome at 0.0 s and has published Step 0."""
     robot, records = Leg(spec), Records()
     body: Any = RecordedBody(RobotBody(robot))
     guard = Guard(spec, "leg", SafetyConfig(safe_action={"left": 0.25}), autostart=True)

@@ -1,4 +1,4 @@
-"""Learning from recordings: the same transitions as a live run, and only from the same robot."""
+"""A learner gets the same transitions from a recording as from the live run, and only from the same robot."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = configuration.parse({"network": {"hidden": [4]}, "learner": {"learning_
 
 
 def steps(make_step: Make) -> list[Any]:
-    """Two robots with three episodes in all. Robot 0 terminates at Step 5. Step 8 is lost."""
+    """Steps of two robots with three episodes in total. Robot 0 terminates at Step 5. Step 8 is lost."""
     made = []
     for number in range(12):
         phase = Phase.FIRST if number in (0, 6) else Phase.TERMINATED if number == 5 else Phase.MID
@@ -50,7 +50,7 @@ def rows(core: LearnerCore) -> Any:
 
 
 def test_a_recording_gives_the_same_transitions_as_the_live_run(make_step: Make, spec: RobotSpec, save: Make) -> None:
-    """Robot 0: 5 in its first episode, 1 + 2 in its second. Robot 1: 7 + 2. The lost Step costs each robot two."""
+    """Robot 0 has 5 transitions in episode 1 and 1 + 2 in episode 2. Robot 1 has 7 + 2. A lost Step costs two each."""
     hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
     path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
     live, peer = make_core(CONFIG), Peer("learner", b"k", hello, {})
@@ -64,7 +64,7 @@ def test_a_recording_gives_the_same_transitions_as_the_live_run(make_step: Make,
     assert live.env_steps == 17
 
 
-def test_the_parts_of_a_split_recording_count_as_one(
+def test_the_parts_of_a_split_recording_count_as_one_recording(
     make_step: Make, spec: RobotSpec, tmp_path: Path, rng: Any
 ) -> None:
     """Three-step returns continue across the end of a part. A separate recording among the parts stays separate."""
@@ -91,7 +91,7 @@ def test_the_parts_of_a_split_recording_count_as_one(
 
 
 def test_a_robot_can_join_a_learner_that_started_from_recordings(make_step: Make, spec: RobotSpec) -> None:
-    """The learner has weights for it at once and counts no gap between the recording and the live Steps."""
+    """The learner sends weights to the robot immediately and counts no gap between recorded and live Steps."""
     core = make_core(CONFIG)
     prefill(core, [(spec, steps(make_step))])
     assert core.publisher.version == 1

@@ -29,7 +29,9 @@ def recorded(acted: Make, save: Make, spec: RobotSpec) -> Path:
     return path
 
 
-def test_csv(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_export_holds_the_recorded_numbers(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"hello": 1, "weights": 2, "step": 20, "action": 20, "status": 1}
     with (tmp_path / "t" / "action.csv").open(encoding="utf-8") as file:
@@ -55,7 +57,7 @@ def test_csv(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert json.loads(status["counters"]) == {"steps": 3}
 
 
-def test_parquet(recorded: Path, tmp_path: Path) -> None:
+def test_parquet_export_holds_the_recorded_numbers(recorded: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--format", "parquet", "--topics", "step"]) == 0
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["step.parquet"]
@@ -127,6 +129,8 @@ def test_wrong_options_are_refused(recorded: Path, tmp_path: Path, capsys: pytes
     assert "a.mcap' holds no 'throttle'; it holds action, hello, status, step, weights\n" in capsys.readouterr().err
     assert not (tmp_path / "t").exists()
     assert main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 0
-    assert main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 2  # an existing file is not overwritten
+    assert (
+        main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 2
+    )  # without --force, export overwrites no file
     assert "action.csv' exists already; replace it with --force" in capsys.readouterr().err
     assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--force"]) == 0

@@ -24,7 +24,7 @@ def test_info_shows_the_first_time_and_the_count_of_each_fault(save: Make, capsy
         ("sim-0", change(0, "inactive")),
         ("sim-0", change(1)),
         ("policy", change(1)),  # the policy server relays the same change
-        ("policy", Refused("hello", "who are you")),  # part of every handshake that starts again
+        ("policy", Refused("hello", "who are you")),  # normal in a handshake, so this is not a fault
         ("sim-0", change(2)),
         ("policy", Refused("name", "taken")),
         ("sim-1", Status("sim-1", "failed", "it fell", {}, {})),

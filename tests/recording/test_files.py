@@ -1,4 +1,4 @@
-"""Session files can be read back, by this package and by other readers, and damage is reported."""
+"""This package and other MCAP readers read session files. Damage is reported."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_schema_names_every_field(name: str) -> None:
 
 
 def test_a_killed_recorder_loses_only_the_unfinished_chunk(acted: Make, save: Make) -> None:
-    """60 messages a second, chunks of CHUNK_S: of 90 messages, the last complete chunk ends at 60 or later."""
+    """90 messages come at 60 per second. A chunk lasts CHUNK_S, so complete chunks hold at least 59 messages."""
     entries = entries_of(acted(44))  # 2 Weights, 44 Steps and 44 Actions
     assert len(entries) == 90
     path = save("killed.mcap", entries, close=False)
@@ -76,7 +76,7 @@ def test_a_killed_recorder_loses_only_the_unfinished_chunk(acted: Make, save: Ma
 
 
 def damage_chunk(path: Path, number: int) -> int:
-    """Change a bit in the middle of a chunk. Returns the byte at which the chunk begins."""
+    """Change a bit in the middle of a chunk, and return the offset of the chunk in bytes."""
     with path.open("rb") as file:
         summary = make_reader(file).get_summary()
     assert summary is not None
@@ -90,7 +90,7 @@ def damage_chunk(path: Path, number: int) -> int:
 
 @pytest.mark.parametrize("number", [0, 1, -1])
 def test_recover_reports_what_is_missing(acted: Make, save: Make, number: int) -> None:
-    """A damaged chunk costs only its own messages, even the first one, which holds the names of all channels."""
+    """A damaged chunk loses only its own messages, even the first chunk, which holds the names of all channels."""
     path = save("a.mcap", entries_of(acted(60)))
     whole = examine(path)
     offset = damage_chunk(path, number)
@@ -109,7 +109,7 @@ def test_recover_reports_what_is_missing(acted: Make, save: Make, number: int) -
 def test_recover_without_an_index_warns_that_more_may_be_missing(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If the damaged chunk named a channel, its messages cannot be identified. Messages of other channels are kept."""
+    """If the name of a channel was in the damaged chunk, all its messages are lost. Other channels are kept."""
     steps, actions = (
         [entry for entry in entries_of(acted(60)) if entry.topic == topic] for topic in ("step", "action")
     )
@@ -131,7 +131,7 @@ def test_recover_without_an_index_warns_that_more_may_be_missing(
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damage_raises_session_error_or_is_found_by_check(acted: Make, tmp_path_factory: Any, data: Any) -> None:
-    """Bytes are changed, cut off or inserted anywhere. No other exception and no hang may occur."""
+    """Change, cut off or insert bytes anywhere. Reading must not hang, and must raise no other exception."""
     folder = tmp_path_factory.mktemp("damage")
     writer = SessionWriter(folder / "a.mcap", facts_of_this_machine(Config()), 0.0)
     for number, entry in enumerate(entries_of(acted(6))):
@@ -139,7 +139,7 @@ def test_any_damage_raises_session_error_or_is_found_by_check(acted: Make, tmp_p
         writer.turn(number / 10)
     writer.close()
     octets = bytearray((folder / "a.mcap").read_bytes())
-    index = octets.index(b"\x0f" + (4).to_bytes(8, "little"))  # the record that ends the data
+    index = octets.index(b"\x0f" + (4).to_bytes(8, "little"))  # the record at the end of the data
     where = data.draw(st.integers(0, 99_999)) * len(octets) // 100_000  # the file's length varies
     kind = data.draw(st.sampled_from(("set", "cut", "insert")))
     if kind == "cut":
@@ -167,9 +167,9 @@ def damaged(path: Path) -> bool:
 
 
 def test_damage_to_the_index_is_found_and_loses_nothing(acted: Make, save: Make, rng: np.random.Generator) -> None:
-    """Change or cut the file anywhere after the data, which ends with a record of 9 + 4 bytes.
+    """Change or cut the file after the data. A reader that starts at the beginning finds all entries.
 
-    Reading from the beginning still finds all entries. The footer and the magic after it are 37 bytes.
+    The data ends with a record of 9 + 4 bytes. The file ends with footer and magic: 37 bytes.
     """
     entries = entries_of(acted(2))
     path = save("a.mcap", entries)
@@ -214,7 +214,7 @@ def test_a_file_that_is_not_a_session_gives_a_one_line_error(
 
 @pytest.fixture
 def old(acted: Make, save: Make) -> Path:
-    """A recording of another version: protocol 0, in which Steps have other fields."""
+    """A recording with protocol version 0, in which Steps have other fields."""
     entries = []
     for entry in entries_of(acted(6)):
         content = msgpack.unpackb(entry.payload)
@@ -251,7 +251,7 @@ def test_another_protocol_version_is_refused_with_its_number(
     assert [path.name for path in tmp_path.iterdir()] == ["old.mcap"]  # no partial output
 
 
-def test_info_shows_another_protocol_version_and_still_counts_messages(old: Path, capsys: Any) -> None:
+def test_info_shows_another_protocol_version_and_counts_messages(old: Path, capsys: Any) -> None:
     report = examine(old)
     assert report["topics"]["sim-0/step"]["count"] == 6
     problem = f"recorded with protocol version 0; this version of td3-robot reads {PROTOCOL_VERSION}"
@@ -279,7 +279,7 @@ def test_a_huge_chunk_is_not_unpacked(acted: Make, save: Make) -> None:
 def test_info_reports_counts_rates_gaps_and_versions(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """40 Steps without Steps 10 and 11. Messages are 1/60 s apart."""
+    """Record 40 Steps; Steps 10 and 11 are missing. Messages are 1/60 s apart."""
     entries = [e for e in entries_of(acted(40)) if not (e.topic == Step.NAME and e.sequence in (10, 11))]
     path = save("a.mcap", entries)
     assert main(["info", str(path), "--json", "--check"]) == 0
@@ -288,7 +288,7 @@ def test_info_reports_counts_rates_gaps_and_versions(
     assert (steps["count"], steps["gaps"], steps["missing"], steps["begins_at"]) == (38, 1, 2, 0)
     assert report["robot_steps"] == {"first": 2, "mid": 74, "terminated": 0, "truncated": 0}  # two robots
     assert report["policy_versions"] == {"recorded": [1, 2], "count": 2, "acting": [1, 2]}
-    # 40 Steps and Actions alternate. Weights come before the 1st and the 21st Step: the last Action is message 81.
+    # 40 Steps and 40 Actions alternate. 2 Weights come before the 1st and the 21st Step, so the last message is 81.
     assert report["duration_s"] == pytest.approx(81 / 60, abs=1e-3)
     assert report["begin"].startswith("2023-11-14T22:13:20")  # BEGIN
     assert main(["info", str(path)]) == 0
@@ -401,8 +401,8 @@ def test_recover_keeps_the_attachments_of_a_file_without_messages(
     assert "no message and no attachment in it is intact" in capsys.readouterr().err
 
 
-def test_recover_starts_a_new_chunk_after_a_time(acted: Make, save: Make) -> None:
-    """30 Steps and Actions with 2 Weights, 1/60 s apart: 62 messages are 1.03 s, so 3 chunks of CHUNK_S."""
+def test_recover_starts_a_new_chunk_after_chunk_s(acted: Make, save: Make) -> None:
+    """30 Steps, 30 Actions and 2 Weights, 1/60 s apart, take 1.03 s. That makes 3 chunks of CHUNK_S."""
     path = save("a.mcap", entries_of(acted(30)))
     path.write_bytes(path.read_bytes()[:-1])
     mended = path.with_name("mended.mcap")
@@ -434,7 +434,7 @@ def test_parts_form_one_session_and_repeated_messages_count_once(acted: Make, sa
 
 
 def test_parts_may_be_given_in_any_order(make_step: Make, tmp_path: Path, rng: Any) -> None:
-    """A shell sorts the eleventh part before the third. Each part repeats the weights, which must count once."""
+    """A shell sorts part 11 before part 3. Each part repeats the weights, but the weights must count once."""
     whole, split = Publisher(tmp_path / "whole.mcap"), Publisher(tmp_path / "a.mcap", split_s=0.45)
     for it in (whole, split):
         for number in range(12):

@@ -1,4 +1,4 @@
-"""The Minari export, read with the minari package."""
+"""Read exported datasets with the minari package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SESSIONS = Path(__file__).parent.parent / "replay" / "sessions"
 
 @pytest.fixture
 def export(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Returns a function that exports a recording and loads the result by name, with the printed counts."""
+    """Returns a function that exports a recording. The function returns the loaded dataset and the printed counts."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
 
     def run(path: Path, *options: str, name: str) -> tuple[Any, dict[str, int]]:
@@ -39,7 +39,7 @@ def export(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Make
 
 
 def steps(make_step: Make, **fields: Any) -> list[Step]:
-    """Two robots and 13 Steps. Step 8 is lost. Robot 0 terminates at 5, robot 1 is truncated at 11."""
+    """13 Steps of two robots. Step 8 is lost. Robot 0 terminates at Step 5, robot 1 is truncated at Step 11."""
     made = []
     for number in range(13):
         phase = [Phase.MID, Phase.MID]
@@ -83,7 +83,7 @@ def test_recorded_episodes_are_exported_and_cut_where_a_step_is_lost(
     hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
     path = save("a walk.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
     dataset, counts = export(path, name="a_walk-v0")
-    # Robot 0: 0 to 5, 6 to 7, 9 to 12. Robot 1: 0 to 7, 9 to 11, and 12 alone. Transitions: one fewer than Steps.
+    # Steps of episodes: robot 0: 0-5, 6-7, 9-12; robot 1: 0-7, 9-11, and only 12. N Steps are N - 1 transitions.
     assert counts == {"episodes": 5, "whole": 1, "steps": 5 + 1 + 3 + 7 + 2, "missed": 1, "gaps": 1, "alone": 1}
     assert (dataset.total_episodes, dataset.total_steps) == (5, 18)
     about = list(dataset.storage.get_episode_metadata(range(5)))
@@ -107,7 +107,7 @@ def test_recorded_episodes_are_exported_and_cut_where_a_step_is_lost(
     assert first.rewards.tolist() == [1, 2, 3, 4, 5]
     assert first.actions.tolist() == [[number / 8, 0] for number in range(1, 6)]
     assert first.infos["weights_version"].tolist() == [0, 0, 0, 0, 1, 1]
-    assert dataset.action_space.high.tolist() == [3.0, 0.5]  # of the channels left and right
+    assert dataset.action_space.high.tolist() == [3.0, 0.5]  # limits of the channels left and right
     assert dataset.observation_space.low.tolist() == [-5.0] * 3
     metadata = dataset.storage.metadata
     assert "1 Steps missing in 1 places" in metadata["description"]
@@ -117,7 +117,7 @@ def test_recorded_episodes_are_exported_and_cut_where_a_step_is_lost(
 
 @pytest.mark.parametrize(("name", "robots"), [("walkers", 4), ("pendulum", 1), ("tampered", 3)])
 def test_a_real_recording_is_exported_bit_exactly(name: str, robots: int, export: Make) -> None:
-    """Every number equals the number in the Step with the same identity. No Step is missing and none appears twice."""
+    """Every exported number equals the number in its Step. No Step is missing and no Step appears twice."""
     path = SESSIONS / f"{name}.mcap"
     dataset, counts = export(path, "--dataset", f"mine/{name}-v3", name=f"mine/{name}-v3")
     recorded = {
@@ -140,7 +140,7 @@ def test_a_real_recording_is_exported_bit_exactly(name: str, robots: int, export
     assert len({(source, robot) for source, _, _, robot in made}) == robots
     moved = examine(path)["robot_steps"]
     lost = moved["mid"] + moved["terminated"] + moved["truncated"] - counts["steps"]
-    # The first Step after a gap and a late Step have no Step before them.
+    # The first Step after a gap has no previous Step, so it gives no transition. The same holds for a late Step.
     assert lost == robots * (counts.get("gaps", 0) + counts.get("late", 0))
     assert dataset.recover_environment().observation_space.shape == dataset.observation_space.shape
 

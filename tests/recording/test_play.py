@@ -1,4 +1,4 @@
-"""Playing a recording follows the recorded times, and live nodes see no difference from real peers."""
+"""Playing follows the recorded times. To a live node, the player looks like a real peer."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def recorded(acted: Make, save: Make, spec: RobotSpec) -> Path:
-    """A recording of two robots of sim-0: their Hello, then 30 Steps at 60 messages a second."""
+    """A recording of two robots of sim-0: a Hello, then 30 Steps, at 60 messages per second."""
     hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
     path: Path = save("a.mcap", entries_of([("sim-0", hello), *acted(30)]))
     return path
 
 
 def test_the_schedule_follows_start_duration_and_rate(acted: Make) -> None:
-    """Entries are 0.1 s apart. Starting at 0.25 s for 0.5 s at double rate selects those from 0.3 s to 0.7 s."""
+    """Entries are 0.1 s apart. Start 0.25 s and duration 0.5 s select 0.3 s to 0.7 s, at double rate."""
     entries = entries_of(acted(10), SECOND // 10)
     begin = entries[0].received
     every = [round(t, 6) for t, _ in scheduled(iter(entries), begin)]
@@ -51,10 +51,10 @@ def test_the_schedule_follows_start_duration_and_rate(acted: Make) -> None:
     assert [t for t, _ in scheduled(iter(entries[:2]), begin + SECOND)] == [0.0, 0.0]  # somebody set the clock back
 
 
-def test_start_is_measured_from_the_beginning_of_the_recording(
+def test_start_counts_from_the_beginning_of_the_recording(
     acted: Make, save: Make, spec: RobotSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Entries 0.1 s apart: Hello at 0 s, Weights at 0.1 s, and Weights again at 1.2 s, after ten other messages."""
+    """Entries are 0.1 s apart: a Hello at 0 s, Weights at 0.1 s, ten other messages, and Weights at 1.2 s."""
     hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
     path = save("b.mcap", entries_of([("sim-0", hello), *acted(10)], SECOND // 10))
     played: list[tuple[float, int]] = []
@@ -74,8 +74,8 @@ def test_start_is_measured_from_the_beginning_of_the_recording(
 def test_batched_messages_are_played_at_their_publication_times(acted: Make, save: Make) -> None:
     """Steps and Actions alternate, 10 ms apart, and arrive in batches every 100 ms.
 
-    The last Step of a batch is published at 80 and received at 100: the shortest delay is 20 ms. The last Action is
-    published at 90 and received at 105: 15 ms. The policy server's clock is an hour ahead.
+    Of each batch, the last Step is published at 80 ms and received at 100 ms, so the shortest delay is 20 ms. The last
+    Action is published at 90 ms and received at 105 ms: 15 ms. The policy server's clock is one hour ahead.
     """
     ms, messages = SECOND // 1000, [item for item in acted(20) if isinstance(item[1], Step | Action)]
     handfuls, expected = [], []
@@ -91,7 +91,7 @@ def test_batched_messages_are_played_at_their_publication_times(acted: Make, sav
 
 
 def test_a_monitor_receives_a_robots_hello_once(acted: Make, save: Make, spec: RobotSpec, monkeypatch: Any) -> None:
-    """The player sends the Hello first. It must not send the Hello again if the recorder received the Hello late."""
+    """The player sends the Hello first. If the recorder received the Hello late, the player must not repeat it."""
     hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
     first, *others = entries_of([("sim-0", hello), *acted(5)])
     session = Session([save("late.mcap", [replace(first, published=first.published - SECOND // 5), *others])])
@@ -113,7 +113,7 @@ def test_a_monitor_receives_a_robots_hello_once(acted: Make, save: Make, spec: R
 
 
 def test_a_clock_change_does_not_reorder_the_messages_of_one_node(acted: Make, save: Make) -> None:
-    """The clock goes back by an hour after ten Steps. Later Steps play at most 0.5 s before they were received."""
+    """After ten Steps the clock is set back by one hour. Later Steps play at most 0.5 s before their receive time."""
     steps = entries_of([item for item in acted(20) if isinstance(item[1], Step)])
     jumped = [replace(step, published=step.published - 3600 * SECOND * (n >= 10)) for n, step in enumerate(steps)]
     played = list(Session([save("jump.mcap", jumped)]).timed())
@@ -132,7 +132,7 @@ def test_pause_stops_the_clock() -> None:
     assert pause.now() == pause.now()
 
 
-def test_the_topics_that_can_be_played() -> None:
+def test_each_link_plays_its_topics() -> None:
     assert playable() == {
         "step": [("policy", False), ("learner", False)],
         "action": [("policy", True)],
@@ -143,7 +143,7 @@ def test_the_topics_that_can_be_played() -> None:
 
 
 def drive(player: Player, other: Bus, until: Callable[[list[Any]], bool]) -> list[Any]:
-    """Receive on both ends until a condition holds for what the other end received. Fails after a deadline."""
+    """Receive on both ends until ``until`` is true for the messages that ``other`` received. Fails at a deadline."""
     got: list[Any] = []
     deadline = time.monotonic() + 20
     while not until(got):
@@ -154,7 +154,7 @@ def drive(player: Player, other: Bus, until: Callable[[list[Any]], bool]) -> lis
 
 
 def test_a_live_policy_server_answers_as_recorded(recorded: Path, tmp_path: Path) -> None:
-    """With the same weights and noise, the server repeats the recorded actions bit for bit."""
+    """With the same weights and noise, the server sends the recorded actions, bit for bit."""
     session = Session([recorded])
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()
@@ -181,7 +181,7 @@ def test_a_live_policy_server_answers_as_recorded(recorded: Path, tmp_path: Path
     server.close()
 
 
-def test_a_later_loop_plays_a_later_incarnation_under_the_new_name(recorded: Path, tmp_path: Path) -> None:
+def test_each_loop_plays_a_later_incarnation_under_the_new_name(recorded: Path, tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()
     server.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
@@ -201,7 +201,7 @@ def test_a_later_loop_plays_a_later_incarnation_under_the_new_name(recorded: Pat
 
 
 def test_weights_are_played_to_a_live_policy_server(recorded: Path, tmp_path: Path) -> None:
-    """Here the player acts as the learner."""
+    """The player takes the place of the learner."""
     session = Session([recorded])
     endpoint = f"ipc://{tmp_path}/learner"
     player = Player(session, ["weights"], {"learner": endpoint}, {})
@@ -218,7 +218,7 @@ def test_weights_are_played_to_a_live_policy_server(recorded: Path, tmp_path: Pa
 
 @pytest.mark.usefixtures("recorded")
 def test_the_play_command(tmp_path: Path, command: Callable[..., Any]) -> None:
-    """Plays ten times as fast and skips the first 0.5 s. Later Steps arrive in order."""
+    """Play at ten times the speed without the first 0.5 s. The Steps arrive in order."""
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()
     server.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
@@ -229,7 +229,7 @@ def test_the_play_command(tmp_path: Path, command: Callable[..., Any]) -> None:
         assert time.monotonic() < deadline, player.output()
         got += server.receive(0.05)
     assert player.finish() == 0, player.output()
-    # Message n comes just before n/60 s. The Hello is message 0, Weights are 1 and 32: 30 is Step 14, 33 is Step 15.
+    # Message n comes just before n/60 s. Message 0 is the Hello; 1 and 32 are Weights; 30 is Step 14; 33 is Step 15.
     sequences = [m.sequence for _, m in got if isinstance(m, Step)]
     assert sequences == list(range(15, 30))
     assert all(isinstance(origin, Peer) for origin, _ in got)
@@ -275,7 +275,7 @@ def test_wrong_options_give_a_one_line_error(
 def test_a_server_that_disappears_is_an_error(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Playing to it then fails, even if the queue accepts the messages."""
+    """The player must report the lost server even if the queue accepts the messages."""
     monkeypatch.setattr(play, "PEER_TIMEOUT", 2.0)
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()
@@ -300,4 +300,6 @@ def test_two_publishers_may_swap_names(recorded: Path) -> None:
     remap = ["policy=sim-0", "sim-0=policy"]
     session = Session([recorded])
     assert play._renamed(remap, session, ["step", "action"]) == {"policy": "sim-0", "sim-0": "policy"}
-    assert play._renamed(["sim-0=policy"], session, ["step"]) == {"sim-0": "policy"}  # not played
+    assert play._renamed(["sim-0=policy"], session, ["step"]) == {
+        "sim-0": "policy"
+    }  # only Steps are played, so the name "policy" is free

@@ -1,4 +1,4 @@
-"""``td3-robot record``: messages about its options and about a full disk."""
+"""Error and log messages of ``td3-robot record`` about its options and about a full disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FULL = "No space left on device"
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Returns ``record(*options)``, which runs the command in this process and returns its exit code.
 
-    Nobody connects to the recorder, and it stops at once.
+    No node connects to the recorder, and the recorder stops immediately.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # pytest handles the signals
@@ -75,7 +75,7 @@ class FullDisk(writer._File):
 def test_a_full_disk_is_reported_once_with_a_remedy(
     record: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The chunk that is due after a second and the index at the end both fail."""
+    """Writing fails twice: for the chunk after one second, and for the index at the end."""
     monkeypatch.setattr(writer, "_File", FullDisk)
 
     def spin(node: Node, core: Recorder, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""The recorder: what it stores, when it starts a new file, and which last seconds its ring keeps."""
+"""Test which messages the recorder stores, when it starts a new file, and which seconds its ring keeps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def weights(version: int) -> Weights:
 
 
 def test_each_file_of_a_split_by_time_starts_with_the_newest_weights(make: Make, make_step: Make) -> None:
-    """A message each 0.1 s and files of 1 s: the eleventh message is the first of the second file."""
+    """There is a message every 0.1 s and a file lasts 1 s, so message 11 is the first message of the second file."""
     it = make(split_s=0.95)
     it.publish(weights(1), weights(2), weights(3), *(make_step(n) for n in range(12)))
     it.recorder.close(it.now)
@@ -38,8 +38,8 @@ def test_each_file_of_a_split_by_time_starts_with_the_newest_weights(make: Make,
     assert first + second == list(range(12))
     assert it.recorder.counters["messages"] == 15
     assert len(list(Session(it.recorder.files).entries())) == 15
-    # A part's time range ignores the older weights that it repeats. The Step that closes the first file is
-    # published at 0.9 or 1.0 s, and the last Step at 1.4 s.
+    # The time range of a file does not include the repeated older weights. The last Step of the first file is
+    # published at 0.9 or 1.0 s. The last Step of all is published at 1.4 s.
     first_file, second_file = (Session([path]) for path in it.recorder.files)
     assert first_file.begin == BEGIN
     assert first_file.end <= second_file.begin
@@ -47,21 +47,21 @@ def test_each_file_of_a_split_by_time_starts_with_the_newest_weights(make: Make,
     assert 0.3 < examine(second_file.paths[0])["duration_s"] < 0.6
 
 
-def test_splitting_by_size(make: Make, make_step: Make, rng: Any) -> None:
+def test_a_recording_is_split_by_size(make: Make, make_step: Make, rng: Any) -> None:
     it = make(split_mb=0.02)
     for number in range(60):
         it.publish(make_step(number, 40, observation=rng.normal(size=(40, 3)).astype("f4")))
     it.recorder.close(it.now)
     assert len(it.recorder.files) >= 2
     assert [number for file in it.sequences() for number in file] == list(range(60))
-    # A file may exceed the limit by its last chunk: at most half a second, five messages of about 1 kB.
+    # A file may exceed the limit by one chunk: at most 0.5 s, which is five messages of about 1 kB.
     assert all(path.stat().st_size < 40_000 for path in it.recorder.files)
 
 
 def test_the_ring_writes_the_last_seconds_on_request(make: Make, make_step: Make) -> None:
-    """Of 40 Steps in 4 s, the ring keeps the last 1 s (received after 3.0 s) and the earlier weights.
+    """There are 40 Steps in 4 s. The ring keeps the Steps received after 3.0 s, and the newest weights before them.
 
-    The file also holds the next 0.5 s, because earlier messages may still be on their way.
+    The file also holds the 0.5 s after the request, because earlier messages may be in transit.
     """
     it = make(ring_s=1.0)
     it.publish(weights(1), *(make_step(n) for n in range(40)))
@@ -75,7 +75,7 @@ def test_the_ring_writes_the_last_seconds_on_request(make: Make, make_step: Make
     assert 44 <= steps[-1] <= 45
     assert 29 <= steps[0] <= 30
     assert it.sequences("weights") == [[0]]
-    assert 1.4 < examine(it.recorder.files[0])["duration_s"] < 1.7  # the weights do not count
+    assert 1.4 < examine(it.recorder.files[0])["duration_s"] < 1.7  # the time range does not include the weights
     it.recorder.close(it.now)
     assert len(it.recorder.files) == 1
 
@@ -114,15 +114,15 @@ def test_a_trigger_without_a_ring_logs_that_it_does_nothing(make: Make, caplog: 
     assert caplog.messages == ["SIGUSR1 does nothing without --ring-s: the recorder writes everything at once"]
 
 
-def test_the_ring_writes_once_for_a_fault_and_again_for_the_next(make: Make, make_step: Make) -> None:
+def test_the_ring_writes_one_file_for_a_fault_and_one_for_the_next_fault(make: Make, make_step: Make) -> None:
     it = make(ring_s=1.0)
     failed = Status("sim-0", "failed", "it fell", {}, {})
     it.publish(*(make_step(n) for n in range(20)), failed, failed, *(make_step(n) for n in range(20, 26)))
-    assert len(it.recorder.files) == 1  # the second fault arrives before the first is written
+    assert len(it.recorder.files) == 1  # the second fault arrives before the first file is written
     it.publish(failed, *(make_step(n) for n in range(26, 30)))
     assert len(it.recorder.files) == 1  # the third fault comes less than 1 s after the first
     it.publish(*(make_step(n) for n in range(30, 50)))
-    assert len(it.recorder.files) == 2  # and is written after that second
+    assert len(it.recorder.files) == 2  # the recorder writes the third fault after that second
     it.recorder.close(it.now)
     assert len(it.recorder.files) == 2
     assert [examine(file)["metadata"]["written_because"] for file in it.recorder.files] == ["sim-0 failed: it fell"] * 2
@@ -154,15 +154,15 @@ def test_repeated_and_missing_messages_are_counted(make: Make, make_step: Make) 
     it = make()
     it.publish(make_step(0), make_step(1))
     it.sequence["step"] = 0
-    it.publish(make_step(1))  # 1 again
+    it.publish(make_step(1))  # repeats Step 1
     it.sequence["step"] = 4
-    it.publish(make_step(5))  # 5 after 1
+    it.publish(make_step(5))  # Steps 2 to 4 are missing
     it.recorder.close(it.now)
     assert it.sequences() == [[0, 1, 5]]
     assert (it.recorder.counters["repeated"], it.recorder.counters["missed"]) == (1, 3)
 
 
-def test_no_file_is_overwritten(tmp_path: Path, make: Make) -> None:
+def test_the_recorder_overwrites_no_file(tmp_path: Path, make: Make) -> None:
     (tmp_path / "a.mcap").write_text("precious")
     (tmp_path / "a_1.mcap").write_text("too")
     assert free_name(tmp_path / "a.mcap").name == "a_2.mcap"

@@ -1,4 +1,4 @@
-"""The ROS 2 file, read with the mcap package and the message types of rosbags."""
+"""Read the exported ROS 2 file with the mcap package and the message types of rosbags."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def converted(make_step: Make, save: Make, tmp_path: Path) -> Path:
-    """Two robots with a knee and a hip; the hip has no velocity channel."""
+    """The ROS 2 file for two robots with a knee and a hip. The hip has no velocity channel."""
     spec = RobotSpec(
         "Leg",
         tuple(Channel(name, "rad", -5.0, 5.0) for name in ("knee.position", "knee.velocity", "hip.position")),
@@ -53,7 +53,7 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def test_joint_states(converted: Path) -> None:
+def test_joint_states_hold_the_recorded_values(converted: Path) -> None:
     found = read(converted)
     assert set(found) == {"/leg_1/robot_0/joint_states", "/leg_1/robot_1/joint_states", "/diagnostics"}
     second = found["/leg_1/robot_1/joint_states"]
@@ -67,7 +67,7 @@ def test_joint_states(converted: Path) -> None:
 
 
 def test_the_bytes_of_a_joint_state_match_a_hand_calculation(converted: Path) -> None:
-    """CDR, little-endian: 4 bytes of encapsulation, int32 sec, uint32 nanosec, then strings with length and zero."""
+    """The bytes are little-endian CDR: 4 header bytes, int32 sec, uint32 nanosec, strings with length and zero."""
     with converted.open("rb") as file:
         [data] = [
             m.data
@@ -93,7 +93,7 @@ def test_a_missing_rosbags_package_is_reported_with_the_install_command(
     assert "needs rosbags.typesys, which is not installed; pip install 'td3-robot[ros2]'" in capsys.readouterr().err
 
 
-def test_diagnostics(converted: Path) -> None:
+def test_diagnostics_hold_the_recorded_values(converted: Path) -> None:
     (status,) = read(converted)["/diagnostics"].status
     assert int(np.uint8(status.level)) == 2
     assert (status.name, status.message) == ("leg-1", "failed: it fell")

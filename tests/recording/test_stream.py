@@ -1,4 +1,4 @@
-"""Statistics of one topic of one publisher, measured with the publisher's clock, which may be set."""
+"""Statistics of one stream (one topic of one publisher). The publisher's clock may be set during the stream."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MS = SECOND // 1000
 
 @pytest.mark.parametrize("jump", [0, 3600 * SECOND, -3600 * SECOND])
 def test_rate_and_longest_gap_of_messages_that_arrive_in_batches(jump: int) -> None:
-    """100 messages at 50 Hz, with a pause of 1 s after half of them, arrive every 100 ms, the first ones 150 ms late.
+    """100 messages at 50 Hz have a pause of 1 s in the middle. A batch arrives every 100 ms, at first 150 ms late.
 
-    The publisher's clock jumps at message 60. 99 intervals of 20 ms and the pause are 2.98 s: 33.22 Hz. The interval
-    with the jump is known only to within half a second.
+    The publisher's clock jumps at message 60. 99 intervals of 20 ms and the pause are 2.98 s, which gives 33.22 Hz.
+    The length of the interval with the jump is known with an error of up to 0.5 s.
     """
     stream = None
     for number in range(100):

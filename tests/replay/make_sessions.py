@@ -1,12 +1,12 @@
-"""Make the recorded sessions that `test_sessions.py` replays:
+"""Make the recorded sessions that `test_sessions.py` replays.
 
     python tests/replay/make_sessions.py [NAME …]
 
 Two sessions are trainings with real processes; in one of them the policy server is killed. Four run in one process
 with a simulated clock and simulated links, so that messages can be lost or late and deadlines can be missed.
 
-Make them again when the protocol changes. If only behaviour changes on purpose, `td3-robot replay FILE --update`
-shows the change and stores it.
+If the protocol changes, make the sessions again. If only the behaviour changes on purpose,
+`td3-robot replay FILE --update` shows the change and stores it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PENDULUM = ("task=gymnasium:Pendulum-v1", "evaluation.every=0", *SMALL)
 
 
 def walkers(target: Path) -> None:
-    """Lock-step with two simulators of two robots each, and with evaluations. Every episode ends with a fall."""
+    """Train in lock-step with evaluations and two simulators of two robots each. Every episode ends with a fall."""
     overrides = ("simulators=2", "robots=2", "learner.learning_starts=100", "evaluation.every=200")
     run = Training(target.parent, 400, *SMALL, *overrides, "evaluation.episodes=1", "timing=lockstep")
     run.finish()
@@ -64,7 +64,7 @@ def pendulum(target: Path) -> None:
 
 
 def tampered(target: Path) -> None:
-    """Three robots in real time: Step 20 comes after Step 21, the policy server pauses, Step 60 is lost."""
+    """Three robots run in real time. Step 20 comes after Step 21, the policy server pauses, and Step 60 is lost."""
     overrides = ("pacing.mode=realtime", "robots=3", "learner.learning_starts=60", "learner.replay_ratio=0.2")
     stage = Stage(target, configuration.load("walker2d", [*PENDULUM, *overrides, "total_steps=210"]))
     tamper(stage.bus(stage.policy), stage.bus(stage.learner), lost=60, late=20)
@@ -74,9 +74,10 @@ def tampered(target: Path) -> None:
 
 
 def faulted(target: Path) -> None:
-    """A robot in real time. Its policy server and then the robot pause until a watchdog fires. An operator commands.
+    """One robot runs in real time. The policy server and later the robot pause too long. An operator sends commands.
 
-    One period is 1/30 s. Deadlines are 100 ms, so a pause of 8 periods is a fault. It ends 100 ms after the pause.
+    One period is 1/30 s and deadlines are 100 ms, so a pause of 8 periods is a fault. The fault ends 100 ms after the
+    pause.
     """
     overrides = ("pacing.mode=realtime", "learner.learning_starts=40", "learner.replay_ratio=0.2", "total_steps=180")
     safety = (
@@ -131,7 +132,7 @@ def commander(stage: Deployed) -> Callable[..., Act]:
 
 
 def deployed(target: Path) -> None:
-    """A robot and its policy server with every safety setting, and every fault of the two."""
+    """A robot and its policy server use every safety setting and have every fault."""
     safety = (
         "safety.limits=[-0.6, 0.6]",
         "safety.rate=12",
@@ -143,7 +144,7 @@ def deployed(target: Path) -> None:
         "safety.action_deadline_ms=100",
         "safety.recovery_ms=40",
     )
-    script = {  # at least one control period of 20 ms, so that each covers an observation
+    script = {  # each fault lasts at least one control period (20 ms), so that it covers an observation
         "nan": (600, 660),
         "frozen": (1200, 1500),
         "out of range": (2000, 2020),
@@ -201,14 +202,16 @@ def restarted(target: Path) -> None:
     def serve(policy: Bundle | None = None) -> Act:
         return lambda: stage.serve(policy, safety_state=(kept or [SafetyState()])[-1] if policy else None, learner=True)
 
-    first = replace(leg_policy(0, 1), safety=SafetyConfig(rate=12))  # applies to the learner's policies too
+    first = replace(
+        leg_policy(0, 1), safety=SafetyConfig(rate=12)
+    )  # these settings also apply to the learner's policies
     second = replace(leg_policy(6, 6), safety=SafetyConfig(rate=8))
     other_leg = replace(LEG, actions=(replace(LEG.actions[0], high=2.0),))
     foreign = replace(leg_policy(3, 3), spec=other_leg).encode()
     acts: list[tuple[int, Act]] = [
         (0, stage.drive),
         (600, serve(first)),
-        # Weights: valid ones, with a wrong hash, of another robot, not newer; while frozen, after a roll-back.
+        # Weights: valid, with a wrong hash, for another robot, not newer, during a freeze, after a rollback.
         (900, learn(2)),
         (1000, learn(3, sha256="0" * 64)),
         (1050, learn(3, payload=foreign, sha256=sha256(foreign))),
@@ -238,7 +241,7 @@ def restarted(target: Path) -> None:
         (2850, lambda: stage.end("leg")),
         (2900, stage.drive),
         (3000, say("activate", "leg")),
-        # A driver may stop all robots, and nothing else.
+        # A driver may stop all robots. It may send no other command.
         (3050, lambda: stage.join("arm")),
         (3100, say("deactivate", by="arm")),
         (3120, say("estop", "leg", by="arm")),
@@ -247,14 +250,14 @@ def restarted(target: Path) -> None:
         (3250, lambda: stage.end("arm")),
         (3300, say("reset")),
         (3350, say("activate")),
-        # The server is killed while inactive, after a policy was rolled back. The robot stops itself meanwhile.
+        # After a rollback, the server is killed while inactive. The robot then reports an emergency stop.
         (3550, say("rollback")),
         (3600, say("deactivate")),
         (3650, kill),
         (3850, serve(learnt_policy(8))),
         (4000, say("reset")),
         (4050, say("activate")),
-        # The server is killed under a stop of all, a stop of one robot, and a stop of an absent robot.
+        # The server is killed during a stop of all robots, of one robot, and of a robot that is not connected.
         (4250, say("estop", "leg")),
         (4270, say("estop", "nobody")),
         (4300, say("estop")),
@@ -268,7 +271,7 @@ def restarted(target: Path) -> None:
         (4850, say("deactivate")),
         (4900, say("shutdown")),
         (4950, kill),
-        # A server without a deployed policy. When the first weights come, the newest Step is too old for an answer.
+        # The server starts without a policy. When the first weights arrive, the newest Step is too old for an answer.
         (5000, stage.drive),
         (5000, serve()),
         (5340, learn(9)),
@@ -303,7 +306,7 @@ def main(names: list[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / f"{name}.mcap"
             SESSIONS[name](made)
-            # Check the recording as made, before --update: the update must only add transitions.
+            # Check the recording before --update, because --update must only add transitions.
             for words in ((), ("--update",)):
                 if code := td3_robot(["replay", str(made), *words]):
                     return code

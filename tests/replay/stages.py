@@ -1,4 +1,4 @@
-"""Recorded runs for the replay tests: in one process with a simulated clock and links, or as real processes."""
+"""Recorded runs for the replay tests, in one process with a simulated clock and links or as real processes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Training:
             raise RuntimeError(output)
 
 
-OFFERS = {"offers": sorted(kind.NAME for kind in RECORDED)}  # as every node announces
+OFFERS = {"offers": sorted(kind.NAME for kind in RECORDED)}  # every node announces these topics
 
 
 class _AtOnce(Tap):
@@ -98,7 +98,7 @@ class Tape:
         self._begin = time.time_ns()
 
     def of(self, publisher: str, incarnation: int = 0) -> Tap:
-        """Return the tap that records this start of the named node."""
+        """Return the tap that records the named node with this incarnation."""
         session = ClientLink("recorder", hello("node", publisher, client=0), (), state="welcome")
         session.sent(0.0)
         return _AtOnce(
@@ -167,7 +167,7 @@ class Stage:
         return MemoryBus(self._run.network, self._run.clock)
 
     def turns(self) -> Iterator[int]:
-        """Advance the clock by one turn at a time until the learner is done. Yields the number of published Steps."""
+        """Advance the clock turn by turn until the learner ends. Yields the number of published Steps."""
         while not self.learner.done:
             self.tape.now += 5_000_000
             yield self.robot.counters["steps"]
@@ -203,10 +203,10 @@ def leg_policy(seed: int, version: int, scale: float = 1.5) -> Bundle:
 
 
 class ScriptedLeg(Robot):
-    """A leg that swings by itself. Its script tells which faults occur, and when.
+    """A leg that swings by itself and ignores actions. Its script lists the faults and their times.
 
     Args:
-        script: for each fault, its begin and end (ms).
+        script: begin and end of each fault, in ms.
         clock: returns the time in ms.
     """
 
@@ -248,8 +248,8 @@ class Deployed:
     """A deployed policy server, its learner, drivers and an operator in one recorded process. A turn is 5 ms.
 
     Args:
-        config: for the policy server and the recorder.
-        of_driver: for the drivers.
+        config: configuration of the policy server and the recorder.
+        of_driver: configuration of the drivers.
         script: the faults of the leg.
     """
 
@@ -280,7 +280,7 @@ class Deployed:
         return self._policy
 
     def serve(self, bundle: Bundle | None, *, safety_state: SafetyState | None = None, learner: bool = False) -> None:
-        """Start the policy server, with or without its learner. It receives the messages in its queue at once."""
+        """Start the policy server, with or without its learner. The server immediately receives its queued messages."""
         start, now = self._starts["policy"], self.tape.now * 1e-9
         core = self._policy = policy_core.make(self._config, "policy", exploring=learner)
         settings: dict[str, Any] = {"exploring": learner, "frozen": False}
@@ -311,7 +311,7 @@ class Deployed:
         self._begin("leg", "driver", self._of_driver, {"learner": False, "spec": LEG.describe()}, (recorded, bus))
 
     def join(self, name: str) -> None:
-        """Connect a driver without a core, under another name. The test sends its messages."""
+        """Connect a driver that has another name and no core. The test sends its messages."""
         self._nodes[name] = None, self._client(name, 7)[0]
 
     def _client(self, name: str, client: int) -> tuple[MemoryBus, Tap]:
@@ -321,7 +321,7 @@ class Deployed:
         return bus, self._tap(name, bus)
 
     def end(self, name: str, *, bye: bool = True) -> None:
-        """End a node: orderly with a Bye, or killed without one."""
+        """End a node with a Bye, or without a Bye as if it were killed."""
         _, bus = self._nodes.pop(name)
         if bye:
             bus.send("policy", Bye("stopped"))
@@ -365,7 +365,7 @@ class Deployed:
 
 
 def repeat(server: MemoryBus, until: Callable[[], bool]) -> None:
-    """Deliver the next Step to the server again and again, in place of all later Steps, until a condition holds."""
+    """Deliver the next Step in place of each later Step, until ``until`` is true."""
     deliver = server.deliver
     held: list[Frames] = []
 
@@ -379,7 +379,7 @@ def repeat(server: MemoryBus, until: Callable[[], bool]) -> None:
 
 
 def tamper(*servers: MemoryBus, lost: int, late: int) -> None:
-    """On the links to these servers, drop one Step and deliver another one after its successor."""
+    """On the links to these servers, drop Step ``lost``, and deliver Step ``late`` after the next Step."""
     for server in servers:
         _tamper(server, server.deliver, lost, late)
 

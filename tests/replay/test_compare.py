@@ -1,4 +1,4 @@
-"""The comparison finds every kind of change that these tests plant."""
+"""The comparison finds every kind of changed message."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_nan_is_found() -> None:
 
 
 def test_infinity_is_found() -> None:
-    """An expected infinity also differs from every other value: no tolerance is large enough."""
+    """If infinity is expected, every other value is a difference, with any tolerance."""
     infinite, other = with_action(actions(), 4, float("inf")), with_action(actions(), 4, float("-inf"))
     for expected, got in ((actions(), infinite), (infinite, actions()), (infinite, other), (other, infinite)):
         for result in both(expected, got):
@@ -138,7 +138,7 @@ def test_flags_texts_maps_and_bytes_are_compared_exactly(make_step: Make) -> Non
 
 
 def test_a_difference_inside_a_map_is_located() -> None:
-    """The location names the deepest level at which both maps have the same keys. A missing key is reported there."""
+    """The report names the deepest map that both messages have, and the key that is missing or different in it."""
     held = {"stopped": [], "held": {"leg": "a stop", "arm": "nan"}}
     for other, field, got in (
         ({"stopped": [], "held": {"leg": "a stop", "arm": "inf"}}, "latches[held][arm]", "'inf'"),
@@ -162,7 +162,7 @@ def test_an_empty_list_differs_from_messages() -> None:
 
 
 def test_plot_shows_where_the_error_is() -> None:
-    """600 messages in 60 columns. The one error is at message 300, so column 30 has full height."""
+    """The plot shows 600 messages in 60 columns. The only error is at message 300, so column 30 has full height."""
     errors = [0.0] * 600
     errors[300] = 2.0
     lines = plot(errors)

@@ -1,4 +1,4 @@
-"""Replay of a learner whose configuration no shipped session has."""
+"""Replay a learner with a configuration that is not in the stored sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from tests.replay.stages import Stage
 
 
 def test_a_lock_step_session_with_a_replay_file_and_n_step_returns_replays(tmp_path: Path) -> None:
-    """The learner that only stores runs free-running, and there ``replay_storage: file`` and ``n_step`` 3 conflict."""
+    """This configuration is valid only in lock-step, but replay also makes a free-running learner from it.
+
+    That learner only stores transitions. In free-running, ``replay_storage: file`` and ``n_step`` 3 conflict.
+    """
     overrides = ("learner.replay_storage=file", "learner.n_step=3", "learner.learning_starts=20", "timing=lockstep")
     target = tmp_path / "session.mcap"
     stage = Stage(target, configuration.load("walker2d", [*PENDULUM, *overrides, "total_steps=60"]))

@@ -1,4 +1,4 @@
-"""Replay reports what a recording lacks or has wrong, and compares nothing beyond it."""
+"""Replay reports missing and invalid messages of a recording, and compares nothing after them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ ALL_ACTIONS = Session([DEPLOYED]).counts["policy", 0, "action"]
 Change = Callable[[Entry], Entry | None]
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(overflow|invalid value):RuntimeWarning"
-)  # the session loads a policy of 1e30
+)  # the session loads a policy with weights of about 1e30
 
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Callable[..., Session]:
-    """Returns ``changed(CHANGE, METADATA)``: the deployed session with each entry changed or left out."""
+    """Returns ``changed(CHANGE, METADATA)``, which copies the deployed session. CHANGE changes or drops each entry."""
 
     def make(change: Change, metadata: Mapping[str, str] | None = None) -> Session:
         session = Session([DEPLOYED])
@@ -64,7 +64,7 @@ def test_a_missing_turn_ends_the_comparison(changed: Callable[..., Session]) -> 
     assert report.turns == 600
     assert 4 < states < ALL
     assert any("turn 600 is not recorded" in note for note in report.notes)
-    # The Actions after the gap are not compared: 81 safe ones and 19 of a policy that a Command loaded.
+    # The 100 Actions after the gap are not compared: 81 safe actions and 19 actions of a policy loaded by a Command.
     assert sum(c.compared for c, _ in report.comparisons if c.topic == "action") == ALL_ACTIONS - 100
 
 
@@ -72,7 +72,7 @@ def test_a_missing_turn_ends_the_comparison(changed: Callable[..., Session]) -> 
 def test_the_outputs_of_a_missing_turn_are_no_difference(
     changed: Callable[..., Session], publisher: str, core: str, number: int
 ) -> None:
-    """Only the turn is missing. Its Step or Action is recorded and seems to belong to the turn before."""
+    """Only the turn is missing. Its Step or Action is recorded and seems to belong to the previous turn."""
     (report,) = replay.check(changed(without(publisher, "turn", number)), [core])
     assert report.same
     assert report.turns == number
@@ -81,7 +81,7 @@ def test_the_outputs_of_a_missing_turn_are_no_difference(
 def test_a_missing_output_of_the_last_turn_before_a_gap_is_no_difference(
     changed: Callable[..., Session],
 ) -> None:
-    """A recorder with a full queue misses the outputs of its last turn, and everything after for a while."""
+    """While its queue is full, a recorder loses messages: the outputs of a turn and everything after them."""
     lost: list[Entry] = []
     begun = 0
     for entry in Session([DEPLOYED]).entries(("step", "turn")):
@@ -96,7 +96,7 @@ def test_a_missing_output_of_the_last_turn_before_a_gap_is_no_difference(
     assert report.turns == 601
 
 
-def test_a_missing_step_is_restored_from_the_turn_that_repeats_it(changed: Callable[..., Session]) -> None:
+def test_a_missing_step_is_restored_from_a_turn_that_contains_it(changed: Callable[..., Session]) -> None:
     """A driver may be killed before its Step is recorded."""
     report, states = policy(changed(without("leg", "step", 100)))
     assert report.same
@@ -159,7 +159,7 @@ def test_an_impossible_turn_gives_a_one_line_error(
 def test_an_error_in_the_core_fails_the_replay(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """This holds even for an intended error in a turn without outputs, because the node would end there."""
+    """This also holds for an intended error in a turn without outputs, because the error ends the node."""
 
     def raising(core: PolicyCore, inputs: Sequence[Input], now: float) -> list[Output]:
         outputs = step(core, inputs, now)
@@ -203,7 +203,7 @@ def test_an_invalid_start_gives_a_one_line_error(
 def test_messages_that_an_older_node_did_not_offer_are_compared_only_with_a_reference(
     changed: Callable[..., Session],
 ) -> None:
-    """In a recording from before `told` and `latches`, the Starts do not offer them."""
+    """In a recording that is older than `told` and `latches`, no Start offers these messages."""
 
     def older(it: Entry) -> Entry | None:
         if it.topic != "start":
@@ -224,15 +224,15 @@ def test_messages_that_an_older_node_did_not_offer_are_compared_only_with_a_refe
     reports = replay.check(Session(session.paths), ["policy", "driver"])
     assert {c.topic: c.compared for r in reports for c, _ in r.comparisons}["told"] == 331
     assert all(report.same and not report.notes for report in reports)
-    # For a node that offers a message, its absence is a difference.
+    # If a node offers a message, a missing message is a difference.
     reports = replay.check(changed(silent), ["policy", "driver"])
     assert [c.counts["not expected"] for r in reports for c, _ in r.comparisons if not c.same] == [20, 331]
 
 
-def test_a_reference_uses_the_machine_that_made_it_and_other_messages_the_recordings_machine(
+def test_a_reference_is_compared_for_its_own_machine_and_other_messages_for_the_recordings_machine(
     changed: Callable[..., Session], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The recording is from another machine. An Action that the driver never applied differs in its last bit."""
+    """The recording is from another machine. Actions that the driver did not apply differ in the last bit."""
     host = json.loads(Session([DEPLOYED]).metadata["host"])
     applied = {step.action.tobytes() for _, step in Session([DEPLOYED]).messages([Step.NAME]) if isinstance(step, Step)}
     elsewhere = {"host": json.dumps({**host, "processor": "Abacus 3000"})}
@@ -260,7 +260,7 @@ def test_a_reference_uses_the_machine_that_made_it_and_other_messages_the_record
     exact = [line.partition(": ")[2] for line in lines if line.endswith("the same to the bit")]
     assert exact == [f"policy: {ALL_ACTIONS} action messages the same to the bit"]
     assert sum("driver: " in line and "within tolerance (processor was Abacus 3000" in line for line in lines) > 3
-    # Without that attachment, the recording's machine decides.
+    # Without the attachment that names its machine, the reference is compared for the recording's machine.
     older = session.paths[0].with_name("older.mcap")
     kept = [item for name, item in now.attachments.items() if name != f"made/{reference}"]
     write(older, Facts(now.metadata, kept), now.entries())

@@ -80,7 +80,7 @@ def test_pytest_finds_the_plugin_of_the_installed_package() -> None:
 
 
 def test_a_difference_is_shown_as_the_replay_command_shows_it(project: Path) -> None:
-    """Here the code changes: the policy server's noise is half as large."""
+    """The test changes the code: it halves the noise of the policy server."""
     shutil.copy(RECORDING, project / "tests" / "sessions")
     (project / "tests" / "conftest.py").write_text(
         "from td3_robot.policy.noise import Noise\n"

@@ -1,4 +1,4 @@
-"""Replay passes for unchanged behaviour and reports differences in a readable form."""
+"""Replay passes if the behaviour is unchanged, and reports differences in a readable form."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_policy_actions_are_bit_exact_across_a_change_of_weights(
 
 
 def test_steps_recorded_after_their_action_do_not_matter(acted: Make, save: Make) -> None:
-    """Links are recorded independently. Here each Action comes before its Step."""
+    """The recorder gets each link separately. In this recording, each Action comes before its Step."""
     entries = entries_of(acted(30))
     for at in range(len(entries) - 1):
         if (entries[at].topic, entries[at + 1].topic) == ("step", "action"):
@@ -95,7 +95,7 @@ def test_an_unanswered_step_is_no_difference(acted: Make, save: Make) -> None:
     assert policy(save("a.mcap", entries_of(messages[:last_action]))) == 0
 
 
-def test_update_shows_the_difference_and_then_expects_it(
+def test_update_shows_the_difference_and_then_accepts_it(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     messages = acted(30)
@@ -106,7 +106,7 @@ def test_update_shows_the_difference_and_then_expects_it(
     assert "rewritten, new references: reference/all/action" in text
     assert policy(path) == 0
     assert "30 action messages the same to the bit" in capsys.readouterr().out
-    # The recording holds what other cores received, so it stays unchanged.
+    # The recorded messages stay unchanged, because other cores received them.
     recorded = [entry.payload for entry in entries_of(spoilt(messages, 12, 0.25))]
     assert [entry.payload for entry in Session([path]).entries()] == recorded
     before = path.read_bytes()
@@ -129,7 +129,7 @@ def test_update_of_a_symbolic_link_changes_its_target(acted: Make, save: Make, t
 
 
 def test_update_keeps_everything_else_in_the_file(acted: Make, save: Make) -> None:
-    """Older recorders stored two attachments under one name. The first is read, and both are kept."""
+    """Older recorders stored two attachments under one name. Replay reads the first, and --update keeps both."""
     facts = facts_of_this_machine(Config(), [Attachment("x", "text/plain", data) for data in (b"A", b"B")])
     facts = Facts({**facts.metadata, "host": "{}"}, facts.attachments)
     path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)), facts)
@@ -169,7 +169,7 @@ def test_another_kind_of_machine_is_compared_within_tolerance(
     assert policy(save("b.mcap", entries_of(spoilt(messages, 0, float(value) + 0.01)), facts)) == 1
 
 
-def test_the_difference_between_machines() -> None:
+def test_the_difference_between_machines_is_named() -> None:
     metadata = dict(facts_of_this_machine(Config()).metadata)
     assert machines.difference(metadata, ("numpy",)) is None
     host = json.loads(metadata["host"])
@@ -191,7 +191,7 @@ def test_a_session_with_nothing_to_compare_fails(
 
 
 def test_uncheckable_actions_are_reported(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first weights are not recorded, and 15 Actions need them."""
+    """The first weights are not recorded, so 15 Actions cannot be checked."""
     messages = [item for number, item in enumerate(acted(30)) if number != 0]
     assert policy(save("a.mcap", entries_of(messages))) == 0
     assert "not checked: 15 Actions: their weights are not recorded" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Each test switches one safety feature off, and replay must report it with the Step."""
+"""Each test switches one safety feature off. Replay must report the first Step that differs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SESSIONS = Path(__file__).parent / "sessions"
 Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(overflow|invalid value):RuntimeWarning"
-)  # the session loads a policy of 1e30
+)  # the session loads a policy with weights of about 1e30
 
 
 def first(name: str, core: str) -> list[tuple[str, str, str, str, str]]:
@@ -59,7 +59,7 @@ def test_unchanged_code_shows_no_difference(name: str, core: str) -> None:
     assert report.turns > 900
 
 
-# -- settings: a configuration that lacks or changes one ------------------------------------------------------------
+# -- settings: one setting is missing or changed --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def a_restart_forgets_stops_by_name(patch: Patch) -> None:
 
 
 def without(state: SafetyState, cause: Cause) -> SafetyState:
-    """The state without this cause for holding the server."""
+    """Return the state. Remove the server's fault if the fault has this cause."""
     return dataclasses.replace(state, server=None) if state.server and state.server.cause is cause else state
 
 
@@ -480,10 +480,10 @@ def is_found(patch: Patch, name: str, core: str, mistake: Callable[[Patch], None
         assert field
 
 
-def test_update_accepts_an_intended_change_and_affects_no_other_core(
+def test_update_accepts_an_intended_change_of_one_core_only(
     monkeypatch: Patch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The recording keeps what the other cores received. Only the changed core gets new expected outputs."""
+    """Only the changed core gets new expected outputs. The inputs of the other cores stay as recorded."""
     path = tmp_path / "deployed.mcap"
     path.write_bytes((SESSIONS / "deployed.mcap").read_bytes())
     stops_by_name_do_not_latch(monkeypatch)

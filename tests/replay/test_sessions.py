@@ -1,4 +1,4 @@
-"""Today's cores repeat the recorded sessions, and the sessions together still cover every case in NEEDED."""
+"""The current cores give the outputs of the recorded sessions. The sessions cover every case in NEEDED."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ from td3_robot.transport.tap import RECORDED
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(overflow|invalid value):RuntimeWarning"
-)  # the session loads a policy of 1e30
+)  # the session loads a policy with weights of about 1e30
 FILES = sorted((Path(__file__).parent / "sessions").glob("*.mcap"))
 
 
 TRAINING = {"policy", "simulator", "learner"}
-DEPLOYED = {"policy", "driver", "learner"}  # no learner runs, but its transitions follow from the Steps
+DEPLOYED = {"policy", "driver", "learner"}  # no learner ran; replay makes its transitions from the Steps
 CORES = dict.fromkeys(("faulted", "pendulum", "tampered", "walkers"), TRAINING)
 CORES |= dict.fromkeys(("deployed", "restarted"), DEPLOYED)
 AROUND = {name: {"hello", "welcome", "refused", "bye", "status", "evaluation"} for name in CORES}
-AROUND["deployed"] |= {"weights"}  # a person chose these policies
+AROUND["deployed"] |= {"weights"}  # an operator loaded these policies
 AROUND["restarted"] |= {"weights", "command"}  # a driver without a core sends commands
 
 
@@ -78,8 +78,8 @@ def test_a_recorded_session_replays_without_a_difference(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_part_of_a_session_alone_shows_no_difference(path: Path, tmp_path: Path) -> None:
-    """Each session is recorded again in three parts. The part that lacks the beginning shows no difference either."""
+def test_one_part_of_a_session_shows_no_difference(path: Path, tmp_path: Path) -> None:
+    """Split each session into three parts. Even the parts without the beginning show no difference."""
     whole = Session([path])
     seconds = (whole.end - whole.begin) * 1e-9
     facts = Facts(whole.metadata, [item for item in whole.attachments.values() if item.name == CONFIG])
@@ -101,9 +101,9 @@ def test_a_part_of_a_session_alone_shows_no_difference(path: Path, tmp_path: Pat
 
 
 def test_replay_names_everything_it_does_not_compare() -> None:
-    """Only handshakes and messages of nodes without a core are not compared.
+    """Replay compares all messages except handshakes and messages of nodes without a core.
 
-    On another kind of machine, learned results are not compared either. The report's notes name them.
+    On another kind of machine, replay does not compare learned results. Notes in the report name these results.
     """
     learned = {"weights", "throttle"} if elsewhere() else set()
     for path in FILES:
@@ -149,13 +149,11 @@ class Held:
     late: int = 0
     met_again: int = 0
     servers: set[tuple[str, int]] = field(default_factory=set)
-    states: set[tuple[str, str]] = field(default_factory=set)  # before and after each change
+    states: set[tuple[str, str]] = field(default_factory=set)  # (previous, new) of each change
     stops: int = 0
     rolled_back: int = 0
     unseen: int = 0
-    commands: set[tuple[str, bool, bool]] = field(
-        default_factory=set
-    )  # verb, whether it names a robot, whether the operator sent it
+    commands: set[tuple[str, bool, bool]] = field(default_factory=set)  # (verb, it names a robot, the operator sent it)
     roles: set[str] = field(default_factory=set)
     drivers: int = 0
     resumed: int = 0
@@ -212,23 +210,23 @@ NEEDED: dict[str, Callable[[Held], bool]] = {
     "a swap of weights": lambda it: any(len(versions) > 2 for versions in it.versions.values()),
     "a lost Step": lambda it: it.lost > 0,
     "a late Step": lambda it: it.late > 0,
-    "an action that came too late": lambda it: ActionOrigin.HELD in it.origins,
-    "a reconnect to a policy server that was started again": lambda it: it.met_again > 0 and len(it.servers) > 1,
+    "an action that arrived too late": lambda it: ActionOrigin.HELD in it.origins,
+    "a reconnect to a restarted policy server": lambda it: it.met_again > 0 and len(it.servers) > 1,
     "a safe action": lambda it: ActionOrigin.SAFE in it.origins,
     "a fault": lambda it: ("active", "fault") in it.states,
     "a recovery": lambda it: ("fault", "active") in it.states,
-    "a fault for want of observations": lambda it: it.unseen > 0,
+    "a fault because observations are missing": lambda it: it.unseen > 0,
     "a roll-back": lambda it: it.rolled_back > 0,
     "an emergency stop": lambda it: it.stops > 0,
-    "an operator's emergency stop of all": lambda it: ("estop", False, True) in it.commands,
-    "an operator's emergency stop of one": lambda it: ("estop", True, True) in it.commands,
-    "an emergency stop of a robot": lambda it: (
+    "an operator's emergency stop of all robots": lambda it: ("estop", False, True) in it.commands,
+    "an operator's emergency stop of one robot": lambda it: ("estop", True, True) in it.commands,
+    "an emergency stop that a driver sends": lambda it: (
         it.roles == {"policy", "driver"} and ("estop", False, False) in it.commands
     ),
-    "a stop that outlives a restart of the policy server": lambda it: it.resumed > 0,
-    "a driver that leaves and comes back": lambda it: it.drivers > 1,
+    "a stop that stays in force after a restart of the policy server": lambda it: it.resumed > 0,
+    "a driver that leaves and returns": lambda it: it.drivers > 1,
     "weights that are refused": lambda it: it.refused > 0,
-    "a policy that a person loaded": lambda it: ("load", False, True) in it.commands,
+    "a policy that an operator loaded": lambda it: ("load", False, True) in it.commands,
     "a driver": lambda it: "driver" in it.roles,
     "one robot": lambda it: it.robots == {1},
     "several robots": lambda it: max(it.robots) > 1,
@@ -266,7 +264,7 @@ def only_where_recorded() -> None:
 
 
 def elsewhere() -> str | None:
-    """The report's note that another kind of machine made the sessions, or None on the same kind."""
+    """Return the note that another kind of machine made the sessions, or None on the same kind of machine."""
     notes = (note for path in FILES for report in checked(path) for note in report.notes)
     return next((note for note in notes if "same kind of machine" in note), None)
 
@@ -285,7 +283,7 @@ def differing(name: str, core: str) -> dict[str, int]:
 
 
 def test_a_changed_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One reward of 1046 changes by 0.01, more than the tolerance between machines, 1e-4 (1 + 16.3) = 1.7e-3."""
+    """One of 1046 rewards changes by 0.01. The tolerance between machines is 1e-4 · (1 + 16.3) = 1.7e-3."""
     unchanged, made = VectorEnvironment._continue, itertools.count()
 
     def changed(self: VectorEnvironment, robot: int, outcome: Outcome, action: Any) -> None:
@@ -297,7 +295,7 @@ def test_a_changed_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_changed_policy_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gaussian noise is 0.1 % too large. The uniform warm-up actions stay the same."""
+    """Gaussian noise becomes 0.1 % larger. The uniform warm-up actions stay the same."""
     block = Gaussian.block
     monkeypatch.setattr(Gaussian, "block", lambda self, generator: block(self, generator) * np.float32(1.001))
     (count,) = differing("pendulum", "policy").values()
@@ -305,7 +303,7 @@ def test_a_changed_policy_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_transitions_joined_over_a_gap_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An assembler that takes Step 61 for the successor of 59: three robots, three false transitions."""
+    """A wrong assembler joins Steps 59 and 61. For three robots this gives three false transitions."""
     add = Assembler.add
 
     def changed(self: Assembler, step: Step) -> Any:
@@ -320,7 +318,7 @@ def test_transitions_joined_over_a_gap_are_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_changed_update_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In lock-step the Steps determine every weight, so another learning rate gives another policy."""
+    """Lock-step is deterministic, so another learning rate gives another policy."""
     only_where_recorded()
     update = Training.update
     monkeypatch.setattr(Training, "update", lambda self, _: update(self, 0.9e-3))

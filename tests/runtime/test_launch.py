@@ -1,4 +1,4 @@
-"""Launch descriptions: the processes they expand to, and errors for mistakes in them."""
+"""Test launch descriptions: the processes that they define, and errors about mistakes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def test_processes_of_a_training_follow_the_configuration() -> None:
         "sim-2",
     ]
     recorded = configuration.parse({"record": True})
-    assert next(item.name for item in launch.expand(description, recorded)) == "recorder"  # starts before the others
+    assert (
+        next(item.name for item in launch.expand(description, recorded)) == "recorder"
+    )  # the recorder starts before the others
     assert [item.name for item in launch.expand(description, Config())][-1] == "evaluator"
     assert [item.name for item in launch.expand(description, Config()) if item.row.ends_run] == ["learner"]
 

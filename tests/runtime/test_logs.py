@@ -1,4 +1,4 @@
-"""A log that nobody reads never delays its process."""
+"""A process never waits for its log, even if nobody reads the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import poll_until
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
-    """A pipe of 4 KiB."""
+    """The two ends of a pipe that holds 4 KiB."""
     ends = os.pipe()
     fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 4096)
     yield ends
@@ -40,11 +40,11 @@ def test_lines_are_written_in_their_order(pipe: tuple[int, int]) -> None:
 
 
 def test_without_a_reader_lines_are_dropped_and_counted(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 20 lines of 1 KiB, the pipe holds four, the thread one and the queue three. The last line always fits."""
+    """There are 20 lines of 1 KiB. The pipe holds 4, the thread 1 and the queue 3. The last line is always written."""
     monkeypatch.setattr(logs, "_MOST_WAITING", 3)
     log = logs.LogQueue(pipe[1])
     for number in range(20):
-        if number < 5:  # the thread writes four lines and blocks at the fifth
+        if number < 5:  # the thread writes four lines and blocks at line 5
             poll_until(log.queue.empty, lambda: "the thread takes no line", 60)
         log.handle(record(f"{number}".ljust(1023, ".")))
         if number == 4:
@@ -66,7 +66,7 @@ def test_without_a_reader_lines_are_dropped_and_counted(pipe: tuple[int, int], m
     assert lines[-2:] == ["(12 lines are missing: nobody read them)", "the end"]
 
 
-def test_a_mistake_in_a_log_call_raises_nothing(pipe: tuple[int, int]) -> None:
+def test_a_mistake_in_a_log_call_raises_no_exception(pipe: tuple[int, int]) -> None:
     log = logs.LogQueue(pipe[1])
     log.handle(logging.LogRecord("battery", logging.INFO, __file__, 1, "%.1f V", (None,), None))
     log.flush()
@@ -106,7 +106,7 @@ def test_warnings_go_through_the_log() -> None:
 
 
 def test_an_object_in_place_of_standard_error_gets_the_lines() -> None:
-    """The object has only what a logging.StreamHandler needs."""
+    """The object has only the methods that logging.StreamHandler needs."""
     lines = logged(
         "class Tee:\n"
         "    def write(self, text): old.write(text)\n"
@@ -122,7 +122,7 @@ def test_a_standard_error_closed_by_python_gets_nothing() -> None:
 
 
 def test_a_standard_error_closed_by_the_shell_is_not_an_error(tmp_path: Path) -> None:
-    """The next opened file gets descriptor 2. The log must not write to it."""
+    """The next file that the process opens gets descriptor 2. The log must not write to this file."""
     code = (
         "import sys, logging; from td3_robot.runtime import logs\n"
         f"file = open({str(tmp_path / 'other')!r}, 'w'); assert file.fileno() == 2\n"
@@ -133,7 +133,7 @@ def test_a_standard_error_closed_by_the_shell_is_not_an_error(tmp_path: Path) ->
     assert (tmp_path / "other").read_text() == ""
 
 
-def test_last_words_come_after_the_log() -> None:
+def test_last_words_are_written_after_all_log_lines() -> None:
     lines = logged(
         "logs.begin('leg')\nfor number in range(500): log.info('line %d', number)\nlogs.last_words('leg: the end')"
     )

@@ -1,4 +1,4 @@
-"""The loop around a core: its waiting times, and its behaviour when a queue is full."""
+"""Test the loop around a core: waiting times, and behaviour when a queue is full."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Clock:
 
 
 class FakeBus:
-    """A bus without links: it receives nothing, and sends as many messages as there is ``room`` for."""
+    """A bus without links. It receives nothing, and sends at most ``room`` messages."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -77,7 +77,7 @@ def test_without_a_deadline_the_node_polls_for_the_whole_timeout(node: tuple[Nod
 
 
 def test_node_polls_until_shortly_before_a_deadline_and_then_sleeps(node: tuple[Node, Clock, FakeBus]) -> None:
-    """For a deadline in 70 ms, the node polls 50 ms and 18 ms, sleeps the last 2 ms, then polls without waiting."""
+    """The deadline is in 70 ms. The node polls 50 ms and 18 ms, sleeps 2 ms, then polls without waiting."""
     it, clock, _ = node
     deadline = 100.07
     while clock.now < deadline:

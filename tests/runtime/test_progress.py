@@ -32,7 +32,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_line() -> None:
+def test_progress_line_shows_the_figures() -> None:
     """75,000 steps are left. At 150 steps/s they take 500 s, which is 8 min 20 s."""
     assert line(FIGURES, 100_000) == (
         "25,000/100,000 steps (25 %) | ETA 8:20 | 150 steps/s | 149 updates/s | ratio 1.00 | return 612 | "
@@ -42,7 +42,7 @@ def test_progress_line() -> None:
     assert "return - |" in line({}, 100)
 
 
-def test_durations() -> None:
+def test_durations_are_printed_in_hours_minutes_and_seconds() -> None:
     assert [duration(*pair) for pair in ((10, 0), (59, 1), (61, 1), (7325, 2), (7325, 1))] == [
         "-",
         "0:59",
@@ -74,7 +74,7 @@ def test_on_a_terminal_one_line_is_rewritten() -> None:
     assert text.endswith("\npolicy died\n")
 
 
-def test_return_to_a_checkpoint_is_reported() -> None:
+def test_loss_of_steps_after_a_return_to_a_checkpoint_is_reported() -> None:
     stream: Any = io.StringIO()
     progress = Progress(stream, 100_000, line_period=1e9)
     progress(status())
@@ -92,8 +92,8 @@ def test_resume_from_an_older_checkpoint_is_reported_once() -> None:
     assert stream.getvalue().count("back from") == 1
 
 
-def test_a_narrow_terminal_keeps_what_matters() -> None:
-    """Steps, time left and return come last to go. 60 columns are enough for them."""
+def test_a_narrow_terminal_keeps_steps_time_left_and_return() -> None:
+    """On a narrow terminal, the line drops the other figures first. 60 columns are enough for these three."""
     assert line(FIGURES, 100_000, width=100) == (
         "25,000/100,000 steps (25 %) | ETA 8:20 | 150 steps/s | 149 updates/s | ratio 1.00 | return 612"
     )
@@ -113,7 +113,7 @@ def test_the_line_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_time_left_waits_for_a_typical_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first steps after a start or a resume are slow. A restarted learner starts again."""
+    """After a start, resume or restart of the learner, the first steps are slow, so no time left is shown."""
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     stream = io.StringIO()
@@ -125,7 +125,7 @@ def test_time_left_waits_for_a_typical_speed(monkeypatch: pytest.MonkeyPatch) ->
     assert left == ["ETA -", "ETA -", "ETA 8:17", "ETA -", "ETA 8:17"]  # 74,500 steps at 150 steps/s
 
 
-def test_a_terminal_shows_that_processes_start() -> None:
+def test_a_terminal_shows_that_processes_are_starting() -> None:
     stream = Terminal()
     Progress(stream, 100_000)({})
     assert stream.getvalue() == "\rstarting, 0 s"

@@ -1,4 +1,4 @@
-"""Run folders: no run overwrites another or uses its folder by accident."""
+"""No run overwrites another run or uses its folder by accident."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from td3_robot.messages import Status
 from td3_robot.runtime.run_folder import RunFolder
 
 
-def test_create_and_open(tmp_path: Path) -> None:
+def test_create_and_open_a_run_folder(tmp_path: Path) -> None:
     created = RunFolder.create(tmp_path / "a" / "b", Config(seed=3))
     assert RunFolder.open(created.path).config() == Config(seed=3)
     assert created.checkpoints.is_dir()
@@ -77,7 +77,7 @@ def test_final_figures_give_the_steps_made(tmp_path: Path) -> None:
 
 
 def test_without_a_clean_end_the_newest_checkpoint_gives_the_steps_made(tmp_path: Path) -> None:
-    """After a full disk or a killed supervisor, final.json is missing or from an earlier start."""
+    """After a full disk or a killed supervisor, final.json is missing or was written by an earlier start."""
     run = RunFolder.create(tmp_path / "run", Config())
     assert run.steps_made() == 0
     (run.checkpoints / "checkpoint-000000005000.safetensors").touch()

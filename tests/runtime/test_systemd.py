@@ -1,4 +1,4 @@
-"""Notifications to systemd over a real socket, as in sd_notify(3)."""
+"""Send notifications to systemd over a real socket, as described in sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_ready_is_sent_once_and_watchdog_four_times_per_timeout(tmp_path: Path, 
     address = str(tmp_path / "notify") if kind == "path" else f"@{name}"
     with listening(address if kind == "path" else f"\0{name}") as server:
         notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid())})
-        assert received(server) == []  # nothing before the loop's first turn
+        assert received(server) == []  # the node sends nothing before its first turn
         notifier.turn(10.0)
         assert received(server) == ["READY=1\nWATCHDOG=1"]
-        for now in (10.1, 10.49, 10.5, 10.6):  # 2 s / 4 = 0.5 s
+        for now in (10.1, 10.49, 10.5, 10.6):  # the watchdog period is 2 s / 4 = 0.5 s
             notifier.turn(now)
         assert received(server) == ["WATCHDOG=1"]
 

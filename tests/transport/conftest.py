@@ -1,4 +1,4 @@
-"""Links and buses for the toy robot, and functions that wait for messages without sleeping."""
+"""Fixtures: links and buses for the toy robot, and functions that wait for messages without sleeping."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AGREEMENT = {"task": "Toy", "timing": "free"}
 
 @pytest.fixture
 def nobody_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable timeouts of silent peers: these tests do not run every bus, and a busy machine may pause the process."""
+    """Disable timeouts of silent peers. Some tests do not run every bus, and a busy machine may pause the process."""
     monkeypatch.setattr(handshake, "PEER_TIMEOUT", 1e9)  # s
     monkeypatch.setattr(handshake, "LONG_SILENCE", 1e9)
 
@@ -35,7 +35,7 @@ def time_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_server() -> Callable[..., ServerLink]:
-    """Builds server links that accept Steps of robots, Evaluations of evaluators and nothing of policy servers."""
+    """Builds server links. They accept Steps from robots, Evaluations from evaluators, nothing from policy servers."""
 
     def make(number: int = 1, link: str = "policy", **fields: Any) -> ServerLink:
         accepts: dict[str, tuple[type[Message], ...]]
@@ -86,7 +86,7 @@ def make_bus() -> Iterator[Callable[[], Bus]]:
         return bus
 
     yield make
-    for bus in made[::-1]:  # clients first: a Bye to a closed server waits
+    for bus in made[::-1]:  # close clients first, because a Bye to a closed server would wait
         bus.close()
 
 

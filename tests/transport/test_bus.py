@@ -1,4 +1,4 @@
-"""The ZeroMQ bus: unix sockets and loopback, lost and broken peers, malformed input, full queues."""
+"""Test the ZeroMQ bus: unix sockets, loopback, lost and faulty peers, malformed input and full queues."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def endpoint(tmp_path: Path) -> str:
 
 @pytest.fixture
 def raw() -> Iterator[Callable[[int], Any]]:
-    """Makes ZeroMQ sockets without the protocol."""
+    """Returns a function that makes plain ZeroMQ sockets, without the protocol of td3-robot."""
     with zmq.Context() as context:
         made: list[Any] = []
 
@@ -75,7 +75,7 @@ def raw() -> Iterator[Callable[[int], Any]]:
 
 @pytest.fixture
 def linked(endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make) -> tuple[Bus, Bus, Peer]:
-    """A server bus, a client bus, and the client's peer object on the server."""
+    """Connected: a server bus, a client bus, and the server's peer object for the client."""
     server, client = make_bus(), make_bus()
     server.serve(endpoint, make_server())
     client.connect(endpoint, make_client())
@@ -97,7 +97,7 @@ class Watched:
             self.bus.receive(0.0)
 
     def after(self, seconds: float) -> list[Any]:
-        """Advance the clock and return the kinds of the new inputs."""
+        """Advance the clock and return the types of the new inputs."""
         self.now += seconds
         return kinds(self.bus.receive(0.0) + self.bus.receive(0.0))
 
@@ -120,7 +120,7 @@ def kinds(inputs: list[Any]) -> list[type[Message]]:
     return [type(message) for _, message in inputs]
 
 
-def test_handshake_and_messages_both_ways(
+def test_handshake_and_messages_work_in_both_directions(
     any_endpoint: str, make_bus: Make, make_server: Make, make_client: Make, make_step: Make, pump: Make, of: Make
 ) -> None:
     server, client = make_bus(), make_bus()
@@ -174,7 +174,7 @@ def test_one_bus_serves_and_connects(
     assert {origin if isinstance(origin, str) else origin.link for origin, _ in got[0]} == {"learner", "policy"}
 
 
-def test_a_vanished_client_is_noticed_at_the_next_send(
+def test_a_client_that_ended_without_a_bye_is_noticed_at_the_next_send(
     endpoint: str, make_bus: Make, make_server: Make, make_hello: Make, pump: Make, raw: Make
 ) -> None:
     server, client = make_bus(), raw(zmq.DEALER)
@@ -199,7 +199,7 @@ def test_messages_of_a_closed_client_are_read_before_its_bye(
     pump: Make,
     farewell: Bye | None,
 ) -> None:
-    """There are more messages than one read takes. The bus adds a Bye after the last one."""
+    """One read does not take all messages. The bus adds a Bye after the last message."""
     server = make_bus()
     server.serve(endpoint, make_server())
     sent = [make_step(sequence) for sequence in range(600)] + [farewell] * bool(farewell)
@@ -224,7 +224,7 @@ def test_messages_of_a_closed_client_are_read_before_its_bye(
 def test_no_client_expires_before_its_queued_messages_are_read(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, emptied: bool
 ) -> None:
-    """If other messages keep the server from reading them all, a client expires after one more PEER_TIMEOUT."""
+    """If too many messages wait for the server to read them all, a client expires only after another PEER_TIMEOUT."""
     with monkeypatch.context() as patch:
         patch.setattr(Bus, "_has_more", staticmethod(lambda _: True))
         for seconds in (PEER_TIMEOUT + 1.0, *[PEER_TIMEOUT / 10] * 10):
@@ -236,12 +236,12 @@ def test_no_client_expires_before_its_queued_messages_are_read(
 
 
 @pytest.mark.usefixtures("time_to_leave")
-def test_a_server_that_closes_leaves_its_successors_socket_file(
+def test_a_server_that_closes_does_not_delete_the_socket_file_of_its_successor(
     endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make, tmp_path: Path
 ) -> None:
-    """A successor serves the same path while the first server closes.
+    """A successor already serves the same path when the first server closes.
 
-    Hellos to a server that does not exist do not delay closing.
+    Unsent Hellos to a server that does not exist do not delay closing.
     """
     first, second, client = make_bus(), make_bus(), make_bus()
     first.serve(endpoint, make_server(1))
@@ -260,7 +260,7 @@ def test_a_server_that_closes_leaves_its_successors_socket_file(
 
 def test_a_silent_client_expires(watched: Watched) -> None:
     assert watched.after(0.0) == []
-    assert watched.after(PEER_TIMEOUT + 1) == []  # the server was paused: messages may be on their way
+    assert watched.after(PEER_TIMEOUT + 1) == []  # the server itself was paused, so messages may be in transit
     assert watched.after(0.5) == [Bye]
     client = watched.client
     client.send_multipart([b"heartbeat", codec.encode(Heartbeat(0, 1))])
@@ -307,9 +307,11 @@ def test_malformed_messages_are_counted_and_dropped(
     stranger.send_multipart(parts)
     (got,) = pump(lambda _: bool(server.dropped()), server)
     assert got == []
-    first = "stranger" if kind in ("malformed", "fields") else kind  # a stranger's step is not decoded
+    first = (
+        "stranger" if kind in ("malformed", "fields") else kind
+    )  # the server does not decode a Step of an unknown client
     assert server.dropped() == {first: 1}
-    client._sockets["policy"].send_multipart(parts)  # the same from a known client
+    client._sockets["policy"].send_multipart(parts)  # a known client sends the same frames
     assert client.send("policy", make_step(1))
     (got,) = pump(lambda got: bool(of(got[0], Step)), server)
     assert [origin for origin, _ in got] == [peer]
@@ -318,14 +320,14 @@ def test_malformed_messages_are_counted_and_dropped(
     pump(lambda got: bool(of(got[0], Action)), client)
 
 
-def test_a_flood_is_read_in_small_portions(
+def test_a_flood_of_messages_is_read_in_small_portions(
     linked: tuple[Bus, Bus, Peer],
     endpoint: str,
     make_step: Make,
     raw: Make,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between two polls the server reads only a few messages of other clients, regardless of how many wait."""
+    """Between two polls the server reads only a few messages, even if many messages of other clients wait."""
     server, client, peer = linked
     session = server.servers["policy"]
     receive, taken = session.receive, list[bytes]()
@@ -349,12 +351,12 @@ def test_a_flood_is_read_in_small_portions(
     steps: list[int] = []
     while server.dropped()["stranger"] < 900 or len(steps) < 100:
         steps += [message.sequence for _, message in server.receive(1.0) if isinstance(message, Step)]
-    assert steps == list(range(100))  # none lost, none out of order
+    assert steps == list(range(100))  # all Steps arrive, in order
     assert sum(helpings) == 900
     assert max(helpings) <= FOREIGN
 
 
-def test_a_message_of_very_many_frames_is_neither_kept_nor_read_in_one_turn(
+def test_a_message_with_very_many_frames_is_dropped_and_read_over_several_turns(
     linked: tuple[Bus, Bus, Peer], make_step: Make, pump: Make, of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client, _ = linked
@@ -364,7 +366,7 @@ def test_a_message_of_very_many_frames_is_neither_kept_nor_read_in_one_turn(
     monkeypatch.setattr(
         session, "receive", lambda key, frames, *more: kept.append(len(frames)) or receive(key, frames, *more)
     )
-    clock = iter(range(10**9))  # every look at the clock ends a turn of 1 ms
+    clock = iter(range(10**9))  # each reading of the clock advances it enough to end a turn of 1 ms
     monkeypatch.setattr(server._receiver, "_clock", lambda: next(clock))
     client._sockets["policy"].send_multipart([b""] * 5000)
     assert client.send("policy", make_step(1))
@@ -406,7 +408,7 @@ def test_a_frame_above_the_limit_closes_the_senders_connection(
     monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     stranger.connect(endpoint)
     stranger.send_multipart([b"weights", bytes(codec.MAX_BYTES + 4096)], copy=False)
-    pump(lambda _: bool(monitor.poll(0)), server)  # libzmq closed it and kept nothing
+    pump(lambda _: bool(monitor.poll(0)), server)  # libzmq closed the connection and kept nothing of the message
     stranger.disable_monitor()
     monitor.close()
     assert not server.dropped()
@@ -428,7 +430,7 @@ def test_bytes_that_are_not_zeromq_change_nothing(
     assert client.send("policy", make_step(1))
     (got,) = pump(lambda got: bool(of(got[0], Step)), server)
     assert kinds(got) == [Step]
-    assert set(server.dropped()) <= {"frames", "unknown-topic"}  # libzmq reads some of it as frames of ZMTP 1
+    assert set(server.dropped()) <= {"frames", "unknown-topic"}  # libzmq reads some of the bytes as ZMTP 1.0 frames
 
 
 def test_a_client_survives_malformed_messages_of_a_server(
@@ -509,7 +511,7 @@ def test_receive_returns_within_its_timeout(endpoint: str, make_server: Make) ->
 
 
 def test_a_spinning_bus_polls_without_waiting_for_a_while_after_an_input(make_bus: Make) -> None:
-    """``polls`` holds the timeouts in ms. A poll takes 1/16 s here, so 1/4 s of spinning is four polls."""
+    """``polls`` holds the timeouts in ms. In this test a poll takes 1/16 s, so 1/4 s of spinning is four polls."""
     bus, now, polls = make_bus(), [100.0], list[int]()
 
     class Poller:
@@ -522,7 +524,7 @@ def test_a_spinning_bus_polls_without_waiting_for_a_while_after_an_input(make_bu
     bus._next_timer = 1e9
     bus.spin = 0.25
     assert bus.receive(0.5) == []
-    assert polls == [500]  # no input so far
+    assert polls == [500]  # no input has arrived
     waiting = ("policy", Bye(""))
     bus._waiting.append(waiting)
     assert bus.receive(0.5) == [waiting]

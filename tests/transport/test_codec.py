@@ -1,4 +1,4 @@
-"""The codec: messages survive encoding and decoding, and anything else is a ProtocolError of a documented kind."""
+"""The codec decodes each encoded message to an equal message. All other bytes raise a documented ProtocolError."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def random_array(rng: np.random.Generator, wire: FieldType, sizes: dict[str, int
 
 @st.composite
 def messages(draw: st.DrawFn, kinds: tuple[type[Message], ...] = tuple(MESSAGES.values())) -> Message:
-    """Any valid message, with arrays of up to 5 robots, observations, actions and episodes."""
+    """Generate valid messages. Their arrays have up to 5 robots, observations, actions and episodes."""
     kind = draw(st.sampled_from(kinds))
     sizes = {size: draw(st.integers(1, 5)) for size in "NOAE"}
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -117,10 +117,10 @@ def assert_same(one: Message, other: Message) -> None:
 
 @settings(max_examples=150, deadline=None, print_blob=True)
 @given(messages())
-def test_every_message_is_decoded_as_it_was_encoded(message: Message) -> None:
+def test_every_decoded_message_equals_the_encoded_message(message: Message) -> None:
     payload = codec.encode(message)
     assert_same(codec.decode(message.NAME, payload, sizes_of(message)), message)
-    if not isinstance(message, Action):  # its one array, [N, A], does not tell how N·A splits
+    if not isinstance(message, Action):  # the size N·A of its only array does not determine N and A
         assert_same(codec.decode(message.NAME, payload), message)
 
 
@@ -297,9 +297,7 @@ def test_each_kind_of_error_explains_what_is_wrong(kind: str, text: str, name: s
 def test_limits_are_inclusive() -> None:
     assert codec.decode("heartbeat", heartbeat(stamp=-(2**63), session=2**64 - 1)) is not None
     assert codec.decode("hello", hello(robots=2**32 - 1, spec=nested(8), name="x" * 256)) is not None
-    assert (
-        codec.decode("hello", hello(spec={"a": [[]] * 4094})) is not None
-    )  # plus the list that holds them and the map
+    assert codec.decode("hello", hello(spec={"a": [[]] * 4094})) is not None  # plus the map, and the list in it
     assert codec.decode("bye", msgpack.packb({"reason": "é" * 2048})) is not None
     full = Weights.MAX_BYTES
     limit = wire_fields(Weights)["payload"].limit
@@ -372,8 +370,8 @@ def test_encoding_a_wrong_array_is_a_value_error(make_step: Any, observation: An
         codec.encode(make_step(observation=observation))
 
 
-def test_a_false_length_costs_little_memory() -> None:
-    """A list's header announces its length. Nested headers must not make the decoder allocate what they announce."""
+def test_a_false_length_uses_little_memory() -> None:
+    """The header of a list contains its length. The decoder must not allocate memory for lengths that are false."""
     size = Hello.MAX_BYTES
     head = b"\xdd" + (size // 2).to_bytes(4, "big")
     payload = head * 500
@@ -383,7 +381,7 @@ def test_a_false_length_costs_little_memory() -> None:
     assert caught.value.kind == "fields"
 
 
-def test_duplicate_keys_do_not_hide_a_missing_one() -> None:
+def test_a_missing_key_is_found_despite_duplicate_keys() -> None:
     payload = b"\x82" + msgpack.packb("stamp") + b"\x01" + msgpack.packb("stamp") + b"\x02"
     with pytest.raises(ProtocolError) as caught:
         codec.decode("heartbeat", payload)

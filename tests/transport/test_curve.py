@@ -1,4 +1,4 @@
-"""Keys over real TCP: a right key connects; a wrong, missing or revoked key does not; strangers do no harm."""
+"""Keys over real TCP. An allowed key connects. Wrong, missing and revoked keys do not. Unknown clients do no harm."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Make = Callable[..., Any]
 Folders = tuple[KeyFolder, KeyFolder]
 Linked = tuple[Bus, Bus, str]
 _PATIENCE = 20.0
-_QUIET = 0.6  # seconds in which a refused link tries at least twice
+_QUIET = 0.6  # s; in this time a refused link tries to connect at least twice
 
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[KeyFolder, KeyFolder]:
-    """Key folders of a server and of a robot that allow each other."""
+    """Key folders of a server and of a robot. Each folder allows the other's key."""
     server, robot = KeyFolder(tmp_path / "server"), KeyFolder(tmp_path / "robot")
     server.allow("robot-7", robot.create("robot-7").public)
     robot.allow("server", server.create("server").public, "server:policy")
@@ -54,7 +54,7 @@ def make_locked() -> Iterator[Callable[[KeyFolder | None], Bus]]:
 
 @pytest.fixture
 def stranger() -> Iterator[Callable[[], Any]]:
-    """Makes DEALER sockets without the protocol. With ``server``, a socket has a new key pair."""
+    """Makes plain DEALER sockets. With ``server``, a socket gets a new key pair."""
     with zmq.Context() as context, ExitStack() as stack:
 
         def make(server: str | None = None) -> Any:
@@ -69,7 +69,7 @@ def stranger() -> Iterator[Callable[[], Any]]:
 
 
 def listen(seconds: float, *buses: Bus) -> list[Any]:
-    """Return everything that the buses receive for a while."""
+    """Return all inputs that the buses receive in this time."""
     got: list[Any] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -79,7 +79,7 @@ def listen(seconds: float, *buses: Bus) -> list[Any]:
 
 
 def exchange(server: Bus, client: Bus, make_step: Make, pump: Make, of: Make) -> Any:
-    """Send a Step and return an Action. Returns the client's peer object on the server."""
+    """Send a Step to the server and an Action back. Returns the server's peer object for the client."""
     assert client.send("policy", make_step(1))
     got, _ = pump(lambda got: bool(of(got[0], Step)), server, client)
     peer = next(origin for origin, message in got if isinstance(message, Step))
@@ -92,7 +92,7 @@ def exchange(server: Bus, client: Bus, make_step: Make, pump: Make, of: Make) ->
 def linked(
     folders: Folders, make_locked: Make, make_server: Make, make_client: Make, pump: Make
 ) -> tuple[Bus, Bus, str]:
-    """A server, a robot connected over CURVE, and the endpoint."""
+    """A server bus, a robot's bus that is connected to it over CURVE, and the endpoint."""
     server, robot = make_locked(folders[0]), make_locked(folders[1])
     bound = server.serve("tcp://127.0.0.1:*", make_server())
     robot.connect(bound, make_client())
@@ -110,7 +110,7 @@ def test_an_allowed_key_connects(linked: Linked, folders: Folders, make_step: Ma
 def test_messages_are_encrypted_on_the_wire(
     folders: Folders, make_locked: Make, make_server: Make, make_client: Make, pump: Make
 ) -> None:
-    """A relay between the two sees neither names nor topics."""
+    """A relay between the server and the robot sees no names and no topics."""
     server, robot = make_locked(folders[0]), make_locked(folders[1])
     bound = server.serve("tcp://127.0.0.1:*", make_server())
     with closing(socket.create_server(("127.0.0.1", 0))) as relay:
@@ -150,7 +150,7 @@ def test_a_key_that_is_not_allowed_is_refused(
     of: Make,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The client trusts the server but is not allowed. Once allowed it connects, without any restart."""
+    """The client trusts the server, but the server does not allow the client's key. Allowing the key is enough."""
     server, robot, bound = linked
     other = KeyFolder(tmp_path / "other")
     key = other.create("robot-8").public
@@ -162,7 +162,7 @@ def test_a_key_that_is_not_allowed_is_refused(
     assert f"td3-robot keys allow NAME '{key}'" in caplog.text  # the server's log names the remedy
     assert f"the server does not allow our key; there: td3-robot keys allow robot-8 '{key}'" in caplog.text
     exchange(server, robot, make_step, pump, of)
-    folders[0].allow("robot-8", key)  # works within a second, without a restart
+    folders[0].allow("robot-8", key)  # takes effect within a second, without a restart
     pump(lambda got: any(isinstance(message, Hello) for _, message in got[0]) and bool(got[1]), server, client)
 
 
@@ -207,7 +207,7 @@ def test_a_client_without_a_key_is_refused(
     exchange(server, robot, make_step, pump, of)
 
 
-def test_a_client_with_keys_does_not_talk_to_a_server_without(
+def test_a_client_with_keys_does_not_talk_to_a_server_without_keys(
     folders: Folders, make_locked: Make, make_server: Make, make_client: Make
 ) -> None:
     server, robot = make_locked(None), make_locked(folders[1])
@@ -219,11 +219,11 @@ def test_a_client_with_keys_does_not_talk_to_a_server_without(
 def test_a_revoked_key_is_disconnected_at_once(
     linked: Linked, folders: Folders, make_step: Make, pump: Make, of: Make
 ) -> None:
-    """The connection stays open: the core gets a Bye, and no message passes in either direction."""
+    """The server's core gets a Bye. The TCP connection stays open, but no message passes in either direction."""
     server, robot, _ = linked
     peer = exchange(server, robot, make_step, pump, of)
     folders[0].revoke("robot-7")
-    (got,) = pump(lambda got: bool(got[0]), server)  # without any message from the robot
+    (got,) = pump(lambda got: bool(got[0]), server)  # the robot sends no message
     ((origin, bye),) = got
     assert origin is peer
     assert isinstance(bye, Bye)
@@ -233,7 +233,9 @@ def test_a_revoked_key_is_disconnected_at_once(
     got, _ = pump(lambda _: bool(server.dropped()["revoked"]), server, robot)
     assert got == []
     folders[0].allow("robot-7", folders[1].identity().public)
-    pump(lambda got: any(isinstance(message, Hello) for _, message in got[0]), server, robot)  # it reconnects by itself
+    pump(
+        lambda got: any(isinstance(message, Hello) for _, message in got[0]), server, robot
+    )  # the robot reconnects by itself
 
 
 def test_a_client_leaves_a_revoked_server(
@@ -275,7 +277,7 @@ def test_a_robots_name_belongs_to_its_key(
 def test_only_a_key_with_the_operator_role_may_command(
     folders: Folders, make_locked: Make, make_hello: Make, pump: Make, of: Make
 ) -> None:
-    """A robot's key may not send commands before it gets the role, nor after the role is revoked."""
+    """A robot's key may send commands only while it has the role: not before, and not after it is revoked."""
     session = ServerLink("policy", "server", {"operator": (Command,)}, {}, 1)
     server = make_locked(folders[0])
     bound = server.serve("tcp://127.0.0.1:*", session)
@@ -319,10 +321,10 @@ def test_a_message_without_a_key_has_no_client(linked: Linked) -> None:
     assert server.keys.client("") is None
 
 
-def test_half_open_connections_are_closed(
+def test_connections_without_a_handshake_are_closed(
     folders: Folders, make_locked: Make, make_server: Make, pump: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that connects and sends nothing uses a file descriptor only for a while (5 s)."""
+    """A client that connects and sends nothing uses a file descriptor for at most 5 s."""
     monkeypatch.setattr(bus_module, "_DEAD", 200)  # ms
     server = make_locked(folders[0])
     with closing(socket.create_connection(_address(server.serve("tcp://127.0.0.1:*", make_server())))) as silent:
@@ -367,7 +369,7 @@ def test_without_keys_a_server_refuses_endpoints_beyond_loopback(make_locked: Ma
         make_locked(None).serve("tcp://0.0.0.0:5555", make_server())
 
 
-def test_strangers_do_not_delay_a_robot(
+def test_unknown_clients_do_not_delay_a_robot(
     linked: Linked,
     folders: Folders,
     make_step: Make,
@@ -376,7 +378,7 @@ def test_strangers_do_not_delay_a_robot(
     stranger: Make,
     rng: np.random.Generator,
 ) -> None:
-    """Strangers open connections halfway, send garbage or too large frames, and use wrong keys. The robot continues."""
+    """Unknown clients leave handshakes unfinished, send garbage or too large frames, and use wrong keys."""
     server, robot, bound = linked
     with ExitStack() as stack:
         for size in [0] * 40 + [int(rng.integers(1, 200)) for _ in range(40)]:

@@ -1,4 +1,4 @@
-"""Allowed endpoints of links: the check that runs before any socket is opened."""
+"""Test which endpoints a link may use. The check runs before a socket is opened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from td3_robot.transport import endpoints
 
 @pytest.fixture
 def listening(tmp_path: Path) -> Iterator[Path]:
-    """A unix socket with a listening server and room for one connection."""
+    """The path of a unix socket. Its server listens and has a queue for one connection."""
     with closing(socket.socket(socket.AF_UNIX)) as server:
         server.bind(str(tmp_path / "live"))
         server.listen(0)
@@ -105,11 +105,11 @@ def test_a_servers_folder_must_exist(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/missing/policy"
     with pytest.raises(EndpointError, match=r"the folder '.*/missing' does not exist"):
         endpoints.check(endpoint, bind=True)
-    endpoints.check(endpoint, bind=False)  # a client may wait for its server
+    endpoints.check(endpoint, bind=False)  # a client may start before its server
 
 
 def test_a_socket_served_by_another_process_is_busy(listening: Path) -> None:
-    for _ in range(3):  # the second and third probe find a full queue; the server still counts as alive
+    for _ in range(3):  # probes 2 and 3 find a full queue, and the server must count as alive
         with pytest.raises(EndpointError, match="is busy: another process serves it"):
             endpoints.check(f"ipc://{listening}", bind=True)
     endpoints.check(f"ipc://{listening}", bind=False)
@@ -138,7 +138,7 @@ def test_a_path_that_is_not_a_socket_is_left_alone(tmp_path: Path, kind: str) ->
     assert path.exists()
 
 
-def test_all_paths_to_a_socket_give_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_paths_to_a_socket_give_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path)
     names = {endpoints.absolute(f"ipc://{path}") for path in ("policy", "./policy", "link/policy", tmp_path / "policy")}

@@ -1,4 +1,4 @@
-"""The key folder: its files, their permissions, and errors about damaged files."""
+"""Test the key folder: files, permissions, and errors about damaged files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_secret_that_others_can_read_is_refused(folder: KeyFolder) -> None:
 
 @pytest.mark.parametrize("writable", [0o777, 0o770, 0o1777, 0o702])
 def test_a_folder_that_others_can_write_is_refused(folder: KeyFolder, writable: int) -> None:
-    """Others could put their own key pair and list into it."""
+    """Other users could put their own key pair and allow-list into this folder."""
     folder.create("robot-7")
     folder.allow("a", public())
     keys = AllowList(folder)
@@ -74,16 +74,16 @@ def test_a_folder_that_others_can_write_is_refused(folder: KeyFolder, writable: 
     for use in [*uses, lambda: folder.allow("b", public()), lambda: folder.revoke("a")]:
         with pytest.raises(KeysError, match=line):
             use()
-    folder.allowed_file.touch()  # a process that runs reads the list again and allows nobody
+    folder.allowed_file.touch()  # a running process reads the allow-list again and then allows nobody
     assert "no other machine may connect: key folder" in str(keys.refresh())
-    folder.path.chmod(0o755)  # others may read the folder: it shows no secret
+    folder.path.chmod(0o755)  # others may read the folder, because it shows no secret
     assert folder.identity().name == "robot-7"
 
 
 def test_a_folder_of_another_user_is_refused(folder: KeyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.create("robot-7")
     owner = folder.path.stat().st_uid
-    if owner == 0:  # a folder of root is always accepted, so give it to another user
+    if owner == 0:  # root's folders are always accepted, so change the owner
         os.chown(folder.path, 4242, -1)
         owner = 4242
     monkeypatch.setattr(os, "geteuid", lambda: 77)
@@ -104,7 +104,7 @@ def test_a_damaged_secret_is_an_error(folder: KeyFolder, content: str) -> None:
         folder.identity()
 
 
-def test_halves_of_two_key_pairs_are_an_error(folder: KeyFolder) -> None:
+def test_a_public_and_a_secret_key_of_different_pairs_are_an_error(folder: KeyFolder) -> None:
     folder.create("robot-7")
     content = json.loads(folder.secret_file.read_text())
     folder.secret_file.write_text(json.dumps({**content, "public": public()}))
@@ -146,7 +146,7 @@ def test_contradictory_entries_are_refused(folder: KeyFolder) -> None:
 
 
 def test_a_key_may_have_only_its_listed_roles(folder: KeyFolder) -> None:
-    """``client`` is every role except operator. Our own key has every role."""
+    """``client`` means every role except operator. The key in the folder itself has every role."""
     own = folder.create("here").public
     robot, person, both, server, stranger = (public() for _ in range(5))
     folder.allow("robot-7", robot)
@@ -184,7 +184,7 @@ def test_a_list_that_others_can_write_is_refused(folder: KeyFolder) -> None:
         AllowList(folder)
 
 
-def test_the_list_is_reloaded_and_a_damaged_one_allows_nobody(folder: KeyFolder) -> None:
+def test_the_list_is_reloaded_and_a_damaged_list_allows_nobody(folder: KeyFolder) -> None:
     own = folder.create("here").public
     live = AllowList(folder)
     robot, server = public(), public()
@@ -192,7 +192,7 @@ def test_the_list_is_reloaded_and_a_damaged_one_allows_nobody(folder: KeyFolder)
     assert live.refresh() is None
     folder.allow("robot-7", robot, CLIENT)
     folder.allow("workstation", server, "server:learner")
-    assert live.client(robot) is None  # not before a refresh
+    assert live.client(robot) is None  # a change takes effect at the next refresh
     assert live.refresh() == "allow-list read again: robot-7, here may connect"
     assert live.refresh() is None
     assert (live.client(robot), live.client(server), live.server("learner")) == ("robot-7", None, server)
@@ -214,7 +214,7 @@ def test_a_public_key_is_read_from_text_or_a_file(folder: KeyFolder, tmp_path: P
         read_public(str(tmp_path / "other"))
 
 
-def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_folder_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "td3-robot" / "keys"
     monkeypatch.delenv("XDG_CONFIG_HOME")
@@ -230,7 +230,7 @@ def test_the_documents_describe_every_role() -> None:
 
 
 def test_a_public_key_never_looks_like_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys use 85 characters, one of which is a minus. A key that begins with it is drawn again."""
+    """The 85 characters of a key include the minus sign. A key that begins with a minus is generated again."""
     drawn = iter([(b"-" + b"x" * 39, b"s" * 40), (b"y" * 40, b"t" * 40)])
     monkeypatch.setattr(zmq, "curve_keypair", lambda: next(drawn))
     assert KeyFolder(tmp_path / "keys").create("robot").public == "y" * 40

@@ -1,4 +1,4 @@
-"""The two ends of a link, with frames and a clock from the test: handshake, refusals, heartbeat, expiry."""
+"""Test both ends of a link: handshake, refusals, heartbeats and expiry. The test gives the frames and the time."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_hello_is_answered_with_a_welcome(make_server: MakeServer, make_hello:
     assert (welcome.protocol, welcome.name, welcome.session) == (PROTOCOL_VERSION, "server", 5)
     assert server.spec == spec
     again, replies = ask(server, make_hello(robots=4))
-    assert again == []  # already known: no second joining
+    assert again == []  # the client is known already and does not join again
     assert isinstance(replies[0], Welcome)
 
 
@@ -144,7 +144,9 @@ def test_another_robot_is_refused_with_the_difference(
     assert refused.reason == f"robot specification differs: {text}"
 
 
-def test_the_meanings_of_channels_may_differ(make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec) -> None:
+def test_the_meaning_texts_of_channels_may_differ(
+    make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec
+) -> None:
     other = replace(spec, observations=tuple(replace(item, meaning="new") for item in spec.observations))
     assert ask(make_server(spec=spec), make_hello(spec=other))[0]
 
@@ -208,11 +210,11 @@ def test_a_later_incarnation_replaces_the_earlier(make_server: MakeServer, make_
     assert bye.reason == "replaced by a later incarnation"
     assert (second.key, joined.incarnation) == (b"2", 1)
     assert isinstance(replies[0], Welcome)
-    assert refusal(server, Bye("late"), b"1").code == "hello"  # the old connection is unknown now
+    assert refusal(server, Bye("late"), b"1").code == "hello"  # the server no longer knows the old connection
 
 
 def test_a_name_belongs_to_its_role(make_server: MakeServer, make_hello: MakeHello) -> None:
-    """A simulator started later has the name of the policy server."""
+    """A simulator that starts later uses the name of the policy server."""
     server = make_server()
     server.receive(b"a", frames(make_hello("policy", "policy", incarnation=0)), 0.0)
     for role in ("simulator", "evaluator"):
@@ -223,7 +225,7 @@ def test_a_name_belongs_to_its_role(make_server: MakeServer, make_hello: MakeHel
     assert server.peers.keys() == {b"a"}
 
 
-def test_a_new_process_with_an_old_routing_identity_joins_anew(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_a_new_process_with_an_old_routing_identity_joins_again(make_server: MakeServer, make_hello: MakeHello) -> None:
     server = make_server()
     ((first, _),), _ = server.receive(b"a", frames(make_hello(client=7, incarnation=1)), 0.0)
     inputs, replies = server.receive(b"a", frames(make_hello(client=8, incarnation=2)), 1.0)
@@ -232,8 +234,10 @@ def test_a_new_process_with_an_old_routing_identity_joins_anew(make_server: Make
     assert server.peers[b"a"].hello.incarnation == 2
 
 
-def test_a_repeated_hello_after_other_messages_is_a_new_joining(make_server: MakeServer, make_hello: MakeHello) -> None:
-    """The Welcome makes the client's core start again. Without a new start of the server's core, both would wait."""
+def test_a_repeated_hello_after_other_messages_makes_the_client_join_again(
+    make_server: MakeServer, make_hello: MakeHello
+) -> None:
+    """A Welcome restarts the client's core. The server's core must restart too, or each core waits for the other."""
     server = make_server()
     hello = make_hello()
     ((first, _),), _ = server.receive(b"a", frames(hello), 0.0)
@@ -247,8 +251,8 @@ def test_a_repeated_hello_after_other_messages_is_a_new_joining(make_server: Mak
     assert server.receive(b"a", frames(hello), 5.6)[0] == []
 
 
-def test_the_answer_to_a_heartbeat_does_not_mean_wait(make_client: MakeClient) -> None:
-    """A driver with a Welcome has just woken up. The late answer to its own Heartbeat is not a request to wait."""
+def test_the_answer_to_a_heartbeat_is_not_a_request_to_wait(make_client: MakeClient) -> None:
+    """A paused driver receives a late answer to its own Heartbeat. A Heartbeat with another stamp means wait."""
     client = make_client(role="driver")
     assert client.due(0.0) == [client.hello]
     client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 5)), 0.0)
@@ -267,13 +271,15 @@ def test_a_driver_that_still_sends_is_not_replaced(
     server = make_server()
     ask(server, make_hello("driver"), now=0.0)
     second = make_hello("driver", client=8, incarnation=99)
-    assert must_wait(server, second, b"2", now=10.0)  # nothing came for 10 s: perhaps the server was paused
+    assert must_wait(
+        server, second, b"2", now=10.0
+    )  # no message came for 10 s, but perhaps the server itself was paused
     ask(server, make_step(1), now=10.1)
     inputs, (refused,) = ask(server, second, b"2", now=10.25)
     assert (inputs, refused.reason) == ([], "name 'sim-0' is taken by a driver that is connected")
     assert list(server.peers) == [b"1"]
     assert ask(server, make_step(2), now=10.3)[0]
-    again, _ = ask(server, make_hello("driver"), b"3", now=10.4)  # the first driver on a new connection
+    again, _ = ask(server, make_hello("driver"), b"3", now=10.4)  # the first driver uses a new connection
     assert [message.NAME for _, message in again] == ["bye", "hello"]
 
 
@@ -287,11 +293,11 @@ def must_wait(server: ServerLink, message: Hello, key: bytes, now: float) -> boo
 def test_a_refusal_tells_a_driver_whether_another_one_has_its_name(
     make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec, how: str
 ) -> None:
-    """With a code other than "name", no other driver moves the robot. So this driver makes it safe before it ends."""
+    """With any code except "name", no other driver moves the robot, so the refused driver makes the robot safe."""
     server = make_server()
     other = make_hello("driver", client=8, incarnation=99, spec=replace(spec, name="Other"))
     ask(server, make_hello("driver"))
-    assert must_wait(server, other, b"2", now=1.0)  # the first may have been killed
+    assert must_wait(server, other, b"2", now=1.0)  # the first driver may have been killed
     ask(server, Heartbeat(0, 1), now=1.1)
     _, (refused,) = ask(server, other, b"2", now=1.25)
     assert (refused.code, refused.reason[:28]) == ("name", "robot specification differs:")
@@ -309,10 +315,10 @@ def test_a_refusal_tells_a_driver_whether_another_one_has_its_name(
 def test_a_name_without_a_live_driver_is_refused_as_taken(
     make_server: MakeServer, make_hello: MakeHello, first: tuple[str, dict[str, Any]]
 ) -> None:
-    """With this code the refused driver keeps the robot safe, because no other driver does.
+    """With the code "taken", the refused driver keeps the robot safe, because no other driver does.
 
-    The name may belong to another role. Or it belongs to a dead driver that the server does not replace, because the
-    key differs or the incarnation is the same.
+    Either another role has the name, or a dead driver has it. The server does not replace a dead driver if the key
+    differs or the incarnation is the same.
     """
     role, how = first
     server = make_server()
@@ -328,7 +334,7 @@ def test_a_name_without_a_live_driver_is_refused_as_taken(
 
 
 def test_only_a_driver_replaces_a_driver(make_server: MakeServer, make_hello: MakeHello) -> None:
-    """The server refuses another role even with a higher incarnation, and does not ask it to wait."""
+    """The server immediately refuses a client of another role, even if its incarnation is higher."""
     server = make_server()
     ask(server, make_hello("driver", incarnation=5))
     for role in ("simulator", "policy"):
@@ -339,7 +345,7 @@ def test_only_a_driver_replaces_a_driver(make_server: MakeServer, make_hello: Ma
 
 @pytest.mark.parametrize("incarnation", [99, 0])
 def test_a_silent_driver_is_replaced(make_server: MakeServer, make_hello: MakeHello, incarnation: int) -> None:
-    """An earlier incarnation may replace it too, because the clock of the new driver may have been set back."""
+    """The new driver may have a lower incarnation, because its clock may have been set back."""
     server = make_server()
     ((first, _),), _ = ask(server, make_hello("driver", incarnation=5), now=0.0)
     second = make_hello("driver", client=8, incarnation=incarnation)
@@ -352,7 +358,7 @@ def test_a_silent_driver_is_replaced(make_server: MakeServer, make_hello: MakeHe
     [(waits, _), (probed, _)] = server.receive(b"3", frames(third), 4.0)[1]
     assert (waits, probed) == (b"3", b"2")
     assert ask(server, Bye("done"), b"2", now=4.1)[0]
-    assert isinstance(ask(server, third, b"3", now=4.25)[1][0], Welcome)  # the driver left: no wait
+    assert isinstance(ask(server, third, b"3", now=4.25)[1][0], Welcome)  # the driver left, so the server does not wait
 
 
 def test_a_client_may_reconnect_on_a_new_connection(make_server: MakeServer, make_hello: MakeHello) -> None:
@@ -374,7 +380,10 @@ def test_an_unknown_client_is_asked_for_a_hello(make_server: MakeServer, make_st
 def test_only_the_hello_of_an_unknown_client_is_decoded(
     make_server: MakeServer, make_hello: MakeHello, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a stranger's message, the server reads only name and size. It decodes no message of another role."""
+    """For a message of an unknown client, the server reads only its topic and its size.
+
+    It also does not decode a message that the client's role may not send.
+    """
     server, unpacked = make_server(), []
     decode = codec.decode_as
     monkeypatch.setattr(codec, "decode_as", lambda *message: unpacked.append(message) or decode(*message))
@@ -452,7 +461,7 @@ def test_silent_clients_expire(make_server: MakeServer, make_hello: MakeHello, m
     ((silent, _),), _ = ask(server, make_hello(), now=0.0)
     ask(server, make_hello(name="sim-1", client=8), b"2", now=0.0)
     ask(server, make_step(0), b"2", now=1.0)
-    server.receive(b"1", [b"step", b"garbage"], 4.0)  # malformed input does not count as activity
+    server.receive(b"1", [b"step", b"garbage"], 4.0)  # malformed input does not extend the timeout
     assert server.expire(PEER_TIMEOUT) == []
     ((peer, bye),) = server.expire(PEER_TIMEOUT + 0.5)
     assert peer is silent
@@ -460,7 +469,7 @@ def test_silent_clients_expire(make_server: MakeServer, make_hello: MakeHello, m
     assert bye.reason == "silent for 5.0 s"
     assert list(server.peers) == [b"2"]
     assert refusal(server, make_step(1)).code == "hello"
-    assert ask(server, make_hello())[0]  # it may return
+    assert ask(server, make_hello())[0]  # the client may join again
 
 
 def test_adopting_a_robot_removes_clients_of_another_robot(
@@ -515,12 +524,12 @@ def test_a_hello_is_repeated_until_it_is_answered(make_client: MakeClient) -> No
     assert (client.state, client.session) == ("welcome", 4)
     assert (
         client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 4)), 0.4) == []
-    )  # the answer to a repeated Hello is not passed on
+    )  # the core gets no second Welcome for a repeated Hello
     assert client.due(0.9) == []
 
 
-def test_a_heartbeat_before_the_welcome_is_passed_on_to_a_driver(make_client: MakeClient) -> None:
-    """The server is there but has not decided yet, so the client keeps asking. Only a driver needs to know."""
+def test_a_driver_core_gets_a_heartbeat_that_arrives_before_the_welcome(make_client: MakeClient) -> None:
+    """The server runs but has not decided yet, so the client repeats its Hello. Only a driver's core needs this."""
     assert make_client().receive(frames(Heartbeat(5, 4)), 0.1) == []
     client = make_client(role="driver")
     client.due(0.0)
@@ -531,7 +540,7 @@ def test_a_heartbeat_before_the_welcome_is_passed_on_to_a_driver(make_client: Ma
     assert client.receive(frames(Heartbeat(5, 4)), 0.4) == []
 
 
-def test_a_heartbeat_follows_silence(make_client: MakeClient) -> None:
+def test_the_client_sends_a_heartbeat_after_silence(make_client: MakeClient) -> None:
     client = make_client()
     client.due(0.0)
     welcomed(client)
@@ -540,7 +549,7 @@ def test_a_heartbeat_follows_silence(make_client: MakeClient) -> None:
     assert isinstance(beat, Heartbeat)
     assert (beat.stamp, beat.session) == (int(HEARTBEAT_PERIOD * 1e9), 1)
     assert client.due(HEARTBEAT_PERIOD + HELLO_PERIOD / 2) == []
-    assert client.due(HEARTBEAT_PERIOD + HELLO_PERIOD)  # unanswered: sent again
+    assert client.due(HEARTBEAT_PERIOD + HELLO_PERIOD)  # no answer came, so the client sends the Heartbeat again
     client.receive(frames(beat), 2.0)
     client.sent(2.0)
     assert client.due(2.9) == []
@@ -552,12 +561,12 @@ def test_a_client_that_sends_all_the_time_still_checks_the_server(make_client: M
     for tick in range(200):  # 2 s at 100 Hz, and no message from the server
         client.sent(tick / 100)
         asked += len(client.due(tick / 100))
-    assert asked == 4  # from 1 s on, every HELLO_PERIOD
+    assert asked == 4  # one Heartbeat per HELLO_PERIOD, from 1 s on
 
 
 def test_a_server_restart_is_reported_once(make_client: MakeClient) -> None:
     client = welcomed(make_client(), 1)
-    for _ in range(3):  # the new server answers every message on its way
+    for _ in range(3):  # the new server answers every message in transit
         assert client.receive(frames(Refused("hello", "who?")), 5.0) == []
     assert client.state == "connecting"
     assert client.due(5.0) == [client.hello]
@@ -568,7 +577,7 @@ def test_a_server_restart_is_reported_once(make_client: MakeClient) -> None:
     assert client.session == 2
 
 
-def test_a_welcome_of_another_session_is_passed_on(make_client: MakeClient) -> None:
+def test_the_core_gets_a_welcome_of_another_session(make_client: MakeClient) -> None:
     client = welcomed(make_client(), 1)
     ((_, message),) = client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 2)), 0.0)
     assert isinstance(message, Welcome)
@@ -579,7 +588,7 @@ def test_a_refusal_raises_an_error(make_client: MakeClient, code: str) -> None:
     client = make_client()
     client.check()
     assert client.receive(frames(Refused(code, "robot is 'A' here, 'B' there")), 0.0) == []
-    assert client.due(10.0) == []  # it does not try again
+    assert client.due(10.0) == []  # the client does not try again
     with pytest.raises(HandshakeError, match="link policy: refused by the server: robot is 'A' here, 'B' there"):
         client.check()
 
@@ -626,7 +635,7 @@ anything = st.lists(
 
 @settings(max_examples=200, deadline=None, print_blob=True)
 @given(st.lists(anything, max_size=5))
-def test_no_frames_end_a_link(messages: list[list[bytes]]) -> None:
+def test_random_frames_do_not_end_a_link(messages: list[list[bytes]]) -> None:
     toy = RobotSpec("Toy", (Channel("o", "m", -1, 1),), (Channel("a", "N", -1, 1),), 0.02)
     server = ServerLink("policy", "server", {"simulator": (Step,), "evaluator": (Evaluation,)}, {}, 1)
     client = ClientLink("policy", hello("simulator", "s", client=1, robots=1, spec=toy), (Throttle,))
@@ -673,4 +682,4 @@ def test_peer_objects_are_distinct_after_a_reconnect(make_server: MakeServer, ma
     ask(server, Bye(""))
     ((two, _),), _ = ask(server, make_hello())
     assert isinstance(one, Peer)
-    assert one != two  # the same name and connection, but a new stay
+    assert one != two  # name and connection are equal, but the client joined again

@@ -1,4 +1,4 @@
-"""The in-memory bus, in addition to the contract: immediate restarts, and links that a test can change."""
+"""Test features that only the in-memory bus has: immediate restarts, and links that a test can change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def linked(make_server: Make, make_client: Make) -> tuple[MemoryBus, MemoryBus, Any]:
-    """A server bus, a client bus, and the client's peer object on the server. Time stands still."""
+    """Connected: a server bus, a client bus, and the server's peer object for the client. The clock stands still."""
     network = Network()
     server, client = MemoryBus(network, lambda: 0.0), MemoryBus(network, lambda: 0.0)
     server.serve("policy", make_server())
@@ -26,7 +26,7 @@ def linked(make_server: Make, make_client: Make) -> tuple[MemoryBus, MemoryBus, 
     return server, client, peer
 
 
-def test_serving_again_is_a_restart(
+def test_a_second_call_of_serve_restarts_the_server(
     linked: tuple[MemoryBus, MemoryBus, Any], make_server: Make, make_step: Make
 ) -> None:
     server, client, peer = linked
@@ -56,7 +56,7 @@ def test_a_test_can_lose_messages(linked: tuple[MemoryBus, MemoryBus, Any], make
     assert [message.sequence for _, message in server.receive(0.0) if isinstance(message, Step)] == [2, 3]
 
 
-def test_an_applications_heartbeat_reaches_no_core(linked: tuple[MemoryBus, MemoryBus, Any]) -> None:
+def test_a_heartbeat_sent_by_a_core_reaches_no_other_core(linked: tuple[MemoryBus, MemoryBus, Any]) -> None:
     server, client, peer = linked
     assert client.send("policy", Heartbeat(1, 1))
     assert server.receive(0.0) == []

@@ -1,4 +1,4 @@
-"""The tap offers each message once to a recorder, never waits, and counts lost messages."""
+"""The tap sends each message once to a recorder, never waits, and counts lost messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATUS = Status("sim-0", "ready", "", {}, {})
 
 
 class Recorder:
-    """The other end of a tap in memory: its link and the records it received."""
+    """A recorder in memory: its link to the tap, and the records that it received."""
 
     def __init__(self, client: ClientLink, wall: Callable[[], int] = lambda: 17, **options: Any) -> None:
         self.server = ServerLink("recorder", "recorder", {"simulator": (Record,)}, {}, 1)
@@ -66,7 +66,7 @@ def test_a_message_to_two_links_is_recorded_once_with_its_bytes(recorder: Record
     first, second = make_step(0), make_step(1)
     recorder.offer(first, link="policy")
     recorder.offer(first, second, link="learner")
-    recorder.offer(first, link="learner")  # repeated to a restarted server
+    recorder.offer(first, link="learner")  # the node repeats the message to a restarted server
     assert [(r.topic, r.link, r.sequence, r.stamp) for r in recorder.got] == [
         ("step", "policy", 0, 17),
         ("step", "learner", 1, 17),
@@ -76,7 +76,7 @@ def test_a_message_to_two_links_is_recorded_once_with_its_bytes(recorder: Record
 
 
 def test_a_repeated_step_is_recorded_once(recorder: Recorder, make_step: Make) -> None:
-    """A learner that returns gets an equal object. A later incarnation starts at 0 again."""
+    """A restarted learner gets the same Step again. A Step 0 of a later incarnation is a new Step."""
     recorder.offer(make_step(0), make_step(2), make_step(1), *(make_step(sequence) for sequence in range(4)))
     recorder.offer(make_step(0, incarnation=1))
     steps = [codec.decode("step", record.payload) for record in recorder.got]
@@ -118,7 +118,7 @@ def test_a_late_recorder_gets_the_hello_and_the_newest_weights(
     late.offer(make_hello(), make_step(0), *weights)
     late.there = True
     late.tap.turn(1.0)
-    assert late.topics() == [("hello", 0), ("weights", 1), ("weights", 2)]  # the two newest
+    assert late.topics() == [("hello", 0), ("weights", 1), ("weights", 2)]  # the newest two weights
     late.offer(make_step(1))
     assert late.topics()[3:] == [("step", 1)]
 
@@ -153,7 +153,9 @@ def test_commands_are_recorded_by_the_node_that_receives_them(make_client: Make,
 def test_messages_are_sent_in_batches(recorder: Recorder, make_step: Make) -> None:
     posted = []
     recorder.tap._post = lambda name, payload: bool(posted.append((name, payload)) or True)
-    for number, now in enumerate((1.0, 1.04, 1.08, 1.12)):  # the first at once, then a batch every 0.1 s
+    for number, now in enumerate(
+        (1.0, 1.04, 1.08, 1.12)
+    ):  # the tap sends the first message immediately, and then a batch every 0.1 s
         recorder.tap.offer("policy", make_step(number), codec.encode(make_step(number)))
         recorder.tap.flush(now)
     handfuls = [codec.decode_records(payload) for _, payload in posted]
@@ -162,14 +164,14 @@ def test_messages_are_sent_in_batches(recorder: Recorder, make_step: Make) -> No
 
 
 def test_a_batch_is_limited_in_records_and_a_long_record_is_sent_alone(recorder: Recorder, make_step: Make) -> None:
-    """300 short Records become messages of 256 and 44. A Record of 70,000 bytes exceeds the limit of 65,536."""
+    """300 short Records become messages of 256 and 44 Records. A Record of 70,000 bytes exceeds the limit, 65,536."""
     sizes = []
     recorder.tap._post = lambda _, payload: bool(sizes.append(len(codec.decode_records(payload))) or True)
     recorder.offer(*(make_step(number) for number in range(300)), Weights(1, 0, 0, "", bytes(70_000)), STATUS)
     assert sizes == [256, 44, 1, 1]
     recorder.tap.flush(0.0)
     recorder.tap.offer("learner", weights := Weights(2, 0, 0, "", bytes(70_000)), codec.encode(weights))
-    recorder.tap.flush(0.0)  # not yet due, but too large to keep
+    recorder.tap.flush(0.0)  # the batch is not due yet, but the tap sends it because it is large
     assert sizes == [256, 44, 1, 1, 1]
 
 
@@ -177,20 +179,20 @@ def test_a_batch_is_limited_in_records_and_a_long_record_is_sent_alone(recorder:
 def test_a_paused_node_is_recorded_without_a_gap(
     recorder: Recorder, make_step: Make, monkeypatch: pytest.MonkeyPatch, flushed: bool
 ) -> None:
-    """The recorder has dropped the node by then, so the tap must introduce it first."""
+    """After the pause, the recorder no longer knows the node, so the tap must send a Hello first."""
     for name, value in (("PEER_TIMEOUT", PEER_TIMEOUT), ("LONG_SILENCE", LONG_SILENCE)):  # undo nobody_expires
         monkeypatch.setattr(f"td3_robot.transport.link.{name}", value)
     recorder.offer(make_step(0))
     recorder.now += PEER_TIMEOUT + 1
     assert [bye.NAME for _, bye in recorder.server.expire(recorder.now)] == ["bye"]
-    recorder.offer(make_step(1))  # a Hello goes first
+    recorder.offer(make_step(1))  # the tap sends a Hello before the Step
     recorder.offer(make_step(2))
     assert recorder.server.tally.counts == {}
     assert recorder.topics() == [("step", 0), ("step", 1), ("step", 2)]
     recorder.now += PEER_TIMEOUT + 1
     recorder.server.expire(recorder.now)
     recorder.tap.offer("learner", make_step(3), codec.encode(make_step(3)))
-    if flushed:  # as a node does at its end
+    if flushed:  # a node flushes its tap before it ends
         recorder.tap.flush(recorder.now, at_once=True)
     recorder.tap.leave("stopped", recorder.now)
     assert recorder.topics()[3:] == [("step", 3)]
@@ -200,14 +202,14 @@ def test_a_paused_node_is_recorded_without_a_gap(
 
 
 def test_a_restarted_recorder_gets_recently_sent_messages_again(recorder: Recorder, make_step: Make) -> None:
-    """The old recorder may not have written them. The new recorder refuses the first Records, so the tap knows."""
+    """The old recorder may not have written these messages. The refusal by the new recorder shows the restart."""
     recorder.offer(make_step(0))
     recorder.now = 3.0
     recorder.tap.turn(recorder.now)
     recorder.offer(make_step(1))
     recorder.server = ServerLink("recorder", "recorder", {"simulator": (Record,)}, {}, 2)
     recorder.got.clear()
-    recorder.offer(make_step(2))  # refused: no Hello yet
+    recorder.offer(make_step(2))  # the recorder refuses the Step, because it has no Hello
     assert recorder.topics() == []
     recorder.tap.offer("learner", make_step(3), codec.encode(make_step(3)))
     recorder.now += 0.3
@@ -217,7 +219,7 @@ def test_a_restarted_recorder_gets_recently_sent_messages_again(recorder: Record
 
 
 def test_messages_wait_two_seconds_for_an_absent_recorder(recorder: Recorder, make_step: Make) -> None:
-    """Steps every 0.1 s. The recorder is absent from 1.1 s to 3.1 s, so some Steps since 1.1 s are lost."""
+    """There is a Step every 0.1 s. No recorder runs from 1.1 s to 3.1 s, so some Steps after 1.1 s are lost."""
     recorder.offer(*(make_step(number) for number in range(1)))
     for number in range(1, 31):
         if number == 11:
@@ -233,14 +235,14 @@ def test_messages_wait_two_seconds_for_an_absent_recorder(recorder: Recorder, ma
     recorder.tap.turn(recorder.now)
     sequences = [sequence for _, sequence in recorder.topics()]
     assert sequences == list(range(sequences[0], 31))
-    assert 11 <= sequences[0] <= 16  # those older than 2 s are dropped
+    assert 11 <= sequences[0] <= 16  # the tap drops Steps older than 2 s
     assert recorder.tap.counts().get("not_recorded", 0) == sequences[0] - 11
 
 
 def test_without_a_reconnect_in_time_messages_are_dropped(recorder: Recorder, make_step: Make) -> None:
     recorder.offer(make_step(0))
     recorder.server = ServerLink("recorder", "recorder", {"simulator": (Record,)}, {}, 2)
-    recorder.offer(make_step(1))  # refused: the tap must connect again
+    recorder.offer(make_step(1))  # the recorder refuses the Step, so the tap must connect again
     recorder.there = False
     recorder.offer(make_step(2), make_step(3))
     recorder.now += 3.0
@@ -300,12 +302,12 @@ def test_an_expected_recorder_gets_the_messages_from_the_beginning(make_client: 
     many.offer(*(make_step(number) for number in range(1100)))
     many.there = True
     many.tap.turn(1.0)
-    assert [number for _, number in many.topics()] == list(range(1024))  # later ones are lost and counted
+    assert [number for _, number in many.topics()] == list(range(1024))  # later messages are lost and counted
     assert many.tap.counts() == {"not_recorded": 76}
 
 
-def test_a_clock_that_is_set_back_does_not_change_the_order(make_client: Make, make_step: Make) -> None:
-    """A computer may correct its clock late. The second Step must not come before the first."""
+def test_setting_the_clock_back_does_not_change_the_order(make_client: Make, make_step: Make) -> None:
+    """A computer may correct its clock at any time. The second Step must not come before the first."""
     late = Recorder(make_client(link="recorder"), wall=iter([9, 8, 2, 1]).__next__, expected=True)
     late.there = False
     late.offer(make_step(0), Weights(1, 0, 0, "0" * 64, b"x"), make_step(1), Weights(2, 0, 0, "0" * 64, b"y"))
@@ -341,7 +343,7 @@ def test_a_refusal_by_the_recorder_stops_only_the_recording(
 def test_the_bus_records_what_it_sends_and_never_waits(
     make_bus: Make, make_server: Make, make_client: Make, make_step: Make, pump: Make, of: Make, tmp_path: Path
 ) -> None:
-    """Over sockets, with the handshake. Without the recorder, sending continues."""
+    """Real sockets and the real handshake are used. When the recorder has ended, the bus continues to send."""
     endpoints = {link: f"ipc://{tmp_path}/{link}" for link in ("policy", "learner", "recorder")}
     server, client = make_bus(), make_bus()
     server.serve(endpoints["policy"], make_server(1, "policy"))
