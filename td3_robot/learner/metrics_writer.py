@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,11 @@ class MetricsWriter:
     def __init__(self, lines: Path, events: Path) -> None:
         self._lines = lines
         self._file = lines.open("a", encoding="utf-8")
-        if not (lines.read_bytes() or b"\n").endswith(b"\n"):  # a full disk or power cut left half a line
-            self._file.write("\n")
+        with lines.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            if size and file.read(1) != b"\n":  # a full disk or power cut left half a line
+                self._file.write("\n")
         self._events = SummaryWriter(str(events))
 
     def write(self, record: Mapping[str, Any]) -> None:

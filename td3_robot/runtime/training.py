@@ -76,7 +76,7 @@ def train(prepared: Prepared, progress: Progress, watch: Watch | None = None) ->
 def finished(prepared: Prepared) -> dict[str, Any] | None:
     """Return the record of the final policy if the run is finished, and its configuration does not continue it."""
     run, config, _ = prepared
-    evaluations = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.exists() else []
+    evaluations = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.is_file() else []
     if not evaluations or not evaluations[-1]["final"] or run.steps_made() > evaluations[-1]["env_steps"]:
         return None
     final = evaluations[-1]

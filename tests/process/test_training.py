@@ -547,7 +547,7 @@ def test_bad_input_gives_one_line_of_error(
     ("arguments", "words"),
     [
         (("trian",), "td3-robot: unknown command 'trian'; did you mean 'train'"),
-        (("train", "walker2d", "--steps", "5.5"), "argument --steps: invalid int value: '5.5'"),
+        (("train", "walker2d", "--steps", "5.5"), "--steps is 5.5; allowed: whole numbers from 1"),
         (("train", "walker2d", "--set", "learner.batch_size=0"), "learner.batch_size is 0"),
     ],
 )
