@@ -42,7 +42,7 @@ def test_a2c_learns_resumes_and_replays_bit_for_bit(command: Any, tmp_path: Path
     alone = InProcess(configuration.load(folder / "config.yaml"))
     alone.run()
     alone.close()
-    alone.learner.publisher.evaluations.pending.clear()  # there is no evaluator in one process
+    alone.learner.publisher.evaluations.pending.clear()  # the in-process run has no evaluator
     assert parted(folder, alone) == []
 
     reports = {report.core: report for report in replay.check(Session([folder / "session.mcap"]))}

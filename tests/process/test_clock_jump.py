@@ -1,4 +1,4 @@
-"""The wall clock jumps while a robot is driven and recorded. Deadlines must not notice.
+"""The wall clock jumps while a robot is driven and recorded. The jump must not affect deadlines.
 
 A test may not set the machine's clock. Instead, ``wall_clock`` adds an offset from a file to every clock reading of
 the Python processes. libzmq and kernel timeouts use the monotonic clock, so they need no offset.

@@ -1,4 +1,4 @@
-"""Run every command of docs/how-to/deploy.md in order, with folders in place of the robot and the workstation.
+"""Run every command of docs/how-to/deploy.md in order. Two folders stand for the robot and the workstation.
 
 Substitutions:
 

@@ -26,7 +26,7 @@ class Recorded(Robot):
             path = self.folder / f"{name}.yaml"
             config = yaml.safe_load(path.read_text())
             config["endpoints"]["recorder"] = f"ipc://{self.folder}/recorder"
-            config["record"] = True  # nodes wait for the recorder, whichever starts first
+            config["record"] = True  # nodes wait for the recorder, even if they start first
             path.write_text(yaml.safe_dump(config))
 
     def recorder(self, name: str = "leg.mcap") -> Any:
@@ -102,7 +102,7 @@ def test_recording_replays_after_a_kill(robot: Recorded) -> None:
     server.wait()
     at = robot.wait_for(SAFE, at)
     server = robot.serve()
-    robot.wait("activated", lambda: robot.operator("activate", "--target", "leg").returncode == 0)
+    robot.wait("a successful activate", lambda: robot.operator("activate", "--target", "leg").returncode == 0)
     robot.wait_for(POLICY, at)
     driver.kill()
     driver.wait()

@@ -41,7 +41,7 @@ def run(command: Any, *arguments: str, code: int = 0) -> str:
     return text
 
 
-def test_results_agree_and_repeat_with_the_same_seed(
+def test_printed_and_json_results_agree_and_repeat_with_the_same_seed(
     command: Any, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     three = (str(policy), "--episodes", "3", "--seed")
@@ -79,7 +79,7 @@ def test_video_shows_the_robot(command: Any, policy: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["walk.webm", "walk.mkv", "walk.gif"])
-def test_other_video_formats(policy: Path, name: str, tmp_path: Path) -> None:
+def test_webm_mkv_and_gif_videos_are_written(policy: Path, name: str, tmp_path: Path) -> None:
     assert main(["eval", str(policy), "--episodes", "1", "--video", str(tmp_path / name)]) == 0
     probe = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(tmp_path / name), "-f", "null", "-"]
     done = subprocess.run(probe, check=True, capture_output=True, text=True)

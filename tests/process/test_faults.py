@@ -431,7 +431,7 @@ def test_hung_sensors_end_the_driver(robot: Robot) -> None:
     robot.wait("the server's fault", lambda: f"no observation for {DEADLINE} ms" in robot.log("server.log"))
     robot.fault("")
     robot.drive()
-    robot.wait("a new beginning", lambda: robot.record() and "stop" not in robot.record())
+    robot.wait("the restarted driver", lambda: robot.record() and "stop" not in robot.record())
     assert robot.record()[0] == SAFE
     robot.running()
 
@@ -448,7 +448,10 @@ def test_server_and_driver_notify_systemd_while_they_run(robot: Robot, monkeypat
             assert systemd.recv(100) == b"READY=1\nWATCHDOG=1"
             assert [systemd.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3
             process.send_signal(signal.SIGSTOP)  # later messages then come from the other process
-            robot.wait("its stop", lambda pid=process.pid: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+            robot.wait(
+                "the process to be stopped",
+                lambda pid=process.pid: psutil.Process(pid).status() == psutil.STATUS_STOPPED,
+            )
             systemd.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 while True:
@@ -486,7 +489,7 @@ def test_server_refuses_bad_weights_and_keeps_good_weights_after_the_learner_end
 
 
 def test_remote_learner_adapts_the_policy_of_a_running_robot(robot: Robot) -> None:
-    """A real learner gets the driver's Steps. The server adopts its weights and keeps moving the robot without it."""
+    """A real learner gets the driver's Steps and sends Weights. After the learner ends, the robot keeps moving."""
     robot.configure(learner=f"ipc://{robot.folder}/learner", **AUTOMATIC)
     content = {
         "pacing": {"mode": "realtime"},
@@ -501,12 +504,15 @@ def test_remote_learner_adapts_the_policy_of_a_running_robot(robot: Robot) -> No
     robot.drive()
     begin = robot.running()
     learner = robot._start("learner.log", "-m", "td3_robot.cli.main", "learner", "--run", "run")
-    robot.wait("other actions", lambda: len({*robot.record()[begin:], SAFE, POLICY, "observe good"}) > 5)
+    robot.wait(
+        "actions of the learner's policy while it learns",
+        lambda: len({*robot.record()[begin:], SAFE, POLICY, "observe good"}) > 5,
+    )
     learner.kill()
     learner.wait()
     end = len(robot.record())
-    robot.wait("a second without it", lambda: periods(robot.record()[end:]) > 50)
-    robot.wait("its policy's actions", lambda: {*robot.record()[-10:]} - {SAFE, POLICY, "observe good"})
+    robot.wait("a second without the learner", lambda: periods(robot.record()[end:]) > 50)
+    robot.wait("actions of the learner's policy", lambda: {*robot.record()[-10:]} - {SAFE, POLICY, "observe good"})
 
 
 def test_second_server_and_second_driver_are_refused(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -577,7 +583,7 @@ def test_driver_makes_its_robot_safe_when_refused_because_a_dead_driver_has_its_
     dead = Bus()
     introduction = hello("driver", "leg", client=1, incarnation=7, robots=1, spec=SPEC)
     dead.connect(f"ipc://{robot.folder}/policy", ClientLink("policy", introduction, ()))
-    robot.wait("its welcome", lambda: bool(dead.receive(0.05)) or dead.welcome("policy"))
+    robot.wait("the welcome of the first driver", lambda: bool(dead.receive(0.05)) or dead.welcome("policy"))
     words = (str(DRIVER), "record", "fault", str(EXAMPLE), "--config", "driver.yaml", "--incarnation", "7")
     driver = robot._start("driver.log", *words)
     assert driver.wait(120) == 2
@@ -590,14 +596,14 @@ def test_refused_new_version_of_a_killed_driver_makes_its_robot_safe(robot: Robo
     """The server has not yet removed the killed driver when a driver with another robot specification connects."""
     update = robot.folder / "update.py"
     update.write_text(EXAMPLE.read_text().replace('"Pendulum"', '"Crane"'))
-    robot.configure(observation_deadline_ms=None)  # otherwise the server notices the silence first
+    robot.configure(observation_deadline_ms=None)  # the server must not notice the silence of the killed driver
     robot.serve()
     first = robot.drive()
     robot.running()
     first.kill()
     first.wait()
     (robot.folder / "record").unlink()
-    assert robot.operator("state").returncode == 0  # the server still answers
+    assert robot.operator("state").returncode == 0  # the server answers
     assert robot.drive(update).wait(120) == 2
     assert set(robot.record()) == {SAFE}
     assert "robot specification differs: robot is 'Pendulum' here, 'Crane' there" in robot.log("driver.log")
@@ -608,14 +614,17 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     server, driver = robot.serve(), robot.drive()
     begin = robot.running()
     robot._start("watch.log", "-u", "-m", "td3_robot.cli.main", "node", "watch", "--config", "robot.yaml")
-    robot.wait("the watcher", lambda: re.search("^[-0-9]+ [0-9:]+ watching", robot.log("watch.log"), re.MULTILINE))
+    robot.wait(
+        "the start of `node watch`",
+        lambda: re.search("^[-0-9]+ [0-9:]+ watching", robot.log("watch.log"), re.MULTILINE),
+    )
     told = robot.operator("estop", "--reason", "smoke", "--json")
     assert told.returncode == 0
     assert (json.loads(told.stdout)["confirmed"], json.loads(told.stdout)["unconfirmed"]) == (["leg"], [])
     safe = robot.wait_for(SAFE, begin)
     for node in ("policy", "policy/leg", "leg"):
         line = f"{node}: active -> fault: emergency stop: smoke\n"
-        robot.wait("the watcher's line", lambda line=line: line in robot.log("watch.log"))
+        robot.wait("a line of `node watch`", lambda line=line: line in robot.log("watch.log"))
     refused = robot.operator("activate")
     assert refused.returncode == 1
     assert "an emergency stop is in force (emergency stop: smoke); reset it first" in refused.stderr
@@ -623,7 +632,7 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     for number, file in enumerate(("kept", "lost"), 1):
         server.kill()
         server.wait()
-        robot.wait("the watcher's word", lambda n=number: robot.log("watch.log").count("NOT watching: ") >= n)
+        robot.wait("a warning of `node watch`", lambda n=number: robot.log("watch.log").count("NOT watching: ") >= n)
         if file == "lost":
             (robot.folder / "policy.safetensors.state").unlink()
         log = f"server-{file}.log"
@@ -632,7 +641,7 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
             robot.wait("the new server's watch", lambda log=log: ACTS in robot.log(log))
         else:
             robot.wait("the new server", lambda: '"connected": ["leg"]' in robot.operator("state", "--json").stdout)
-        robot.wait("the watcher's word", lambda n=number: robot.log("watch.log").count("watching again") >= n)
+        robot.wait("a warning of `node watch`", lambda n=number: robot.log("watch.log").count("watching again") >= n)
         still = "the emergency stop is still in force (smoke): reset, then activate (policy.safetensors.state)"
         assert (still in robot.log(log)) == (file == "kept")
         assert POLICY not in robot.record()[safe:]

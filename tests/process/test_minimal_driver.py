@@ -1,4 +1,4 @@
-"""examples/minimal_driver.py, which imports nothing of td3_robot, drives a robot for a real policy server."""
+"""examples/minimal_driver.py, which does not import td3_robot, drives a robot for a real policy server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.conftest import poll_until
 from tests.process.conftest import ROOT
 
 EXAMPLE = ROOT / "examples" / "minimal_driver.py"
-DEADLINE = "5"  # seconds; test machines are shared
+DEADLINE = "5"  # seconds; long, because test machines are shared
 
 
 class Process:
@@ -201,5 +201,5 @@ def test_steps_of_the_driver_follow_the_protocol(drive: Callable[..., Process], 
         else:
             assert step.origin in (2, 4)
             assert (step.answered, step.weights_version, step.noise_kind) == (step.sequence, 0, 0)
-    assert (steps[4].origin, steps[4].action.tolist()) == (2, steps[3].action.tolist())  # held
+    assert (steps[4].origin, steps[4].action.tolist()) == (2, steps[3].action.tolist())  # origin 2: held
     assert sum(step.origin == 1 for step in steps) >= 3

@@ -79,7 +79,7 @@ def test_monitor_follows_a_training_without_slowing_it(
         ),
     )
     assert (report["unreadable"], report["faults"]) == (0, [])
-    psutil.Process(monitor.process.pid).send_signal(signal.SIGSTOP)  # a stopped monitor blocks nobody
+    psutil.Process(monitor.process.pid).send_signal(signal.SIGSTOP)  # a stopped monitor blocks no node
     run.wait_for_more_steps(1000)
     psutil.Process(monitor.process.pid).send_signal(signal.SIGCONT)
     next_report(monitor)

@@ -73,7 +73,7 @@ def test_sigkill_of_the_recorder_loses_only_its_last_second(train: Any, tmp_path
         size = killed.stat().st_size
         run.until("a chunk", lambda size=size: killed.stat().st_size > size)
     run.children()["recorder"].send_signal(signal.SIGSTOP)
-    run.wait_for_more_steps(1000)  # a stopped recorder blocks nobody
+    run.wait_for_more_steps(1000)  # a stopped recorder blocks no node
     run.children()["recorder"].send_signal(signal.SIGKILL)
     run.wait_for("^recorder was killed by SIGKILL; starting it again$")
     run.until("the second recording", lambda: second.exists() and second.stat().st_size > 100_000)
@@ -144,7 +144,7 @@ def test_recorder_joins_and_leaves_a_running_training(
     (tmp_path / "notes.txt").write_text("left knee oiled")
     recorder = command("record", "by-hand.mcap", "--run", "run", "--attach", "notes.txt")
     recorder.wait_for("recording")
-    run.until("a recording of all", lambda: (tmp_path / "by-hand.mcap").stat().st_size > 200_000)
+    run.until("a recording of all nodes", lambda: (tmp_path / "by-hand.mcap").stat().st_size > 200_000)
     recorder.interrupt()
     assert recorder.finish() == 130, recorder.output()
     run.interrupt()
@@ -157,7 +157,9 @@ def test_recorder_joins_and_leaves_a_running_training(
     assert report["topics"]["sim-0/step"]["begins_at"] > 0
     assert report["topics"]["sim-0/step"]["count"] > 100
     assert main(["replay", str(tmp_path / "by-hand.mcap"), "--core", "policy"]) == 0
-    monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # otherwise later tests would ignore Ctrl-C
+    monkeypatch.setattr(
+        process, "_catch_signals", lambda _: None
+    )  # if the handler stayed, later tests would ignore Ctrl-C
     for arguments, words in (
         ((str(tmp_path / "by-hand.mcap"), "--run", "run"), "exists already"),
         ((str(tmp_path / "no" / "x.mcap"), "--run", "run"), "does not exist"),

@@ -60,7 +60,7 @@ def newest(run: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
 
 
 def differences(run: Path, other: Path) -> list[str]:
-    """List what differs, bit for bit, between two finished runs. Stamps of Steps may differ."""
+    """List the bitwise differences between two finished runs. Stamps of Steps may differ."""
     (arrays, scalars), (others, other_scalars) = newest(run), newest(other)
     found = [f"arrays {sorted(arrays.keys() ^ others.keys())}"] if arrays.keys() != others.keys() else []
     for name, array in arrays.items():
@@ -83,7 +83,7 @@ def differences(run: Path, other: Path) -> list[str]:
 
 
 def simulators_differ(arrays: dict[str, Any], others: dict[str, Any]) -> list[str]:
-    """List what differs between the simulator states of two checkpoints."""
+    """List the differences between the simulator states of two checkpoints."""
     found: list[str] = []
     for name in arrays:
         if name.startswith("simulator."):
@@ -113,7 +113,7 @@ def straight(made_once: MadeOnce) -> Path:
 def test_interrupted_and_resumed_run_equals_an_uninterrupted_one(
     straight: Path, train: Any, command: Any, tmp_path: Path
 ) -> None:
-    """Invariant 4: interrupt a run before its first step, twice later, and once right after a resume."""
+    """Invariant 4: interrupt a run before its first step, twice later, and once immediately after a resume."""
     run = train(STEPS, *LOCKSTEP, options=("--lockstep",))
     run.wait_for("^training")
     run.interrupt()

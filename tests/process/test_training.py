@@ -47,7 +47,7 @@ def test_local_training_loses_nothing(train: Any, tmp_path: Path) -> None:
     assert last["learner"]["figures"]["env_steps"] >= 20_000
     # The learner stops as soon as it has enough Steps. Each simulator may then have one Step in transit.
     assert 0 <= sum(sim["steps"] for sim in sims) - learner["steps"] <= 2
-    # Each episode has one transition fewer than robot-steps. Separate pieces of code count the two sides.
+    # An episode has one transition fewer than it has steps. Different code counts the two sides of this equation.
     assert learner["steps"] * 8 - learner["begun"] == learner["transitions"]
 
 
@@ -104,7 +104,7 @@ def test_real_time_robots_do_not_wait_for_the_learner(train: Any, tmp_path: Path
     assert learner["counters"]["beyond_total"] > 0
     assert learner["counters"]["missed"] == learner["counters"]["gaps"] == 0
     assert learner["figures"]["lead_max"] > 128 + 80  # the band does not slow the robots
-    # The clock sets the rate: never faster, and slower only by the missed deadlines.
+    # The clock sets the rate. Steps are never faster, and only missed deadlines make them slower.
     messages = Session([tmp_path / "run" / "session.mcap"]).messages((Step.NAME,))
     steps = [message for _, message in messages if isinstance(message, Step)]
     assert sim["counters"]["steps"] == steps[-1].sequence + 1
@@ -279,7 +279,7 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
     run.wait_for_more_steps(1000)
     guest.interrupt()
     assert guest.finish() == 130, guest.output()
-    run.until("the guest's leave", lambda: "simulator guest left" in log.read_text())
+    run.until("the end of the guest", lambda: "simulator guest left" in log.read_text())
     again = command("sim", "--run", "run", "--name", "guest")  # the guest joins again and stays until the end
     run.until("the guest again", lambda: log.read_text().count("simulator guest joined") == 2)
     run.wait_for_more_steps(1000)
@@ -387,7 +387,7 @@ def test_resume_continues_after_an_interrupt(train: Any, command: Any, tmp_path:
 
 
 def test_each_further_ctrl_c_sends_a_stronger_signal_to_a_stuck_process(train: Any, tmp_path: Path) -> None:
-    """A stopped process handles neither SIGINT nor SIGTERM. Each further Ctrl-C sends the next signal at once."""
+    """A stopped process handles neither SIGINT nor SIGTERM. Each further Ctrl-C sends the next signal immediately."""
     run = train(100_000)
     run.wait_for_steps(100)
     children, sockets = run.children(), sockets_of(tmp_path / "run")
@@ -477,7 +477,7 @@ def test_run_ends_with_the_error_of_a_process_that_keeps_failing(train: Any, com
     assert "Traceback" not in again.output()
 
 
-FP32 = ("--set", "learner.precision=fp32")  # ``auto`` may need a measurement of some seconds
+FP32 = ("--set", "learner.precision=fp32")  # ``auto`` may measure for some seconds
 
 
 @pytest.mark.parametrize(
@@ -593,7 +593,9 @@ def test_failure_to_create_the_run_folder_gives_one_line_of_error(command: Any, 
     assert "run folder 'file/run' cannot be made" in run.lines[-1]
 
 
-def test_resume_of_a_finished_run_says_so_and_changes_nothing(train: Any, command: Any, tmp_path: Path) -> None:
+def test_resume_of_a_finished_run_reports_that_it_is_finished_and_changes_nothing(
+    train: Any, command: Any, tmp_path: Path
+) -> None:
     run = train(700)
     assert run.finish() == 0, run.output()
     assert "see it:  td3-robot eval run --video walk.mp4" in run.output()

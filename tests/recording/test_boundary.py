@@ -1,4 +1,4 @@
-"""RecordedCore records the inputs of each turn, and the state that is missing in the core's outputs."""
+"""RecordedCore records the inputs of each turn, and state that is not in the core's outputs."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def change(stamp: int, state: str = "fault", reason: str = "no action for 100 ms
 
 
 def test_info_shows_the_first_time_and_the_count_of_each_fault(save: Make, capsys: Any) -> None:
-    """One message a second. The first fault occurs at 1 s and again at 4 s."""
+    """There is one message per second. The first fault occurs at 1 s and again at 4 s."""
     messages = [
         ("sim-0", change(0, "inactive")),
         ("sim-0", change(1)),

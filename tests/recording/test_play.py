@@ -40,7 +40,7 @@ def recorded(acted: Make, save: Make, spec: RobotSpec) -> Path:
 
 
 def test_the_schedule_follows_start_duration_and_rate(acted: Make) -> None:
-    """Entries are 0.1 s apart. Start 0.25 s and duration 0.5 s select 0.3 s to 0.7 s, at double rate."""
+    """Entries are 0.1 s apart and play at double rate. Start 0.25 s and duration 0.5 s select 0.3 s to 0.7 s."""
     entries = entries_of(acted(10), SECOND // 10)
     begin = entries[0].received
     every = [round(t, 6) for t, _ in scheduled(iter(entries), begin)]
@@ -48,7 +48,10 @@ def test_the_schedule_follows_start_duration_and_rate(acted: Make) -> None:
     part = list(scheduled(iter(entries), begin, rate=2, start=0.25, duration=0.5))
     assert [round(t, 6) for t, _ in part] == [0.025, 0.075, 0.125, 0.175, 0.225]
     assert [entry for _, entry in part] == entries[3:8]
-    assert [t for t, _ in scheduled(iter(entries[:2]), begin + SECOND)] == [0.0, 0.0]  # somebody set the clock back
+    assert [t for t, _ in scheduled(iter(entries[:2]), begin + SECOND)] == [
+        0.0,
+        0.0,
+    ]  # the clock was set back between the two entries
 
 
 def test_start_counts_from_the_beginning_of_the_recording(

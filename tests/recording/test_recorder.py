@@ -106,7 +106,7 @@ def test_a_ring_without_an_event_logs_that_nothing_was_written(
     assert not path.exists()
 
 
-def test_a_trigger_without_a_ring_logs_that_it_does_nothing(make: Make, caplog: Any) -> None:
+def test_sigusr1_without_a_ring_logs_that_it_has_no_effect(make: Make, caplog: Any) -> None:
     caplog.set_level("INFO")
     it = make()
     it.recorder.trigger("SIGUSR1")

@@ -82,7 +82,7 @@ OFFERS = {"offers": sorted(kind.NAME for kind in RECORDED)}  # every node announ
 
 
 class _AtOnce(Tap):
-    """A tap that sends each message to the recorder at once, so that the last message is recorded too."""
+    """A tap that sends each message to the recorder immediately, so that the last message is recorded too."""
 
     def offer(self, link: str, message: Message, payload: bytes) -> None:
         super().offer(link, message, payload)

@@ -111,7 +111,7 @@ def watch_never_finds_observations_missing(patch: Patch) -> None:
     patch.setattr(Watch, "missing", lambda *_: False)
 
 
-def watchdogs_are_fed_by_bad_observations(patch: Patch) -> None:
+def bad_observations_reset_the_watchdog(patch: Patch) -> None:
     take = Watch.take
 
     def fed(self: Watch, step: Any, safety: Any, now: float) -> str | None:
@@ -131,7 +131,7 @@ def fault_does_not_block_the_policy(patch: Patch) -> None:
     patch.setattr(Watch, "take", careless)
 
 
-def fault_ends_by_itself(patch: Patch) -> None:
+def a_fault_ends_without_activate(patch: Patch) -> None:
     feed = Watchdog.feed
 
     def forgiving(self: Watchdog, now: float) -> None:
@@ -168,7 +168,7 @@ def commands_are_not_refused(patch: Patch) -> None:
     patch.setattr(Desk, "_refusal", lambda *it: msgspec.structs.replace(refusal(*it), error=""))
 
 
-def an_inactive_server_acts(patch: Patch) -> None:
+def an_inactive_server_sends_actions(patch: Patch) -> None:
     patch.setattr(Lifecycle, "active", property(lambda self: self.state is not State.FAULT))
 
 
@@ -212,7 +212,7 @@ def late_actions_are_applied(patch: Patch) -> None:
     patch.setattr(SourceCore, "_answer", eager)
 
 
-def robots_own_stops_are_not_sent(patch: Patch) -> None:
+def stops_by_a_robot_are_not_sent(patch: Patch) -> None:
     step = SourceCore.step
     patch.setattr(SourceCore, "step", lambda *it: [out for out in step(*it) if not hasattr(out[1], "verb")])
 
@@ -225,7 +225,7 @@ def robots_receive_no_actions(patch: Patch) -> None:
     patch.setattr(Actuator, "apply", lambda *_: None)
 
 
-def robots_are_made_safe_only_at_the_next_step(patch: Patch) -> None:
+def the_safe_action_waits_for_the_next_step(patch: Patch) -> None:
     patch.setattr(Actuator, "follow_guard", lambda _: None)
 
 
@@ -237,15 +237,15 @@ def robots_are_reset_without_the_safe_action(patch: Patch) -> None:
     patch.setattr(Actuator, "made_safe", property(lambda _: True, lambda *_: None), raising=False)
 
 
-def robots_are_moved_at_once(patch: Patch) -> None:
+def a_driver_does_not_wait_for_the_server(patch: Patch) -> None:
     patch.setattr(contact, "HOLD_OFF", 0.0)
 
 
-def robots_wait_for_the_server(patch: Patch) -> None:
+def a_driver_waits_too_long_for_the_server(patch: Patch) -> None:
     patch.setattr(contact, "HOLD_OFF", 1.0)
 
 
-def robots_own_stops_are_not_repeated(patch: Patch) -> None:
+def stops_by_a_robot_are_not_repeated(patch: Patch) -> None:
     patch.setattr(Actuator, "own_stop", property(lambda _: None, lambda *_: None), raising=False)
 
 
@@ -253,22 +253,22 @@ def waiting_steps_are_not_repeated(patch: Patch) -> None:
     patch.setattr(SourceCore, "_steps_for", lambda *_: [])
 
 
-def joining_robots_are_not_told_of_stops(patch: Patch) -> None:
+def joining_robots_do_not_receive_stops(patch: Patch) -> None:
     join = Desk.join
     patch.setattr(Desk, "join", lambda *it, **named: [join(*it, **named), []][1])
 
 
-def leaving_clears_a_fault(patch: Patch) -> None:
+def a_robot_that_leaves_loses_its_fault(patch: Patch) -> None:
     patch.setattr(Safety, "leave", lambda self, name: self.watches.pop(name, None))
 
 
-def leaving_clears_a_stop(patch: Patch) -> None:
+def a_robot_that_leaves_loses_its_stop(patch: Patch) -> None:
     patch.setattr(
         Desk, "leave", lambda self, peer: [self.robots.pop(peer.name, 0), self._safety.stopped.discard(peer.name)]
     )
 
 
-def robots_may_command(patch: Patch) -> None:
+def robots_may_send_all_commands(patch: Patch) -> None:
     command = Desk.command
 
     def obedient(self: Desk, peer: Any, message: Any, now: float) -> Any:
@@ -292,7 +292,7 @@ def robots_may_not_stop_all(patch: Patch) -> None:
     patch.setattr(Desk, "command", lambda *it: [] if it[1].role == "driver" else command(*it))
 
 
-def repeated_steps_are_new(patch: Patch) -> None:
+def repeated_steps_count_as_new(patch: Patch) -> None:
     take = Watch.take
 
     def forgetful(self: Watch, *it: Any) -> str | None:
@@ -315,12 +315,12 @@ def weights_of_another_robot_are_served(patch: Patch) -> None:
     patch.setattr(RobotSpec, "difference", lambda *_: None)
 
 
-def weights_may_go_back(patch: Patch) -> None:
+def older_weights_are_accepted(patch: Patch) -> None:
     add = PolicyStore.add
     patch.setattr(PolicyStore, "add", lambda self, *it, **named: [setattr(self, "newest", 0), add(self, *it, **named)])
 
 
-def settings_of_the_deployed_policy_are_dropped(patch: Patch) -> None:
+def settings_of_the_deployed_policy_do_not_apply(patch: Patch) -> None:
     patch.setattr(store, "joined", lambda *it, **_: joined(*it))
 
 
@@ -337,25 +337,25 @@ def a_roll_back_selects_a_learners_policy(patch: Patch) -> None:
     patch.setattr(PolicyStore, "loaded", property(lambda _: [], lambda *_: None), raising=False)
 
 
-def a_withdrawn_policy_is_not_remembered(patch: Patch) -> None:
+def a_withdrawn_policy_is_not_stored(patch: Patch) -> None:
     patch.setattr(PolicyStore, "withdrawn", property(lambda _: (), lambda *_: None), raising=False)
 
 
-def a_withdrawn_policy_serves_again(patch: Patch) -> None:
+def a_withdrawn_policy_is_served_again(patch: Patch) -> None:
     resume = PolicyCore.resume
 
     def forgetful(self: PolicyCore, state: SafetyState, now: float) -> list[str]:
         return resume(self, dataclasses.replace(without(state, Cause.INACTIVE), withdrawn=()), now)
 
-    keeps_no(patch, Cause.INACTIVE)
+    drop_cause(patch, Cause.INACTIVE)
     patch.setattr(PolicyCore, "resume", forgetful)
 
 
-def a_restart_forgets(patch: Patch) -> None:
+def a_restart_restores_nothing(patch: Patch) -> None:
     patch.setattr(PolicyCore, "resume", lambda *_: [])
 
 
-def a_restart_forgets_stops_by_name(patch: Patch) -> None:
+def a_restart_does_not_restore_stops_by_name(patch: Patch) -> None:
     restore = Safety.restore
     patch.setattr(
         Safety, "restore", lambda self, state, now: restore(self, dataclasses.replace(state, stopped=()), now)
@@ -367,17 +367,17 @@ def without(state: SafetyState, cause: Cause) -> SafetyState:
     return dataclasses.replace(state, server=None) if state.server and state.server.cause is cause else state
 
 
-def keeps_no(patch: Patch, cause: Cause) -> None:
+def drop_cause(patch: Patch, cause: Cause) -> None:
     kept = Safety.state
     patch.setattr(Safety, "state", lambda self, **it: without(kept(self, **it), cause))
 
 
-def a_restart_forgets_the_stop_of_all(patch: Patch) -> None:
-    keeps_no(patch, Cause.STOP)
+def a_restart_does_not_restore_the_stop_of_all(patch: Patch) -> None:
+    drop_cause(patch, Cause.STOP)
 
 
-def a_restart_forgets_that_it_was_inactive(patch: Patch) -> None:
-    keeps_no(patch, Cause.INACTIVE)
+def a_restart_does_not_restore_the_inactive_state(patch: Patch) -> None:
+    drop_cause(patch, Cause.INACTIVE)
 
 
 def a_shutdown_clears_stops_and_faults(patch: Patch) -> None:
@@ -396,32 +396,32 @@ def a_shutdown_clears_stops_and_faults(patch: Patch) -> None:
     [
         ("policy", watchdogs_never_fire),
         ("policy", watch_never_finds_observations_missing),
-        ("policy", watchdogs_are_fed_by_bad_observations),
+        ("policy", bad_observations_reset_the_watchdog),
         ("policy", fault_does_not_block_the_policy),
-        ("policy", fault_ends_by_itself),
+        ("policy", a_fault_ends_without_activate),
         ("policy", stops_do_nothing),
         ("policy", stops_do_not_latch),
         ("policy", stops_by_name_do_not_latch),
         ("policy", stops_by_name_are_not_sent),
         ("policy", stops_for_all_are_not_sent),
         ("policy", commands_are_not_refused),
-        ("policy", an_inactive_server_acts),
+        ("policy", an_inactive_server_sends_actions),
         ("policy", nan_actions_are_sent),
         ("policy", observations_out_of_range_are_answered),
         ("policy", actions_are_not_filtered),
         ("driver", watchdogs_never_fire),
-        ("driver", fault_ends_by_itself),
+        ("driver", a_fault_ends_without_activate),
         ("driver", stops_do_nothing),
         ("driver", stops_do_not_latch),
-        ("driver", an_inactive_server_acts),
+        ("driver", an_inactive_server_sends_actions),
         ("driver", guard_does_not_clip),
         ("driver", guard_ignores_its_state),
         ("driver", guard_does_not_wait_for_the_first_action),
         ("driver", late_actions_are_applied),
-        ("driver", robots_own_stops_are_not_sent),
+        ("driver", stops_by_a_robot_are_not_sent),
         ("driver", robot_errors_are_ignored),
         ("driver", robots_receive_no_actions),
-        ("driver", robots_are_made_safe_only_at_the_next_step),
+        ("driver", the_safe_action_waits_for_the_next_step),
         ("driver", safe_action_between_steps_is_wrong),
         ("driver", robots_are_reset_without_the_safe_action),
     ],
@@ -436,31 +436,31 @@ def test_replay_finds_a_mistake_in_the_safety_code(
 @pytest.mark.parametrize(
     ("core", "mistake"),
     [
-        ("policy", joining_robots_are_not_told_of_stops),
-        ("policy", leaving_clears_a_fault),
-        ("policy", leaving_clears_a_stop),
-        ("policy", robots_may_command),
+        ("policy", joining_robots_do_not_receive_stops),
+        ("policy", a_robot_that_leaves_loses_its_fault),
+        ("policy", a_robot_that_leaves_loses_its_stop),
+        ("policy", robots_may_send_all_commands),
         ("policy", robots_may_stop_each_other),
         ("policy", robots_may_not_stop_all),
-        ("policy", repeated_steps_are_new),
+        ("policy", repeated_steps_count_as_new),
         ("policy", old_steps_are_answered),
         ("policy", hashes_are_not_checked),
         ("policy", weights_of_another_robot_are_served),
-        ("policy", weights_may_go_back),
-        ("policy", settings_of_the_deployed_policy_are_dropped),
+        ("policy", older_weights_are_accepted),
+        ("policy", settings_of_the_deployed_policy_do_not_apply),
         ("policy", a_freeze_does_nothing),
         ("policy", a_roll_back_does_not_freeze),
         ("policy", a_roll_back_selects_a_learners_policy),
-        ("policy", a_withdrawn_policy_is_not_remembered),
-        ("policy", a_withdrawn_policy_serves_again),
-        ("policy", a_restart_forgets),
-        ("policy", a_restart_forgets_stops_by_name),
-        ("policy", a_restart_forgets_the_stop_of_all),
-        ("policy", a_restart_forgets_that_it_was_inactive),
+        ("policy", a_withdrawn_policy_is_not_stored),
+        ("policy", a_withdrawn_policy_is_served_again),
+        ("policy", a_restart_restores_nothing),
+        ("policy", a_restart_does_not_restore_stops_by_name),
+        ("policy", a_restart_does_not_restore_the_stop_of_all),
+        ("policy", a_restart_does_not_restore_the_inactive_state),
         ("policy", a_shutdown_clears_stops_and_faults),
-        ("driver", robots_are_moved_at_once),
-        ("driver", robots_wait_for_the_server),
-        ("driver", robots_own_stops_are_not_repeated),
+        ("driver", a_driver_does_not_wait_for_the_server),
+        ("driver", a_driver_waits_too_long_for_the_server),
+        ("driver", stops_by_a_robot_are_not_repeated),
         ("driver", waiting_steps_are_not_repeated),
     ],
     ids=lambda item: item if isinstance(item, str) else item.__name__,
