@@ -23,7 +23,7 @@ from td3_robot.transport.link import hello
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs ``td3-robot bundle`` and returns its exit code, output and errors."""
+    """Returns a function that runs ``td3-robot bundle`` and gives its exit code, output and errors."""
 
     def call(*words: object) -> tuple[int, str, str]:
         code = cli.main(["bundle", *map(str, words)])
@@ -67,7 +67,7 @@ def test_a_file_cannot_control_the_terminal(run: Any, tmp_path: Path, make_bundl
     assert all(line.isprintable() for line in out.splitlines())
 
 
-def test_create_for_a_robot_has_no_noise(run: Any, file: Path, tmp_path: Path) -> None:
+def test_create_makes_a_policy_without_noise_for_a_robot(run: Any, file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     assert run("create", file, out, "--note", "for robot 7")[0] == 0
     old, new = Bundle.load(file), Bundle.load(out)
@@ -81,7 +81,7 @@ def test_create_for_a_robot_has_no_noise(run: Any, file: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("average", [0.0, 0.01])
-def test_create_a_policy_from_a_run(
+def test_create_makes_a_policy_from_a_run(
     run: Any, tmp_path: Path, make_bundle: Any, average: float, normalised: bool, rng: np.random.Generator
 ) -> None:
     """Create a policy from a run folder, and from a checkpoint after four updates."""

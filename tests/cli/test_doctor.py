@@ -87,7 +87,7 @@ def test_a_socket_folder_with_a_too_long_path_is_reported(
 
 
 def test_real_time_is_granted_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """The machine grants or refuses each of the two requests."""
+    """There are two requests. The machine grants or refuses each request."""
     assert main(["doctor"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line[4:].startswith("real time")]
     assert len(lines) == 2

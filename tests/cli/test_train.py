@@ -110,7 +110,7 @@ def test_notices_about_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compile_notices(LearnerConfig()) == []
     assert compile_notices(LearnerConfig(compile=True, precision="bf16")) == []
     assert compile_notices(LearnerConfig(compile=True, device="cuda")) == []
-    monkeypatch.setenv("CXX", sys.executable)  # a program that exists
+    monkeypatch.setenv("CXX", sys.executable)  # any program that exists
     (line,) = compile_notices(LearnerConfig(compile=True))
     assert line.startswith("learner.compile: the first time on this machine the learner compiles its updates")
     monkeypatch.setenv("CXX", "/nowhere/g++")

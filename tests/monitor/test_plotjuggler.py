@@ -24,9 +24,7 @@ def shown(publisher: str, message: Any) -> dict[str, Any]:
     """Return the plotted values of each topic."""
     (entry,) = entries_of([(publisher, message)])
     made = list(frames(entry, message, NAMES))
-    assert {time for _, _, time in made} <= {
-        b"1700000000.000001"
-    }  # BEGIN plus 1 µs, when the monitor received the message
+    assert {time for _, _, time in made} <= {b"1700000000.000001"}  # BEGIN plus 1 µs: the receive time
     assert BEGIN == 1_700_000_000 * 10**9
     return {topic.decode(): msgpack.unpackb(payload) for topic, payload, _ in made}
 
@@ -46,7 +44,7 @@ def test_the_plotted_values_of_a_step_of_one_robot(make_step: Make) -> None:
     assert plotted["action"] == {"left": 0.25, "right": -0.5}
     assert (plotted["phase"], plotted["reward"], plotted["sequence"]) == (1, 0.0, 3)
     assert all(type(value) in (int, float, bool) for value in leaves(plotted))
-    assert "source" not in plotted  # text
+    assert "source" not in plotted  # text cannot be plotted
 
 
 def test_robots_and_sources_have_separate_topics(make_step: Make) -> None:

@@ -138,7 +138,7 @@ def test_flags_texts_maps_and_bytes_are_compared_exactly(make_step: Make) -> Non
 
 
 def test_a_difference_inside_a_map_is_located() -> None:
-    """The report names the deepest map that both messages have, and the key that is missing or different in it."""
+    """The report names the different key. If a key is missing, the report names the map that lacks it."""
     held = {"stopped": [], "held": {"leg": "a stop", "arm": "nan"}}
     for other, field, got in (
         ({"stopped": [], "held": {"leg": "a stop", "arm": "inf"}}, "latches[held][arm]", "'inf'"),

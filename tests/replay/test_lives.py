@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Callable[..., Session]:
-    """Returns ``changed(CHANGE, METADATA)``, which copies the deployed session. CHANGE changes or drops each entry."""
+    """Returns ``changed(CHANGE, METADATA)``, which copies the deployed session. CHANGE may change or drop an entry."""
 
     def make(change: Change, metadata: Mapping[str, str] | None = None) -> Session:
         session = Session([DEPLOYED])

@@ -234,7 +234,7 @@ NEEDED: dict[str, Callable[[Held], bool]] = {
 
 
 @pytest.mark.parametrize("what", NEEDED)
-def test_the_sessions_cover(what: str) -> None:
+def test_the_sessions_cover_each_needed_case(what: str) -> None:
     assert any(NEEDED[what](held(path)) for path in FILES), f"no session holds {what}; see make_sessions.py"
 
 

@@ -93,7 +93,7 @@ def logged(code: str) -> list[str]:
 
 def test_a_child_writes_its_own_lines() -> None:
     lines = logged(
-        "warnings.simplefilter('ignore')\n"  # Python 3.12 warns about forks beside threads
+        "warnings.simplefilter('ignore')\n"  # Python 3.12 warns about a fork in a process with threads
         "logs.begin('leg'); pid = os.fork(); log.info('child' if not pid else 'parent'); pid and os.wait()"
     )
     assert sorted(line.rpartition(" ")[2] for line in lines) == ["child", "parent"]

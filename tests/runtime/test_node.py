@@ -84,7 +84,7 @@ def test_node_polls_until_shortly_before_a_deadline_and_then_sleeps(node: tuple[
         it._receive(0.05, deadline)
     assert clock.waits == [("poll", 0.05), ("poll", 0.018), ("sleep", 0.002), ("poll", 0.0)]
     it._receive(0.05, deadline)
-    assert clock.waits[-1] == ("poll", 0.0)  # the deadline has passed, so it does not wait
+    assert clock.waits[-1] == ("poll", 0.0)  # the deadline has passed, so the node does not wait
 
 
 def test_patient_node_keeps_messages_while_the_queue_is_full(outbox: tuple[Outbox, FakeBus]) -> None:

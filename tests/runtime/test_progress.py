@@ -93,7 +93,7 @@ def test_resume_from_an_older_checkpoint_is_reported_once() -> None:
 
 
 def test_a_narrow_terminal_keeps_steps_time_left_and_return() -> None:
-    """On a narrow terminal, the line drops the other figures first. 60 columns are enough for these three."""
+    """On a narrow terminal, the line drops the other figures first. 60 columns are enough for the kept figures."""
     assert line(FIGURES, 100_000, width=100) == (
         "25,000/100,000 steps (25 %) | ETA 8:20 | 150 steps/s | 149 updates/s | ratio 1.00 | return 612"
     )

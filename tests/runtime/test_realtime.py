@@ -45,7 +45,7 @@ def test_default_applies_nothing() -> None:
     assert (result["applied"], result["refused"], result["gc"]) == ([], [], True)
 
 
-def test_options_without_permission_are_applied() -> None:
+def test_options_that_need_no_permission_are_applied() -> None:
     processor = min(os.sched_getaffinity(0))
     result = ask(processors=[processor], freeze_gc=True)
     assert result["applied"] == [f"on processors {processor}", "garbage collector frozen"]
@@ -67,7 +67,7 @@ def test_refused_options_are_reported_and_the_others_applied() -> None:
     assert result["applied"] == ["garbage collector frozen"]
 
 
-def test_missing_processors_are_refused() -> None:
+def test_processors_that_the_machine_lacks_are_refused() -> None:
     outcome = apply(RealtimeConfig(processors=(4000,)))
     assert outcome.applied == []
     assert outcome.refused[0].startswith("on processors 4000: ")

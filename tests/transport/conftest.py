@@ -35,7 +35,10 @@ def time_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_server() -> Callable[..., ServerLink]:
-    """Builds server links. They accept Steps from robots, Evaluations from evaluators, nothing from policy servers."""
+    """Returns a function that builds server links.
+
+    The links accept Steps from robots, Evaluations from evaluators, and nothing from policy servers.
+    """
 
     def make(number: int = 1, link: str = "policy", **fields: Any) -> ServerLink:
         accepts: dict[str, tuple[type[Message], ...]]
@@ -47,7 +50,7 @@ def make_server() -> Callable[..., ServerLink]:
 
 @pytest.fixture
 def make_hello(spec: RobotSpec) -> Callable[..., Hello]:
-    """Builds Hellos of a one-robot simulator; keywords replace arguments of ``handshake.hello``."""
+    """Returns a function that builds Hellos of a one-robot simulator. Keywords go to ``handshake.hello``."""
 
     def make(role: str = "simulator", name: str = "sim-0", **fields: Any) -> Hello:
         robot = role in ROBOT_ROLES
@@ -59,7 +62,7 @@ def make_hello(spec: RobotSpec) -> Callable[..., Hello]:
 
 @pytest.fixture
 def make_client(make_hello: Callable[..., Hello]) -> Callable[..., ClientLink]:
-    """Builds client links of a one-robot simulator."""
+    """Returns a function that builds client links of a one-robot simulator."""
 
     def make(name: str = "sim-0", link: str = "policy", **fields: Any) -> ClientLink:
         hello = make_hello(name=name, **fields)
@@ -70,7 +73,7 @@ def make_client(make_hello: Callable[..., Hello]) -> Callable[..., ClientLink]:
 
 @pytest.fixture
 def make_bus() -> Iterator[Callable[[], Bus]]:
-    """Builds buses, and closes those that the test leaves open."""
+    """Returns a function that builds buses. After the test, buses that are still open are closed."""
     made: list[Bus] = []
 
     def make() -> Bus:

@@ -183,7 +183,7 @@ def test_a_client_that_ended_without_a_bye_is_noticed_at_the_next_send(
     client.send_multipart([b"hello", codec.encode(make_hello())])
     (got,) = pump(lambda got: bool(got[0]), server)
     peer = got[0][0]
-    client.close()  # no Bye
+    client.close()  # sends no Bye
     (got,) = pump(lambda got: not server.send(peer, action(0)) and bool(got[0]), server)
     assert kinds(got) == [Bye]
     assert got[0][1].reason == "connection closed"
@@ -224,7 +224,7 @@ def test_messages_of_a_closed_client_are_read_before_its_bye(
 def test_no_client_expires_before_its_queued_messages_are_read(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, emptied: bool
 ) -> None:
-    """If too many messages wait for the server to read them all, a client expires only after another PEER_TIMEOUT."""
+    """If the server cannot read all waiting messages, a client expires only after another PEER_TIMEOUT."""
     with monkeypatch.context() as patch:
         patch.setattr(Bus, "_has_more", staticmethod(lambda _: True))
         for seconds in (PEER_TIMEOUT + 1.0, *[PEER_TIMEOUT / 10] * 10):
@@ -252,7 +252,7 @@ def test_a_server_that_closes_does_not_delete_the_socket_file_of_its_successor(
     second.serve(endpoint, make_server(2))
     begin = time.monotonic()
     first.close("stopped")
-    assert time.monotonic() - begin < 30.0  # far less than the 60 s allowed
+    assert time.monotonic() - begin < 30.0  # much less than the limit of 60 s in time_to_leave
     assert file.exists()
     client.connect(endpoint, make_client())
     pump(lambda _: client.welcome("policy"), client, second)

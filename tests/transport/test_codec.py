@@ -297,7 +297,9 @@ def test_each_kind_of_error_explains_what_is_wrong(kind: str, text: str, name: s
 def test_limits_are_inclusive() -> None:
     assert codec.decode("heartbeat", heartbeat(stamp=-(2**63), session=2**64 - 1)) is not None
     assert codec.decode("hello", hello(robots=2**32 - 1, spec=nested(8), name="x" * 256)) is not None
-    assert codec.decode("hello", hello(spec={"a": [[]] * 4094})) is not None  # plus the map, and the list in it
+    assert (
+        codec.decode("hello", hello(spec={"a": [[]] * 4094})) is not None
+    )  # 4094 lists, the map and the list in it are 4096
     assert codec.decode("bye", msgpack.packb({"reason": "é" * 2048})) is not None
     full = Weights.MAX_BYTES
     limit = wire_fields(Weights)["payload"].limit

@@ -41,7 +41,7 @@ def folders(tmp_path: Path) -> tuple[KeyFolder, KeyFolder]:
 
 @pytest.fixture
 def make_locked() -> Iterator[Callable[[KeyFolder | None], Bus]]:
-    """Builds buses with the keys of a folder."""
+    """Returns a function that builds buses with the keys of a folder."""
     with ExitStack() as stack:
 
         def make(folder: KeyFolder | None) -> Bus:
@@ -54,7 +54,7 @@ def make_locked() -> Iterator[Callable[[KeyFolder | None], Bus]]:
 
 @pytest.fixture
 def stranger() -> Iterator[Callable[[], Any]]:
-    """Makes plain DEALER sockets. With ``server``, a socket gets a new key pair."""
+    """Returns a function that makes plain DEALER sockets. With ``server``, a socket gets a new key pair."""
     with zmq.Context() as context, ExitStack() as stack:
 
         def make(server: str | None = None) -> Any:
@@ -175,7 +175,7 @@ def test_a_client_refuses_a_server_with_another_key(
     pump: Make,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The robot's key is allowed, but the robot expects another server and sends this one nothing."""
+    """The robot's key is allowed, but the robot expects another server. It sends nothing to this server."""
     server, _, bound = linked
     folders[1].revoke("server")
     folders[1].allow("server", KeyFolder(tmp_path / "x").create("x").public, "server:policy")

@@ -267,7 +267,7 @@ def test_the_answer_to_a_heartbeat_is_not_a_request_to_wait(make_client: MakeCli
 def test_a_driver_that_still_sends_is_not_replaced(
     make_server: MakeServer, make_hello: MakeHello, make_step: Any
 ) -> None:
-    """Two drivers would move the same motors. The second waits until the server knows whether the first is alive."""
+    """Two drivers would move the same motors. Driver 2 waits until the server knows whether driver 1 is alive."""
     server = make_server()
     ask(server, make_hello("driver"), now=0.0)
     second = make_hello("driver", client=8, incarnation=99)
@@ -284,13 +284,13 @@ def test_a_driver_that_still_sends_is_not_replaced(
 
 
 def must_wait(server: ServerLink, message: Hello, key: bytes, now: float) -> bool:
-    """Check that the server answers with a Heartbeat, and probes the first client with another one."""
+    """Check that the server answers with a Heartbeat, and also sends a Heartbeat to the first client."""
     inputs, replies = server.receive(key, frames(message), now)
     return not inputs and [(to, reply.NAME) for to, reply in replies] == [(key, "heartbeat"), (b"1", "heartbeat")]
 
 
 @pytest.mark.parametrize("how", ["left", "silent"])
-def test_a_refusal_tells_a_driver_whether_another_one_has_its_name(
+def test_a_refusal_tells_a_driver_whether_another_driver_has_its_name(
     make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec, how: str
 ) -> None:
     """With any code except "name", no other driver moves the robot, so the refused driver makes the robot safe."""

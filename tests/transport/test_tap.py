@@ -214,7 +214,7 @@ def test_a_restarted_recorder_gets_recently_sent_messages_again(recorder: Record
     recorder.tap.offer("learner", make_step(3), codec.encode(make_step(3)))
     recorder.now += 0.3
     recorder.tap.turn(recorder.now)
-    assert recorder.topics() == [("step", 1), ("step", 2), ("step", 3)]  # the first one is older than 2 s
+    assert recorder.topics() == [("step", 1), ("step", 2), ("step", 3)]  # Step 0 is older than 2 s
     assert recorder.tap.counts() == {}
 
 
@@ -251,7 +251,7 @@ def test_without_a_reconnect_in_time_messages_are_dropped(recorder: Recorder, ma
     assert recorder.tap.counts() == {"not_recorded": 3}
 
 
-def test_a_monitor_gets_each_message_at_once(make_client: Make, make_step: Make) -> None:
+def test_a_monitor_gets_each_message_immediately(make_client: Make, make_step: Make) -> None:
     monitor = Recorder(make_client(link="monitor"))
     monitor.tap.turn(0.0)
     for number in range(3):
