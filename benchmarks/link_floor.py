@@ -1,4 +1,4 @@
-"""Compare the round trips of three servers in Python: a bare echo, a minimal policy server ("floor"), and ours.
+"""Compare the round trips of three servers in Python: a bare echo, a minimal server ("floor"), and td3-robot's.
 
     python benchmarks/link_floor.py [--transport ipc|tcp] [--robots 1 8 64] [--spin 2000] [--trips 8000] [--json]
 

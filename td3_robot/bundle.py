@@ -129,11 +129,11 @@ class Bundle:
 
     @classmethod
     def decode(cls, payload: bytes, source: str = "policy") -> Bundle:
-        """The bundle from the bytes of a file or a Weights message; ``source`` names them in errors.
+        """Decode the bytes of a file or a Weights message; ``source`` names the bytes in errors.
 
         Raises:
-            BundleError: the payload is no bundle, has another format version or an unknown noise, or its tensors do not
-                fit the header or are not finite.
+            BundleError: the payload is not a bundle, has another format version or an unknown noise, or its tensors do
+                not fit the header or are not finite.
         """
         try:
             header = read_metadata(payload, source)
@@ -164,7 +164,7 @@ class Bundle:
 
     @property
     def version(self) -> int:
-        """The version number under which a learner published it, from 1; 0 if it is not from a learner."""
+        """The version under which a learner published the policy, from 1; 0 if it is not from a learner."""
         version = self.provenance.get("version")
         return version if isinstance(version, int) and version > 0 else 0
 

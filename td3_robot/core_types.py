@@ -56,7 +56,7 @@ class Farewell(Enum):
 
 
 Origin = Peer | str
-"""Where an input comes from or an output goes to: a client, or the name of the link to a server."""
+"""The sender of an input or the receiver of an output: a client, or the name of the link to a server."""
 Input = tuple[Origin, Message]
 Output = tuple[Origin, Message]
 

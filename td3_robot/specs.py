@@ -118,7 +118,7 @@ class RobotSpec:
             raise ConfigError(f"robot specification: {error}; see the protocol page") from None
 
     def difference(self, other: RobotSpec) -> str | None:
-        """The first difference to another specification; None if they agree. The meanings of channels may differ."""
+        """The first difference from another specification; None if both agree. The meanings of channels may differ."""
         if self.name != other.name:
             return f"robot is {self.name!r} here, {other.name!r} there"
         if self.control_period != other.control_period:

@@ -144,7 +144,7 @@ def summary(unit: str, values: Sequence[float]) -> dict[str, Any]:
 
 
 def ratio(ours: Iterable[float], theirs: Iterable[float]) -> float:
-    """Return the median of the ratios ours/theirs, each from one round."""
+    """Return the median over all rounds of the ratio ``ours / theirs``."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 

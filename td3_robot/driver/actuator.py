@@ -45,7 +45,7 @@ class Actuator:
         self._is_safe = False
 
     def listen(self, now: float) -> None:
-        """Handle the robots' reports: an emergency stop is for all robots of the server, a problem leads to FAULT."""
+        """Handle the robots' reports: an emergency stop stops all robots of the server; a problem leads to FAULT."""
         if self._body.stop:
             reason, self._body.stop = self._body.stop, ""
             self._guard.lifecycle.stop(reason, now)

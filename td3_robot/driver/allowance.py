@@ -16,7 +16,7 @@ class Allowance:
 
     Attributes:
         begun: whether the source may publish its first Step.
-        kept: the Steps that the learner has not processed, and the one before them.
+        kept: the Steps that the learner has not processed, and the Step before them.
     """
 
     def __init__(self, *, waits: bool) -> None:
@@ -32,7 +32,7 @@ class Allowance:
         return 0
 
     def permits(self, transitions: int, newest: Step | None) -> bool:
-        """Whether the learner allows a Step after ``newest``, if the source has made this number of transitions."""
+        """Whether the learner allows the Step after ``newest``, after this number of ``transitions``."""
         del newest
         return transitions < self._transitions and len(self.kept) <= QUEUE_LENGTH
 
@@ -46,7 +46,7 @@ class Allowance:
             self.kept.popleft()
 
     def keep(self, step: Step) -> int:
-        """Keep a published Step until the learner has processed it. Returns how many older Steps it drops for that.
+        """Keep a published Step until the learner has processed it. Return the number of older Steps dropped for it.
 
         A robot in real time continues while the learner is away, so the queue can become full.
         """
@@ -61,14 +61,14 @@ class Allowance:
         self._transitions = 0
 
     def rewind(self, step: Step | None) -> None:
-        """Restart after this Step: the next Throttle allows the next Step."""
+        """Continue after this Step. The next Throttle allows the next Step."""
         self.begun = False
         self.kept = deque([step] if step else [])
         self._answered = self._transitions = 0
 
 
 class LockStep(Allowance):
-    """The steps that the learner allows in lock-step: it answers every Step, and names the weights for the next."""
+    """The steps that the learner allows in lock-step. It answers every Step and names the next weights version."""
 
     @property
     def needs_version(self) -> int:

@@ -11,7 +11,7 @@ from td3_robot.specs import Float32, RobotSpec, UInt8, UInt32, UInt64
 
 
 class Body(Protocol):
-    """N robots: simulated ones, or a real one with N = 1.
+    """N simulated robots, or one real robot (N = 1).
 
     Attributes:
         spec: specification of each robot.
@@ -21,7 +21,7 @@ class Body(Protocol):
         observation: float32[N, O].
         reward: float32[N], 0 at FIRST.
         action: float32[N, A], the applied action. At FIRST: the action at the start of the episode, 0 in a simulator.
-        world: the drawn values of each robot that starts an episode in a random world, by its index as text.
+        world: by robot index (as text), the drawn values of each robot that starts an episode in a random world.
         commanded: float32[N, A], the newest commanded action.
         problem: why the robots cannot work; empty if they can.
         stop: why the robots want an emergency stop of all robots; empty if they do not. The core clears it.

@@ -68,7 +68,7 @@ class ServerContact:
         return None if self._silent_since is None else self._silent_since + HOLD_OFF
 
     def welcome(self) -> None:
-        """The server has welcomed this source."""
+        """Record that the server has welcomed this source."""
         self.state = Contact.WELCOMED
 
     def wait(self, now: float) -> None:
@@ -76,7 +76,7 @@ class ServerContact:
         self.state, self._silent_since = Contact.RIVAL, now
 
     def refused(self, *, rival: bool) -> None:
-        """The server has refused this source; ``rival``: because another driver has its name."""
+        """Record that the server has refused this source; ``rival``: another driver has its name."""
         self.state = Contact.RIVAL if rival else Contact.ALONE
 
     def falls_silent(self, now: float) -> bool:

@@ -3,10 +3,10 @@
 The core joins five parts, each with its own state:
 
 =================================== ============================================================
-:mod:`td3_robot.driver.contact`     what the policy server has sent: may the source move robots?
-:mod:`td3_robot.driver.guard`       what may move the robots: limits, deadline, stops and faults
+:mod:`td3_robot.driver.contact`     whether the source may move robots, from the server's messages
+:mod:`td3_robot.driver.guard`       limits, deadline, stops and faults that protect the robots
 :mod:`td3_robot.driver.pacing`      when to step: at full speed, or at the deadlines of real time
-:mod:`td3_robot.driver.allowance`   how far the learner lets the source go
+:mod:`td3_robot.driver.allowance`   how many Steps the learner allows
 :mod:`td3_robot.driver.exchange`    the newest Step and its Action
 =================================== ============================================================
 """
@@ -64,19 +64,19 @@ def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bo
 
 
 class SourceCore:
-    """Publishes a Step, waits for its Action as long as the pacing says, applies it or a substitute, and repeats.
+    """Repeats: publish a Step, wait for its Action until the pacing ends the wait, apply the Action or a substitute.
 
     Args:
         source, incarnation: identity of this process in its Steps.
         lockstep: wait for the Throttle that answers each Step. The next Step then needs the weights version that the
             Throttle names. Only with :class:`Fast`.
-        guard: by default without settings: every action within the specification passes.
+        guard: the default has no settings and passes every action within the specification.
         learner: whether there is a learner to publish to.
         waits: do not begin before the learner's first Throttle.
         holds_off: do not move the robots before the policy server has welcomed the source.
 
     Attributes:
-        transitions: made so far in this incarnation.
+        transitions: number of transitions in this incarnation.
         counters: counts of events, by name.
     """
 
@@ -108,7 +108,7 @@ class SourceCore:
 
     @property
     def due(self) -> float | None:
-        """When a turn is needed even if nothing arrives, in seconds."""
+        """The time (s) of the next turn that is needed without new messages; None if there is no such time."""
         if not self.contact.may_move:
             return self.contact.due
         return min((due for due in (self.pacing.deadline, self.guard.due) if due is not None), default=None)
@@ -183,7 +183,7 @@ class SourceCore:
         guard = self.guard
         reply = carry_out(command, "the policy server", guard.verbs, guard.lifecycle, self._detail, now)
         if not guard.lifecycle.stopped:
-            self._actuator.own_stop = None  # the next stop may come from an operator, for this robot alone
+            self._actuator.own_stop = None  # the next stop may come from an operator and concern only this robot
         return [("policy", reply)]
 
     def _welcome(self, link: str) -> list[Output]:
@@ -196,7 +196,7 @@ class SourceCore:
         return outputs + [(link, step) for step in self._steps_for(link)]
 
     def _steps_for(self, link: str) -> list[Step]:
-        """The Steps to send again: to the policy server the Step without an Action, to the learner all kept Steps."""
+        """The Steps to send again: the unanswered Step to the policy server, all kept Steps to the learner."""
         exchange = self._exchange
         if exchange.step is None or link not in self._links:
             return []

@@ -19,7 +19,7 @@ class Progress(Enum):
     NOTHING = auto()  # no Step is published yet
     WAITING = auto()  # for an Action
     ANSWERED = auto()
-    BLIND = auto()  # the newest observation was refused, so no Step went out
+    BLIND = auto()  # the source refused the newest observation and published no Step
 
 
 class Exchange:
@@ -58,16 +58,16 @@ class Exchange:
         self._sent_at = now
 
     def lose_sight(self) -> None:
-        """There is no observation to publish."""
+        """Record that there is no observation to publish."""
         self.state, self.action, self.use = Progress.BLIND, None, None
 
     def rewind(self, step: Step | None) -> None:
-        """Return to a Step without its Action; None: to the state before the first Step."""
+        """Return to this Step, without its Action. None returns to the state before the first Step."""
         self.state = Progress.WAITING if step else Progress.NOTHING
         self.step, self.action, self.use = step, None, None
 
     def ask_again(self, now: float) -> bool:
-        """Whether to send the Step again, because no Action has come for too long. True restarts the wait."""
+        """Whether to send the Step again, because its Action is late. True restarts the wait."""
         if self.state is not Progress.WAITING or now - self._sent_at <= _ASK_AGAIN:
             return False
         self._sent_at = now

@@ -50,7 +50,7 @@ class Guard:
 
     @property
     def due(self) -> float | None:
-        """When :meth:`look` is needed next, in seconds; None while no deadline is running."""
+        """The time (s) of the next necessary :meth:`look`; None while no deadline is running."""
         return -math.inf if self._begun else self._watchdog.due
 
     @property
@@ -88,7 +88,7 @@ class Guard:
         return np.clip(wanted, low, high)
 
     def trouble(self, reason: str, now: float) -> None:
-        """The robot reports a problem: go to FAULT. While the problem lasts, Actions do not end FAULT."""
+        """Go to FAULT, because the robot reports a problem. While the problem lasts, Actions do not end FAULT."""
         self._watchdog.interrupt()
         self.lifecycle.fault(reason, now)
 

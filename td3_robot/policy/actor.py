@@ -1,4 +1,4 @@
-"""The actor in numpy: what runs on the robot."""
+"""The actor in numpy, which runs on the robot."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Actor:
         return self.clip(self.unclipped(observation))
 
     def unclipped(self, observation: Float32) -> Float32:
-        """Like a call, but without the final clipping: rounding may exceed a limit by one unit in the last place."""
+        """Like a call, but without the final clipping. Rounding may exceed a limit by one unit in the last place."""
         if len(observation) != self._rows:
             self._rows = len(observation)
             self._activations = [np.empty((self._rows, w.shape[1]), np.float32) for w in self._weights]

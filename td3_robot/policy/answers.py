@@ -1,4 +1,4 @@
-"""How a policy server answers Steps: which Steps, with which policy, and when with the safe action instead."""
+"""Decides which Steps a policy server answers, with which policy, and when with the safe action."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Answers:
 
     Args:
         seed: of the exploration noise.
-        exploring: add the exploration noise that weights ask for.
+        exploring: add the exploration noise that a Weights message names.
         store: holds the policies.
         safety: decides which robots a policy may move.
         counters: counts Steps and Actions, and the reasons why no policy answered a Step.

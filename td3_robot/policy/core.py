@@ -3,10 +3,10 @@
 The core joins four parts:
 
 ================================== ===============================================================
-:mod:`td3_robot.policy.store`      the policies, and which of them serves
+:mod:`td3_robot.policy.store`      the policies, and which policy serves
 :mod:`td3_robot.policy.safety`     which robots a policy may move: states, watches, stops
 :mod:`td3_robot.policy.answers`    the Action for each Step
-:mod:`td3_robot.policy.desk`       Commands of operators, on their way to the server and to robots
+:mod:`td3_robot.policy.desk`       Commands from operators to the server and to robots
 ================================== ===============================================================
 """
 
@@ -39,7 +39,7 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
     "operator": (Command,),
 }
 """The messages that a policy server accepts, by the role of the client."""
-_SOURCES = 256  # the most watches that a Reply describes, because the size of a message is limited
+_SOURCES = 256  # the most watches in a Reply, because the size of a message is limited
 _CONNECTED = 512  # the most robot names in a Reply
 _REASON = 200  # the most characters of a watch's reason in a Reply
 
@@ -61,13 +61,13 @@ def make(config: Config, name: str, *, exploring: bool, frozen: bool = False, ex
 class PolicyCore:
     """Answers every Step with the policy that serves, or in lock-step with exactly the version that the Step needs.
 
-    A policy acts only while the server and its watch over the source are active. Otherwise the answer is the safe
-    action. A server without configuration or policy does not answer.
+    A policy acts only while the server and its watch over the source are active. Otherwise the server answers with
+    the safe action. A server without configuration or policy does not answer.
 
     Args:
         seed: of the exploration noise.
-        exploring: add the exploration noise that weights ask for.
-        lockstep: a Step names the version that answers it, and versions may go back.
+        exploring: add the exploration noise that a Weights message names.
+        lockstep: each Step names the weights version that must answer it. A later version number may be lower.
         safety: the robot's settings; the server joins them with those of each policy.
         autostart: go to the state ``active`` at once.
         frozen: refuse the weights of learners.
@@ -75,7 +75,7 @@ class PolicyCore:
         examine: checks the bytes of policies, see :class:`PolicyStore`.
 
     Attributes:
-        safety_state: the state that a restart must keep; a new object when it may have changed.
+        safety_state: the state that a restart must keep. The core makes a new object when the state may have changed.
         changes: the changes of state in the newest turn, including those of robots.
     """
 
@@ -114,7 +114,7 @@ class PolicyCore:
 
     @property
     def due(self) -> float | None:
-        """When a turn is needed even if nothing arrives, in seconds."""
+        """The time (s) of the next turn that is needed without new messages; None if there is no such time."""
         return self.safety.due
 
     def load(self, version: int, bundle: Bundle) -> None:
@@ -122,7 +122,7 @@ class PolicyCore:
         self.store.add(version, Actor(bundle), loaded=True)
 
     def resume(self, state: SafetyState, now: float) -> list[str]:
-        """Restore the stops, faults and decisions from before a restart; returns a line for the log about each."""
+        """Restore the saved stops, faults and decisions after a restart. Return one log line for each item."""
         lines: list[str] = []
         self.store.withdrawn = state.withdrawn
         if state.frozen and not self.store.frozen:
@@ -155,7 +155,7 @@ class PolicyCore:
             self._autostart = False
             self.lifecycle.command("configure", now, "autostart")
             self.lifecycle.command("activate", now, "autostart")
-        # First, because after a pause of this process the queued Steps are old.
+        # This comes first: after a pause of this process, the queued Steps are old.
         outputs = self.answers.missing(self.desk.robots, now)
         changes: list[LifecycleChange] = []
         commanded = False

@@ -33,7 +33,7 @@ class _Examination:
 
 
 class Examiner:
-    """Delays weights until they are examined. It examines the newest first, and older ones if the core refuses it.
+    """Delays weights until they are examined. It examines the newest weights first, and older weights after a refusal.
 
     The core calls this object as its ``examine``. It gets a finished result at once. The calling thread examines all
     other bytes.
@@ -51,7 +51,7 @@ class Examiner:
         self._current: _Examination | None = None
         self._delivered: _Examination | None = None  # its weights go to the core in this turn
         self._thread = ThreadPoolExecutor(1, "examiner")
-        self._thread.submit(realtime.stand_back)  # now, so that the loop never waits for a starting thread
+        self._thread.submit(realtime.stand_back)  # starts the thread now, so that the loop never waits for it
 
     def __call__(self, version: int, digest: str, payload: bytes) -> Actor:
         """The policy in these bytes.
@@ -66,7 +66,7 @@ class Examiner:
                     return result
                 if weights.version == version:
                     raise BundleError(result)
-        # Also after an unexpected exception in the thread: the second attempt raises it here.
+        # This also runs after an unexpected exception in the thread: the second attempt raises the exception here.
         return self._examine(version, digest, payload)
 
     @property

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _SOON = 0.005  # seconds to the next turn while the examiner works, if nothing arrives
 _SWITCH = 0.0002
 """Seconds after which a thread passes the interpreter to a waiting thread. Hashing, number checks and file access do
-not hold the interpreter. Only copying weights holds it: 0.1 ms a megabyte."""
+not hold the interpreter. Only copying weights holds the interpreter, for 0.1 ms per megabyte."""
 
 _EPILOG = """examples:
   td3-robot policy --run runs/walker2d
@@ -97,7 +97,7 @@ class _Server:
         self.core = policy_core.make(config, node.name, **settings, examine=self.examiner or examine)
         if arguments.bundle:
             settings |= self._load(arguments.bundle)
-        # Before the state file: if another server is running, this call fails.
+        # This comes before the state file, because the call fails if another server is running.
         node.serve("policy", policy_core.ACCEPTS, self.core.spec)
         path = arguments.state or (Path(f"{Path(arguments.bundle)}.state") if arguments.bundle else None)
         self.state_file = StateFile(path) if path else None
@@ -126,7 +126,7 @@ class _Server:
         )
 
     def _load(self, name: str) -> dict[str, Any]:
-        """Serve a policy; returns the settings with which replay does the same."""
+        """Serve a policy. Return the settings with which replay repeats this."""
         path = find_policy(name)
         bundle = Bundle.load(path)
         self.core.load(bundle.version or 1, bundle)
@@ -136,14 +136,14 @@ class _Server:
         return {"version": loaded.version, "sha256": loaded.sha256}
 
     def _resume(self, state_file: StateFile) -> dict[str, Any]:
-        """Restore the safety state; returns the settings with which replay does the same."""
+        """Restore the safety state. Return the settings with which replay repeats this."""
         now = time.monotonic()
         for line in self.core.resume(state_file.kept, now):
             log.warning("%s: %s (%s)", self.node.name, line, state_file.path)
         return {"resumed": now, "latches": state_file.kept.stored()}
 
     def _after(self) -> bool:
-        """After each turn, pass on the core's changes to links, files and recorder; whether the server is finalized."""
+        """Pass the core's changes to links, files and recorder. Return whether the server is finalized."""
         core = self.core
         loaded = core.store.loaded[-1:]
         if loaded != self._loaded:  # an operator has loaded a policy

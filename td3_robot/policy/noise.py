@@ -95,7 +95,7 @@ class Noise:
         wanted = episode.tobytes() + number.tobytes()
         if wanted != self._drawn:  # almost always equal; comparing bytes is the fastest check
             robots = np.flatnonzero((self._episode != episode) | (self._number != number))
-            if len(robots):  # none differs if a peer sends the episode _NOTHING_DRAWN
+            if len(robots):  # there is no difference if a peer sends the episode _NOTHING_DRAWN
                 self._values[robots] = self.draw(robots, episode, number)
                 self._episode[robots], self._number[robots] = episode[robots], number[robots]
             self._drawn = wanted
@@ -138,7 +138,7 @@ class Noise:
 
 
 class NoNoise(Noise):
-    """The actor's output alone."""
+    """No noise: the actor's output is the action."""
 
     NUMBER = NO_NOISE
 
@@ -173,7 +173,7 @@ class Uniform(Noise):
 
 
 class Categorical(Noise):
-    """A draw from the softmax of score / scale, where the actor gives one score for each discrete action.
+    """Draws an action from the softmax of score / scale. The actor gives one score for each discrete action.
 
     The Gumbel-max trick: with independent Gumbel numbers g, argmax(score + scale · g) is such a draw. The chosen action
     has the high limit of its channel, all others the low one. The environment takes the action with the highest score.
@@ -224,7 +224,7 @@ def robot_scales(scale: float | tuple[float, float], source: str, robots: int) -
     """The standard deviation of each robot's noise, float32[N, 1].
 
     Args:
-        scale: of every robot; or a range [low, high], which is cut into N equal parts, one for each robot in order.
+        scale: the same for every robot; or a range [low, high], cut into N equal parts, one for each robot in order.
         source: determines the position of each robot in its part, so that robots of different sources differ too.
         robots: N.
     """

@@ -113,13 +113,13 @@ class Safety:
     # -- robots that leave ---------------------------------------------------------------------------------------
 
     def leave(self, name: str) -> None:
-        """A robot has left: forget its watch if it is active. Keep any other watch, so that a return ends no fault."""
+        """Forget the active watch of a robot that left. Keep any other watch, so that a return ends no fault."""
         watch = self.watches.pop(name, None)
         if watch and not watch.lifecycle.active:
             self.watches[name] = watch  # at the end: the robots that left last
 
     def forget_the_longest_away(self, here: Container[str]) -> None:
-        """Bound the memory of robots that are not ``here``. An emergency stop is never forgotten."""
+        """Of the robots that are not ``here``, remember the last _AWAY. An emergency stop is never forgotten."""
         away = [name for name, it in self.watches.items() if name not in here and not it.lifecycle.stopped]
         for name in away[:-_AWAY]:
             log.warning("%s: forgets %r: %d robots that left later are remembered", self.lifecycle.node, name, _AWAY)
@@ -139,7 +139,7 @@ class Safety:
         )
 
     def restore(self, state: SafetyState, now: float) -> list[str]:
-        """Restore the stops and faults of robots from before a restart; returns one line for the log about each."""
+        """Restore the robots' stops and faults after a restart. Return one log line for each."""
         lines = []
         for name, held in state.sources.items():
             lifecycle = self.watch(name, now).lifecycle
@@ -157,7 +157,7 @@ class Safety:
 
 
 def _kept(lifecycle: Lifecycle, longest: int | None = None) -> Held | None:
-    """Why a lifecycle is not active, in a form to keep over a restart. Cuts the reason to ``longest`` characters."""
+    """Why a lifecycle is not active, in a form that survives a restart. Cuts the reason to ``longest`` characters."""
     held = lifecycle.held
     if held is None or held.cause is Cause.INACTIVE:
         return held and Held(Cause.INACTIVE)

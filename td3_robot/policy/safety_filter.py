@@ -14,7 +14,7 @@ from td3_robot.util.arrays import finite
 
 
 class SafetyFilter:
-    """Low-pass, then rate limit, then limits. Limits win where they contradict the rate.
+    """Applies a low-pass filter, then the rate limit, then the limits. The limits take priority over the rate limit.
 
     Args:
         envelope: of this robot and policy.
@@ -57,7 +57,7 @@ class SafetyFilter:
         return np.minimum(action, self._high, out=action)
 
     def problem(self, observation: Float32) -> str | None:
-        """Why no policy may answer this observation, float32[N, O]; None if it may."""
+        """Why no policy may answer this observation, float32[N, O]; None if a policy may."""
         low, high = self.envelope.observation_low, self.envelope.observation_high
         if low is None or high is None:
             if finite(observation):

@@ -26,7 +26,7 @@ class StateFile:
     Each change replaces the file atomically, some milliseconds later. A failed write is repeated until it succeeds.
 
     Args:
-        path: of the file; a missing one is an empty state.
+        path: of the file. A missing file means an empty state.
 
     Attributes:
         kept: the state in the file.

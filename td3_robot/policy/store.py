@@ -1,4 +1,4 @@
-"""The policies of a server: the newest ones, those that a person loaded, and the one that serves."""
+"""The policies of a server: the newest policies, the policies that a person loaded, and the policy that serves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Policy:
 
 
 Examine = Callable[[int, str, bytes], Actor]
-"""Checks the bytes of weights. Arguments: version, SHA-256, bytes. Raises a BundleError if they are no policy."""
+"""Checks weights. Arguments: version, SHA-256, bytes. Raises a BundleError if the bytes are not a policy."""
 
 
 def examine(version: int, digest: str, payload: bytes) -> Actor:
@@ -54,17 +54,17 @@ class PolicyStore:
     """Policies by version, and what people decided about them.
 
     Args:
-        safety: the robot's settings. The store joins them with those of each policy, and with those of the policy that
+        safety: the robot's settings. The store joins them with the settings of each policy and of the policy that
             a person deployed last.
         lockstep: take every version of a learner, in order. A learner that returns to a checkpoint sends an older
-            version again. That version replaces all versions from its number on.
+            version again. This version replaces all versions with the same or a higher number.
         frozen: refuse the weights of learners.
         examine: checks bytes: :func:`examine`, or a function that has the results already.
         counters: counts the weights that the store does not take.
 
     Attributes:
         held: policies by version: at most the four newest, and the four newest that a person loaded.
-        serving: the policy that answers unless a Step needs another one; None before the first.
+        serving: the policy that answers unless a Step needs another policy; None before the first policy.
         newest: the highest version so far; 0 before the first policy.
         loaded: at most the four newest versions that a person loaded, oldest first.
         withdrawn: SHA-256 of the policies that a rollback withdrew and that no person has chosen again.
@@ -93,8 +93,8 @@ class PolicyStore:
             loaded: a person chose it.
 
         Raises:
-            BundleError: the policy is not newer than all before (except in lock-step), is for another robot, or its
-                safety settings contradict the robot's.
+            BundleError: the policy is not newer than all earlier policies (lock-step allows this), is for another
+                robot, or its safety settings contradict the robot's settings.
         """
         bundle = actor.bundle
         if self._lockstep:
@@ -151,8 +151,9 @@ class PolicyStore:
             loaded: a person chose the policy.
 
         Raises:
-            BundleError: the hash does not fit, the bytes are not a bundle, or :meth:`add` refuses the policy. The
-                bytes of a learner must not be far more than those of the serving policy: an examination takes time.
+            BundleError: the hash does not match, the bytes are not a bundle, or :meth:`add` refuses the policy. The
+                store also refuses a learner's bundle that is far larger than the serving policy, because its
+                examination takes too long.
         """
         try:
             if not loaded and (refusal := self._early_refusal(version, payload)):
@@ -182,21 +183,21 @@ class PolicyStore:
     # -- decisions of people -------------------------------------------------------------------------------------
 
     def load(self, version: int, digest: str, payload: bytes) -> None:
-        """Serve a policy that a person sends; version 0 stands for the next after the newest. See :meth:`receive`."""
+        """Serve a policy that a person sends. Version 0 means the newest version plus 1. See :meth:`receive`."""
         self.receive(version or self.newest + 1, digest, payload, loaded=True)
         self.choose()
 
     def choose(self) -> None:
-        """A person wants the policy that serves, even if it was withdrawn before."""
+        """Record that a person wants the serving policy. This ends an earlier withdrawal of the policy."""
         if self.withdrawn and self.serving:
             chosen = self.serving.digest
             self.withdrawn = tuple(digest for digest in self.withdrawn if digest != chosen)
 
     def roll_back(self, version: int = 0) -> Policy:
-        """Serve an older policy again, withdraw the one that serves, and freeze.
+        """Serve an older policy again, withdraw the current policy, and freeze.
 
         Args:
-            version: of the older policy; 0: the newest older one that a person loaded, or else the one before.
+            version: of the older policy. 0: the newest older policy that a person loaded, or else the previous policy.
 
         Returns:
             The policy that serves now.

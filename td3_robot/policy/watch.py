@@ -1,4 +1,4 @@
-"""The policy server's watch over one source: do its observations arrive, are they valid, do they change?"""
+"""The policy server's watch over one source: the observations must arrive, be valid and change."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Watch:
 
         Args:
             step: from the source.
-            safety: of the policy that would answer it.
+            safety: the settings of the policy that would answer the Step.
             now: the time, in seconds.
 
         Returns:
-            Why the policy may not answer it; None if it may.
+            Why the policy may not answer the Step; None if it may.
         """
         envelope = safety.envelope
         self.watchdog.deadline_s, self.watchdog.recovery_s = envelope.observation_deadline_s, envelope.recovery_s

@@ -264,7 +264,7 @@ def _remove_stale(folder: Path) -> None:
     """Remove the sockets of a killed supervisor.
 
     The path comes from a file, so it may be wrong, or belong to a run that still runs. So remove the folder only if its
-    name is one of ours and no socket in it answers.
+    name has the prefix of td3-robot and no socket in it answers.
     """
     homes = (endpoints.socket_home(), Path(tempfile.gettempdir()))
     ours = folder.name.startswith(endpoints.SOCKETS_PREFIX) and folder.parent in homes

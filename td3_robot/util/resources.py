@@ -49,7 +49,7 @@ def find(kind: str, name: str) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys, of which PyYAML keeps only the last, and reads numbers as JSON and YAML 1.2 do.
+    """Refuses duplicate keys (PyYAML would keep the last), and reads numbers as JSON and YAML 1.2 do.
 
     1e-3 is a number. A number with an integer value is an integer, so that a count may be 1e5.
     """

@@ -257,7 +257,7 @@ class Backend(ABC):
         """A new environment, see :class:`Environment`; raises ConfigError like :meth:`spec`."""
 
     def module(self, name: str) -> str:
-        """The Python module that ``name`` contains and that :meth:`make` imports; empty if there is none."""
+        """The Python module in ``name`` that :meth:`make` imports; empty if ``name`` has no module."""
         del name
         return ""
 
