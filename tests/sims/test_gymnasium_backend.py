@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -13,6 +15,7 @@ from gymnasium import spaces
 from td3_robot_sims import tasks
 
 from td3_robot.errors import ConfigError
+from td3_robot.specs import Channel, RobotSpec
 
 needs_box2d = pytest.mark.skipif(importlib.util.find_spec("Box2D") is None, reason="Box2D is not installed")
 TASKS = ["Pendulum-v1", "MountainCarContinuous-v0", pytest.param("LunarLanderContinuous-v3", marks=needs_box2d)]
@@ -183,3 +186,38 @@ def test_a_discrete_task_executes_the_action_with_the_highest_score() -> None:
 def test_other_discrete_tasks_are_refused(task: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         tasks.make(task)
+
+
+ROBOT = RobotSpec(
+    "Cart",
+    (Channel("speed", "m/s", -math.inf, math.inf), Channel("height", "m", 0.0, 3.0)),
+    (Channel("force", "N", -1.0, 5.0), Channel("tilt", "rad", 2.0, 2.5)),
+    0.04,
+)
+
+
+@pytest.mark.parametrize("described", [ROBOT, ROBOT.describe()])
+def test_an_environment_names_its_robot(monkeypatch: pytest.MonkeyPatch, described: Any) -> None:
+    monkeypatch.setattr(Asymmetric, "robot_spec", described, raising=False)
+    environment = tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0")
+    assert environment.spec == ROBOT
+    assert environment.reset(1).shape == (2,)
+    environment.close()
+
+
+@pytest.mark.parametrize(
+    ("described", "text"),
+    [
+        (3, "robot_spec is int; it must be a RobotSpec or a map"),
+        ({"name": "x"}, "robot specification: KeyError 'observations'"),
+        (replace(ROBOT, actions=ROBOT.actions[:1]), "robot_spec has 1 actions; its space has 2 numbers"),
+        (
+            replace(ROBOT, actions=(Channel("force", "N", -1.0, 4.0), ROBOT.actions[1])),
+            "robot_spec gives 'force' the limits -1 and 4; its space gives -1 and 5",
+        ),
+    ],
+)
+def test_a_wrong_robot_spec_is_named(monkeypatch: pytest.MonkeyPatch, described: Any, text: str) -> None:
+    monkeypatch.setattr(Asymmetric, "robot_spec", described, raising=False)
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0")

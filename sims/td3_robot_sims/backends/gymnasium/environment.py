@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -30,8 +31,12 @@ class GymnasiumEnvironment(Environment):
     The task draws from this environment's random stream. If it uses another random generator, :meth:`restore_state`
     raises BundleError.
 
+    An environment may describe its robot in the attribute ``robot_spec``: a :class:`RobotSpec`, or the map that
+    :meth:`RobotSpec.describe` returns. Names, units and the control period are then the robot's, so that a policy fits
+    a driver with the same specification. Sizes and limits must equal those of the spaces.
+
     Args:
-        kind: name of the backend; the robot's name begins with it.
+        kind: name of the backend; the robot's name begins with it, unless the environment has a ``robot_spec``.
         name: ``ID`` or ``MODULE:ID``.
 
     Raises:
@@ -47,6 +52,7 @@ class GymnasiumEnvironment(Environment):
             observations = _channels(task, "observation", env.observation_space)
             # The robot's name does not contain the module: a policy fits the task even if another module registers it.
             spec = RobotSpec(f"{kind}:{identity}", observations, actions, _period(env))
+            spec = _own_spec(task, env, spec) or spec
         except ConfigError:
             env.close()
             raise
@@ -148,6 +154,34 @@ def _channels(task: str, kind: str, space: spaces.Space[Any]) -> tuple[Channel, 
         Channel(f"{kind}_{i}", "1", -math.inf if a <= -largest else a + 0.0, math.inf if b >= largest else b)
         for i, (a, b) in enumerate(zip(low, high, strict=True))
     )
+
+
+def _own_spec(task: str, env: gymnasium.Env[Any, Any], spaces_spec: RobotSpec) -> RobotSpec | None:
+    """Return the specification that the environment has in ``robot_spec``; None if it has no such attribute.
+
+    Raises:
+        ConfigError: it is not a specification, or its sizes or limits differ from those of the spaces.
+    """
+    given = getattr(env.unwrapped, "robot_spec", None)
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        given = RobotSpec.from_description(given)
+    if not isinstance(given, RobotSpec):
+        raise ConfigError(f"task {task!r}: robot_spec is {type(given).__name__}; it must be a RobotSpec or a map")
+    for kind in ("observations", "actions"):
+        channels, limits = getattr(given, kind), getattr(spaces_spec, kind)
+        if len(channels) != len(limits):
+            raise ConfigError(
+                f"task {task!r}: robot_spec has {len(channels)} {kind}; its space has {len(limits)} numbers"
+            )
+        for channel, limit in zip(channels, limits, strict=True):
+            if (np.float32(channel.low), np.float32(channel.high)) != (np.float32(limit.low), np.float32(limit.high)):
+                raise ConfigError(
+                    f"task {task!r}: robot_spec gives {channel.name!r} the limits {channel.low:g} and "
+                    f"{channel.high:g}; its space gives {limit.low:g} and {limit.high:g}"
+                )
+    return given
 
 
 def _period(env: gymnasium.Env[Any, Any]) -> float:

@@ -1,0 +1,73 @@
+"""The pendulum of pendulum_driver.py as a task to train on: swing it up with a motor that is too weak to lift it.
+
+``robot_spec`` names the robot's channels, units and limits. The driver has the same specification, so a policy that
+learned here drives the robot there. The physics differs on purpose, as simulation and reality do.
+
+    td3-robot train pendulum.yaml --out runs/pendulum
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from td3_robot.specs import Channel, RobotSpec
+
+MASS, LENGTH, GRAVITY, DAMPING = 0.5, 0.4, 9.81, 0.3  # kg, m, m/s², 1/s
+
+SPEC = RobotSpec(
+    "Pendulum",
+    (
+        Channel("angle.sin", "1", -1.0, 1.0),
+        Channel("angle.cos", "1", -1.0, 1.0),
+        Channel("velocity", "rad/s", -30.0, 30.0),
+    ),
+    (Channel("torque", "N·m", -1.0, 1.0),),
+    control_period=0.02,
+)
+
+
+class SwingUp(gymnasium.Env[np.ndarray[Any, Any], np.ndarray[Any, Any]]):
+    """Angle 0 hangs down. Holding the pendulum level needs 1.96 N·m; the motor has 1 N·m."""
+
+    robot_spec = SPEC
+    observation_space = spaces.Box(
+        np.array([-1, -1, -30], np.float32), np.array([1, 1, 30], np.float32), dtype=np.float32
+    )
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
+        """Start anywhere, at up to 2 rad/s."""
+        super().reset(seed=seed, options=options)
+        self._angle, self._velocity = self.np_random.uniform([-math.pi, -2.0], [math.pi, 2.0]).tolist()
+        return self._observation(), {}
+
+    def step(self, action: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], float, bool, bool, dict[str, Any]]:
+        """One control period: four Runge-Kutta steps of 5 ms."""
+        torque = float(action[0])
+        for _ in range(4):
+            self._angle, self._velocity = _runge_kutta(self._angle, self._velocity, torque, 0.005)
+        observation = self._observation()
+        return observation, -float(observation[1]) - 0.01 * torque**2, False, False, {}
+
+    def _observation(self) -> np.ndarray[Any, Any]:
+        velocity = min(30.0, max(-30.0, self._velocity))
+        return np.array([math.sin(self._angle), math.cos(self._angle), velocity], np.float32)
+
+
+def _runge_kutta(angle: float, velocity: float, torque: float, time: float) -> tuple[float, float]:
+    def acceleration(angle: float, velocity: float) -> float:
+        return -GRAVITY / LENGTH * math.sin(angle) + torque / (MASS * LENGTH**2) - DAMPING * velocity
+
+    v1, a1 = velocity, acceleration(angle, velocity)
+    v2, a2 = velocity + a1 * time / 2, acceleration(angle + v1 * time / 2, velocity + a1 * time / 2)
+    v3, a3 = velocity + a2 * time / 2, acceleration(angle + v2 * time / 2, velocity + a2 * time / 2)
+    v4, a4 = velocity + a3 * time, acceleration(angle + v3 * time, velocity + a3 * time)
+    return angle + time * (v1 + 2 * v2 + 2 * v3 + v4) / 6, velocity + time * (a1 + 2 * a2 + 2 * a3 + a4) / 6
+
+
+gymnasium.register("SwingUp-v0", SwingUp, max_episode_steps=250)
