@@ -1,13 +1,15 @@
 """A driver for an imaginary robot: a pendulum with a motor, simulated in real time in plain Python.
 
-A driver needs a specification, ``observe`` and ``apply``; see docs/how-to/write_a_driver.md.
+A driver needs a specification, ``observe`` and ``apply``; see docs/how-to/write_a_driver.md. pendulum_task.py is the same
+robot as a task to train on, with other physics.
 
-    python examples/pendulum_driver.py --config robot.yaml
+    python pendulum_driver.py --config robot.yaml
 """
 
 from __future__ import annotations
 
 import math
+import random
 import sys
 import time
 
@@ -15,11 +17,16 @@ import numpy as np
 
 from td3_robot.driver.node import main
 from td3_robot.driver.robot import Robot
+from td3_robot.messages import Phase
 from td3_robot.specs import Channel, Float32, RobotSpec
 
 
 class Pendulum(Robot):
-    """0.5 kg at 0.4 m, hanging down at angle 0; the motor gives up to 1 N·m."""
+    """0.5 kg at 0.4 m, hanging down at angle 0. The motor gives up to 1 N·m: too little to lift the pendulum directly.
+
+    Args:
+        trial_steps: control periods of an episode. Each episode starts at a random angle. 0: one endless episode.
+    """
 
     spec = RobotSpec(
         "Pendulum",
@@ -32,24 +39,35 @@ class Pendulum(Robot):
         control_period=0.02,
     )
 
-    def __init__(self) -> None:
+    def __init__(self, trial_steps: int = 0) -> None:
         self._angle, self._velocity, self._torque = 0.3, 0.0, 0.0
         self._now = time.monotonic()
+        self._trial_steps, self._steps = trial_steps, 0
 
     def observe(self) -> Float32:
-        self._go_on()
+        self._simulate()
         velocity = max(-30.0, min(30.0, self._velocity))
         return np.array([math.sin(self._angle), math.cos(self._angle), velocity], np.float32)
 
     def apply(self, action: Float32) -> None:
-        self._go_on()
+        self._simulate()
         self._torque = float(action[0])
 
     def reward(self, observation: Float32, action: Float32) -> float:
         return -float(observation[1]) - 0.01 * float(action[0]) ** 2  # highest when upright
 
-    def _go_on(self) -> None:
-        """Simulate the physics up to now; a real robot needs no such method."""
+    def phase(self, observation: Float32) -> Phase:
+        del observation
+        self._steps += 1
+        return Phase.TRUNCATED if self._steps == self._trial_steps else Phase.MID
+
+    def reset(self) -> None:
+        self._steps = 0
+        if self._trial_steps:
+            self._angle, self._velocity = random.uniform(-math.pi, math.pi), random.uniform(-2.0, 2.0)
+
+    def _simulate(self) -> None:
+        """Advance the physics to the present moment; a real robot needs no such method."""
         now = time.monotonic()
         steps = min(1000, int((now - self._now) / 0.001))
         self._now += steps * 0.001 if steps < 1000 else now - self._now

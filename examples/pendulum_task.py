@@ -1,7 +1,7 @@
 """The pendulum of pendulum_driver.py as a task to train on: swing it up with a motor that is too weak to lift it.
 
-``robot_spec`` names the robot's channels, units and limits. The driver has the same specification, so a policy that
-learned here drives the robot there. The physics differs on purpose, as simulation and reality do.
+``robot_spec`` is the driver's specification: names, units and limits of the channels, and the control period. So a policy
+that learns here drives the robot there. The physics differs on purpose, as simulation and reality do.
 
     td3-robot train pendulum.yaml --out runs/pendulum
 """
@@ -15,26 +15,15 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from td3_robot.specs import Channel, RobotSpec
+from pendulum_driver import Pendulum
 
 MASS, LENGTH, GRAVITY, DAMPING = 0.5, 0.4, 9.81, 0.3  # kg, m, m/s², 1/s
-
-SPEC = RobotSpec(
-    "Pendulum",
-    (
-        Channel("angle.sin", "1", -1.0, 1.0),
-        Channel("angle.cos", "1", -1.0, 1.0),
-        Channel("velocity", "rad/s", -30.0, 30.0),
-    ),
-    (Channel("torque", "N·m", -1.0, 1.0),),
-    control_period=0.02,
-)
 
 
 class SwingUp(gymnasium.Env[np.ndarray[Any, Any], np.ndarray[Any, Any]]):
     """Angle 0 hangs down. Holding the pendulum level needs 1.96 N·m; the motor has 1 N·m."""
 
-    robot_spec = SPEC
+    robot_spec = Pendulum.spec
     observation_space = spaces.Box(
         np.array([-1, -1, -30], np.float32), np.array([1, 1, 30], np.float32), dtype=np.float32
     )
