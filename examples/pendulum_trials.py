@@ -1,6 +1,6 @@
 """Run the pendulum's driver in episodes of 5 s that start at random angles, to measure a policy's return on the robot.
 
-    python pendulum_trials.py --config robot.yaml
+python pendulum_trials.py --config robot.yaml
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Run every block of the tutorials, in order, in an empty folder.
+"""Run every block of the tutorials, in order, in a folder that holds only the files of ``examples/``.
 
 A ``sh`` block runs in bash; all blocks of a page share one shell. A block with a title writes the file of that name.
 The test skips other blocks, such as ``console`` blocks for commands that take long.
@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-TUTORIALS = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("*.md"))
+ROOT = Path(__file__).parents[2]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -34,8 +36,11 @@ def script_of(page: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1600)
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_every_block_of_the_tutorial_works(tmp_path: Path, page: Path) -> None:
+    for example in (ROOT / "examples").glob("pendulum*"):
+        shutil.copy(example, tmp_path)
     programs = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
     process = subprocess.Popen(
@@ -48,7 +53,7 @@ def test_every_block_of_the_tutorial_works(tmp_path: Path, page: Path) -> None:
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=560)
+        output, _ = process.communicate(timeout=1500)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # processes that the page started in the background
