@@ -1,7 +1,7 @@
 """A driver for an imaginary robot: a pendulum with a motor, simulated in real time in plain Python.
 
-A driver needs a specification, ``observe`` and ``apply``; see docs/how-to/write_a_driver.md. pendulum_task.py is the same
-robot as a task to train on, with other physics.
+A driver needs a specification, ``observe`` and ``apply``; see docs/how-to/write_a_driver.md. pendulum_task.py is the
+same robot as a task to train on, with other physics.
 
     python pendulum_driver.py --config robot.yaml
 """

@@ -1,7 +1,7 @@
 """The pendulum of pendulum_driver.py as a task to train on: swing it up with a motor that is too weak to lift it.
 
-``robot_spec`` is the driver's specification: names, units and limits of the channels, and the control period. So a policy
-that learns here drives the robot there. The physics differs on purpose, as simulation and reality do.
+``robot_spec`` is the driver's specification: names, units and limits of the channels, and the control period. So a
+policy that learns here drives the robot there. The physics differs on purpose, as simulation and reality do.
 
     td3-robot train pendulum.yaml --out runs/pendulum
 """
@@ -14,7 +14,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-
 from pendulum_driver import Pendulum
 
 MASS, LENGTH, GRAVITY, DAMPING = 0.5, 0.4, 9.81, 0.3  # kg, m, m/s², 1/s

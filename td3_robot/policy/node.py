@@ -109,13 +109,15 @@ class _Server:
         self.recorded = node.recorded(self.core, settings, PolicyObserver(self.core))
         self.learner: ClientLink | None = None
         if learns:
-            self.learner = node.connect("learner", (Weights,), essential=node.folder is not None)
+            # The first Hello names the version that this server holds, so that the learner's versions begin above it.
+            version = self.core.version
+            self.learner = node.connect("learner", (Weights,), essential=bool(node.folder), weights_version=version)
         self._served = self.core.spec
         self._loaded = self.core.store.loaded[-1:]
 
     def run(self) -> None:
         """Serve until a signal or a shutdown."""
-        self._after()  # so that the first Hello names the weights that this server holds
+        self._after()
         self.node.spin(
             self.recorded,
             busy=lambda: False,

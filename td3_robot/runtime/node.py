@@ -118,6 +118,7 @@ class Node:
         spec: RobotSpec | None = None,
         robots: int = 0,
         essential: bool = True,
+        weights_version: int = 0,
     ) -> ClientLink:
         """Connect to the server of a link.
 
@@ -127,11 +128,13 @@ class Node:
             spec: specification of the robots of this source; None if the node is no source.
             robots: number of robots of this source.
             essential: whether a refusal by the server ends this node. If not, the node asks again later.
+            weights_version: version of the policy that this node serves; 0 for none.
 
         Raises:
             EndpointError: the endpoint is malformed or not allowed.
         """
-        client = ClientLink(link, self.hello(self.role, spec=spec, robots=robots), accepts, essential=essential)
+        greeting = self.hello(self.role, spec=spec, robots=robots, weights_version=weights_version)
+        client = ClientLink(link, greeting, accepts, essential=essential)
         self.bus.connect(self.endpoint(link), client)
         return client
 

@@ -226,8 +226,10 @@ class ServerLink:
         for other, peer in list(self.peers.items()):
             same_process = peer.hello.client == hello.client
             # A new process may use the routing identity of an old one. A client that sent messages since its last
-            # Hello starts again, so the core must start again too. A Hello right after a Hello changes nothing.
-            starts_again = not same_process or key in self._active
+            # Hello starts again, so the core must start again too. A Hello right after a Hello changes nothing, unless
+            # the client now serves other weights: Hellos wait in a queue while the server is away.
+            newer = hello.weights_version != peer.hello.weights_version
+            starts_again = not same_process or key in self._active or newer
             if starts_again if other == key else peer.name == hello.name:
                 reason = Farewell.RECONNECTED.value if same_process else "replaced by a later incarnation"
                 inputs += self.forget(other, reason)

@@ -209,7 +209,7 @@ def test_an_environment_names_its_robot(monkeypatch: pytest.MonkeyPatch, describ
     ("described", "text"),
     [
         (3, "robot_spec is int; it must be a RobotSpec or a map"),
-        ({"name": "x"}, "robot specification: KeyError 'observations'"),
+        ({"name": "x"}, "robot specification: Object missing required field `observations`"),
         (replace(ROBOT, actions=ROBOT.actions[:1]), "robot_spec has 1 actions; its space has 2 numbers"),
         (
             replace(ROBOT, actions=(Channel("force", "N", -1.0, 4.0), ROBOT.actions[1])),

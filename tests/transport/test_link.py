@@ -234,6 +234,16 @@ def test_a_new_process_with_an_old_routing_identity_joins_again(make_server: Mak
     assert server.peers[b"a"].hello.incarnation == 2
 
 
+def test_the_newest_of_several_hellos_counts(make_server: MakeServer, make_hello: MakeHello) -> None:
+    """Hellos wait in libzmq's queue while the server is away, the oldest first."""
+    server = make_server()
+    old, new = make_hello(incarnation=1), make_hello(incarnation=1, weights_version=704)
+    server.receive(b"a", frames(old), 0.0)
+    inputs, _ = server.receive(b"a", frames(new), 0.0)
+    assert [type(message) for _, message in inputs] == [Bye, Hello]
+    assert server.peers[b"a"].hello.weights_version == 704
+
+
 def test_a_repeated_hello_after_other_messages_makes_the_client_join_again(
     make_server: MakeServer, make_hello: MakeHello
 ) -> None:
