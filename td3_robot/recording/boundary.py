@@ -6,7 +6,7 @@ These messages are enough to replay a core bit for bit:
 =============== =====================================================================================================
 Start           construction arguments, and state restored from disk; the node records it once
 Turn            the inputs and the time of one call of ``step``
-RobotReport     the robot's report, besides its Steps: an input of a driver's core
+RobotReport     the robot's refusals, problem and stop reason (not in its Steps): an input of a driver's core
 MotorCommand    the action that the robot's motors get: an output of a driver's core
 Latches         ``safety_state`` of a policy server's core after a turn; the server's state file also holds it
 =============== =====================================================================================================
@@ -120,7 +120,7 @@ class RecordedBody:
 
     @property
     def stop(self) -> str:
-        """Why the robot must stop; empty if it need not. The core clears it."""
+        """Why the robot must stop; empty if the robot may move. The core clears this text."""
         return str(self._body.stop)
 
     @stop.setter

@@ -17,7 +17,7 @@ CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 """Name of the attachment with the learning metrics of a finished run."""
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
-"""Number of messages that every new file repeats from before: the newest ones of each topic, publisher and link.
+"""Number of earlier messages that every new file repeats: the newest messages of each topic, publisher and link.
 
 A reader can thus read one file of a series alone.
 """
@@ -91,5 +91,5 @@ class Facts:
 
 
 def printable(text: str) -> str:
-    """Text from a file with its control characters escaped, so that it cannot control the terminal."""
+    """Text from a file with its control characters escaped, so that the text cannot control the terminal."""
     return "\n".join(line if line.isprintable() else repr(line) for line in text.split("\n"))

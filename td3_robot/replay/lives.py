@@ -280,7 +280,7 @@ def _failed(what: str, error: Exception) -> SessionError:
 
 
 def _place(turn: Turn) -> str:
-    """The newest Step among the inputs, as text; empty if there is none."""
+    """The newest Step among the inputs, as text; empty if the inputs have no Step."""
     steps = [fields.get("named", []) for _, topic, fields in turn.inputs if topic == Step.NAME]
     return f"Step {steps[-1][2]} of {steps[-1][0]}" if steps and len(steps[-1]) == 4 else ""
 

@@ -200,7 +200,7 @@ def _take_arrays(message: Message, plan: _Plan, dims: Dims | None) -> None:
         if len(plan.layouts) >= _LAYOUTS:
             plan.layouts.clear()
         plan.layouts[key] = layout
-    if plan.floats:  # one check of all numbers together takes less time than one of each array
+    if plan.floats:  # one check of all arrays together is faster than a check per array
         numbers = b"".join([contents[index] for index in plan.floats])
         if not finite(np.frombuffer(numbers, plan.float)):
             wrong = (index for index in plan.floats if not finite(np.frombuffer(contents[index], plan.float)))

@@ -15,7 +15,7 @@ from td3_robot.errors import EndpointError
 SOCKETS_PREFIX = "td3-robot-"
 """Prefix of folders for sockets, see :func:`socket_home`."""
 LONGEST_SOCKET_PATH = 107
-"""Longest path of a socket, in bytes: sun_path of unix(7) holds 108, of which one is the terminating zero."""
+"""Longest path of a socket, in bytes: sun_path of unix(7) holds 108, and the last is a zero byte."""
 
 _TCP = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([^:;\[\]/]+)):([0-9]{1,5}|\*)")
 

@@ -48,7 +48,7 @@ class Receiver:
         """Drop the other frames of a message that had too many. Call this before the next message.
 
         Raises:
-            zmq.Again: the time is over before all frames are dropped; the socket is still readable.
+            zmq.Again: the time ended before all frames were dropped; the socket has more frames to read.
         """
         if socket not in self._unfinished:
             return

@@ -1,7 +1,8 @@
 """The two ends of a link, without sockets: handshake, heartbeat, decoding, counting of malformed messages.
 
-A ServerLink turns frames from many clients into inputs for a core. A ClientLink does so for one server. Both take the
-time in seconds as an argument, so that tests, replay and training in one process run the same code.
+A ServerLink turns frames from many clients into inputs for a core. A ClientLink turns frames from one server into
+inputs for a core. Both take the time in seconds as an argument, so that tests, replay and training in one process run
+the same code.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Tally:
             log.warning("%s (%s, %d so far): %s", verb, kind, self.counts[kind], line)
 
     def note_extra_fields(self, kind: type[Message], payload: codec.Buffer, sender: str, now: float) -> None:
-        """Count a decoded message that has fields which this version does not know."""
+        """Count a decoded message with fields that this version does not know."""
         if extra := codec.extra_fields(kind, payload):
             text = f"{sender}: {kind.NAME} has {extra} fields more than this version knows"
             self.note("unknown-fields", text, now, "ignored")
@@ -130,7 +131,7 @@ class ServerLink:
         sender = f"on link {self.link} from {peer.name if peer else 'a stranger'}"
         try:
             kind = _kind(frames)
-            if peer is None and kind is not Hello:  # do not unpack: a stranger must not take our time
+            if peer is None and kind is not Hello:  # do not unpack: an unknown client must cost little time
                 text = f"on link {self.link}: {kind.NAME} of {len(frames[1])} bytes before any hello"
                 self.tally.note("stranger", text, now)
                 return [], [(key, Refused("hello", f"{self.name} has not met this client; send Hello"))]
@@ -202,7 +203,7 @@ class ServerLink:
                 # The client waits and asks again. A message to the rival shows whether its connection is closed.
                 wait = Heartbeat(int(now * 1e9), self.session)
                 return [], [(key, wait), (rival.key, wait)]
-            if received > asked:  # before other reasons: another process moves that robot
+            if received > asked:  # this refusal comes first: the rival driver is active and moves the robot
                 taken = f"name {hello.name!r} is taken by a driver that is connected"
                 refused = Refused("name", refused.reason if refused else taken)
         self._waiting_since.pop(key, None)
@@ -261,8 +262,8 @@ class ServerLink:
             return None
         if peer.owner != owner:
             return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} with another key")
-        # For two drivers, silence decides. A lower incarnation is no reason to refuse: after a clock was set back, the
-        # successor of a killed driver must still get control of the moving robot.
+        # A new driver gets the name when the old driver is silent. The server accepts a lower incarnation: if the clock
+        # was set back, the driver that replaces a killed driver must get control of the moving robot.
         old = hello.incarnation <= peer.hello.incarnation
         keeps = hello.incarnation == peer.hello.incarnation if peer.role == "driver" else old
         if peer.role != hello.role or (keeps and peer.hello.client != hello.client):
@@ -346,8 +347,9 @@ class ClientLink:
     def receive(self, frames: Frames, now: float) -> list[Input]:
         """Take one multipart message from the server; returns the inputs for the core. Never raises on any bytes.
 
-        At the start of a link and after its loss the core gets the Welcome, because it must repeat what the server has
-        to know. A driver's core also gets a Heartbeat before the Welcome: another driver may still move the robot.
+        The core gets the Welcome when the link starts and after each reconnect. The core then repeats the
+        messages that the server needs. A driver's core also gets a Heartbeat before the Welcome if another driver may
+        be moving the robot.
         """
         sender = f"on link {self.link} from its server"
         try:
@@ -391,7 +393,7 @@ class ClientLink:
         """Check that the server has not refused this client.
 
         Raises:
-            HandshakeError: it has; the text names the link and what differs.
+            HandshakeError: the server refused this client; the text names the link and the reason.
         """
         if self.refusal and self.essential:
             raise HandshakeError(f"link {self.link}: refused by the server: {self.refusal.reason}")

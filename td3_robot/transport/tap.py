@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded != "no")
 _KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2}
-"""How many of the newest messages a recorder gets that starts later. It needs them to know the source of each Step."""
+"""How many of the newest messages a late recorder gets. It needs them to know the source of each Step."""
 _KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {LifecycleChange: 64}}
 """The same, for one link only: a new monitor must show the state of every node."""
 _MOST = 1024  # messages to gather in one turn, or for an expected recorder that has not connected yet
