@@ -1,4 +1,4 @@
-"""The learner without I/O: it receives Steps, makes updates, and returns Weights and Throttles."""
+"""The learner without I/O: it receives messages, makes updates, and returns messages to send."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from td3_robot.learner.sources import Source, Sources
 from td3_robot.messages import Bye, Evaluation, Hello, Message, SimulatorState, Step
 from td3_robot.specs import RobotSpec
 
-if TYPE_CHECKING:  # it imports torch; the node makes it
+if TYPE_CHECKING:  # the import loads torch
     from td3_robot.learner.training import Training
 
 log = logging.getLogger(__name__)
@@ -35,12 +35,12 @@ class LearnerCore:
 
     Each call of :meth:`step` does a bounded amount of work, so that the learner reads its input between updates.
 
-    :func:`td3_robot.learner.factory.make_core` makes it.
+    Use :func:`td3_robot.learner.factory.make_core` to create a core.
 
     Args:
-        config: without ``auto`` in ``learner.device`` and ``learner.precision``.
-        make_training: makes the training for a robot.
-        spec: of the robot, if it is known before a simulator joins.
+        config: configuration of the run, without ``auto`` in ``learner.device`` and ``learner.precision``.
+        make_training: creates the training for a robot.
+        spec: specification of the robot, if it is known before a simulator joins.
         provenance: stored in each policy bundle.
     """
 
@@ -83,7 +83,7 @@ class LearnerCore:
 
     @property
     def done(self) -> bool:
-        """Whether all steps and updates of the run are made, or an evaluation reached its target."""
+        """Whether the run has made all its steps and updates, or an evaluation has reached the target return."""
         return self.publisher.evaluations.reached or self.learning.done
 
     @property
@@ -134,11 +134,14 @@ class LearnerCore:
             log.info("the replay file holds the transitions up to step %d", self.env_steps)
 
     def rolled_back(self) -> None:
-        """The caller has restored the newest snapshot. Connected peers return to it at the next :meth:`step`."""
+        """Prepare the messages that make connected peers return to the newest snapshot.
+
+        Call this after restoring the snapshot. The next :meth:`step` returns these messages.
+        """
         self._outbox = self.publisher.resend() + self.scheduler.rolled_back()
 
     def insert(self, source: Source, step: Step, now: float) -> None:
-        """Store the transitions that a Step completes. The scheduler decides when to call this."""
+        """Store the transitions that a Step completes. Only the scheduler calls this."""
         gaps = source.assembler.counters["gaps"]
         transitions = source.assembler.add(step)
         if transitions is None:
@@ -147,7 +150,8 @@ class LearnerCore:
         if source.assembler.counters["gaps"] > gaps:
             log.warning("%s: a gap before Step %d; no transition crosses it", source.name, step.sequence)
         if self.config.pacing.mode == "realtime" and self.env_steps >= self.config.total_steps:
-            # Real-time robots continue during the last updates. Storing their steps would always require more updates.
+            # Real-time robots continue to step during the last updates. If the learner stored these steps, they would
+            # require more updates, and the run would never end.
             self.counters["beyond_total"] += len(transitions)
         else:
             self.learning.store(transitions, step)

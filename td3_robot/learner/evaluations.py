@@ -1,4 +1,4 @@
-"""Evaluations of a learner's policies: when one is due, which ones wait, and which policy is the best."""
+"""Evaluations of a learner's policies: their schedule, the waiting policies, and the best policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Evaluations:
     Attributes:
         pending: Weights that wait for the evaluator, by version.
         best_return: the highest mean return of all evaluations; minus infinity before the first.
-        best: the bundle with that return. The node writes it to a file and sets this to None.
+        best: the policy bundle with ``best_return``. The node writes it to a file and sets this to None.
         reached: whether the mean return of an evaluation has reached ``evaluation.target_return``.
     """
 
@@ -39,7 +39,10 @@ class Evaluations:
         return self.config.every > 0 and env_steps >= self._next
 
     def plan(self, env_steps: int) -> bool:
-        """Set the step of the next evaluation. Returns whether to make the current one: not if too many wait."""
+        """Set the step of the next evaluation. Returns whether to make the current evaluation.
+
+        If too many policies wait for the evaluator, the current evaluation is skipped.
+        """
         self._next = next_multiple(env_steps, self.config.every)
         wanted = len(self.pending) < _WAITING
         self._skipped += not wanted
@@ -76,11 +79,11 @@ class Evaluations:
         if state["best_return"] is not None:
             self.add_earlier(float(state["best_return"]))
         self._next, self._skipped = int(state["next"]), int(state["skipped"])
-        if self.config.every:  # evaluation.every may be smaller now
+        if self.config.every:  # a resume may have made evaluation.every smaller
             self._next = min(self._next, next_multiple(env_steps, self.config.every))
 
     def add_earlier(self, mean: float) -> None:
-        """Record the mean return of an evaluation before the start of this process."""
+        """Record the mean return of an evaluation that an earlier process made."""
         self.best_return = max(self.best_return, mean)
         self._compare_with_target(mean)
 
@@ -107,9 +110,10 @@ def evaluation_record(
     """Make the record of one evaluation.
 
     Args:
-        env_steps, updates, weights_version: of the policy, when the learner made it.
-        wall_s: seconds of training at the evaluation.
-        returns, lengths: undiscounted return and steps of each episode. The record has the population's deviation.
+        env_steps, updates, weights_version: the policy's environment steps, updates and version.
+        wall_s: seconds of training until the evaluation.
+        returns, lengths: undiscounted return and number of steps of each episode. The record has the population
+            standard deviation of the returns.
         final: whether this is the policy at the end of training.
     """
     return {

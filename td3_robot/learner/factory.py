@@ -1,4 +1,4 @@
-"""Makes the core of a learner for this machine: everything that measures, compiles or loads torch starts here."""
+"""Creates the core of a learner for this machine. This module measures the machine and loads torch; the core does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from td3_robot.specs import RobotSpec
 
 
 def networks(config: Config, spec: RobotSpec) -> Networks:
-    """The sizes of an algorithm's networks for a robot. This builds the algorithm once, on the CPU, to ask it."""
+    """The sizes of an algorithm's networks for a robot. This function builds the algorithm on the CPU to count them."""
     learner = config.learner
     algorithm: Algorithm = ALGORITHMS.load(learner.algorithm)(
         spec.observation_size,
@@ -43,17 +43,17 @@ def make_core(
     """A learner's core whose training uses the device and precision of this machine.
 
     Args:
-        config: of the run; ``auto`` is replaced.
-        spec: of the robot, if it is known before a simulator joins.
+        config: configuration of the run. The function replaces ``auto``.
+        spec: specification of the robot, if it is known before a simulator joins.
         provenance: stored in each policy bundle.
-        storage: makes the storage of the replay buffer from its capacity and row width.
+        storage: creates the storage of the replay buffer from the capacity and the row width.
         admit: called with the robot's specification before anything is allocated; it may raise.
 
     Raises:
         ConfigError: this machine lacks the device or precision.
     """
     device = compute.device(config.learner.device)
-    precision = compute.precision(config.learner.precision, device)  # not measured, unless it is auto
+    precision = compute.precision(config.learner.precision, device)  # only ``auto`` needs a measurement
     config = replace(config, learner=replace(config.learner, device=device.type, precision=precision))
 
     def make_training(spec: RobotSpec) -> Training:

@@ -15,7 +15,7 @@ from td3_robot.messages import Step
 from td3_robot.safety import limits as safety
 from td3_robot.specs import RobotSpec
 
-if TYPE_CHECKING:  # it imports torch; the node makes it
+if TYPE_CHECKING:  # the import loads torch
     from td3_robot.learner.training import Training
 
 
@@ -23,14 +23,14 @@ class Learning:
     """The training of one robot, and its progress.
 
     Args:
-        make_training: makes the training when the robot's specification is known.
+        make_training: creates the training for a robot.
 
     Attributes:
-        spec: of the robot; None until :meth:`begin`.
+        spec: specification of the robot; None until :meth:`begin`.
         training: exists once ``spec`` is known.
-        env_steps: number of stored transitions from sources, without those of recordings.
+        env_steps: number of stored transitions from sources. Transitions from recordings do not count.
         limiter: computes how many updates are due. For an on-policy algorithm it has no ratio.
-        sound_at: ``env_steps`` at the newest check that found the training sound; None before the first.
+        sound_at: ``env_steps`` at the newest check that found no divergence; None before the first check.
     """
 
     def __init__(self, config: Config, make_training: Callable[[RobotSpec], Training]) -> None:
@@ -50,11 +50,12 @@ class Learning:
         self._make_training = make_training
 
     def begin(self, spec: RobotSpec, bundle: Bundle | None = None) -> None:
-        """Make the training for this robot, with the policy of a bundle if there is one.
+        """Create the training for this robot, with the policy of a bundle if there is one.
 
         Raises:
             BundleError: the bundle does not fit the configuration.
-            ConfigError: the safety settings do not fit the robot, or the exploration or replay ratio the algorithm.
+            ConfigError: the safety settings do not fit the robot, or the exploration or replay ratio does not fit the
+                algorithm.
         """
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)
         self.training = self._make_training(spec)
@@ -66,7 +67,7 @@ class Learning:
         self.spec = spec
 
     def _check_algorithm(self) -> None:
-        """Check what the configuration cannot: it does not import the algorithms of other packages."""
+        """Check the rules that need the algorithm's class, which the configuration does not import."""
         prescribes = self.training.algorithm.exploration is not None
         if prescribes and self.config.exploration != ExplorationConfig():
             raise ConfigError("exploration is set and the algorithm prescribes its own; leave exploration out")
@@ -87,7 +88,7 @@ class Learning:
 
     @property
     def done(self) -> bool:
-        """Whether all steps of the run and their updates are made, or the algorithm's ``progress`` is 1."""
+        """Whether the run has made all its steps and updates, or the algorithm's ``progress`` is 1."""
         ended = self.spec is not None and (self.training.algorithm.progress or 0.0) >= 1
         return ended or self.limiter.done(self.env_steps, self.updates)
 
@@ -108,14 +109,14 @@ class Learning:
 
     @property
     def lead(self) -> float | None:
-        """Updates that the learner owes; None before learning starts or without a replay ratio."""
+        """Number of updates that are due by the replay ratio; None before learning starts or without a replay ratio."""
         if self.limiter.ratio is None or self.env_steps <= self.limiter.start:
             return None
         return self.limiter.lead(self.env_steps, self.updates)
 
     @property
     def replay_ratio(self) -> float:
-        """Updates per environment step since learning started; 0 before."""
+        """Updates per environment step since learning started; 0 before learning starts."""
         after = self.env_steps - self.limiter.start
         return (self.updates - self.limiter.offline) / after if after > 0 else 0.0
 
@@ -124,7 +125,7 @@ class Learning:
         self.training.update(self.learning_rate)
 
     def store(self, transitions: Transitions, step: Step) -> None:
-        """Store the transitions that a Step completed; there may be none."""
+        """Store the transitions that a Step completed. Do nothing if it completed none."""
         if len(transitions):
             self.training.store(transitions, step)
             self.env_steps += len(transitions)

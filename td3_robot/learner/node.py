@@ -31,7 +31,7 @@ from td3_robot.util.version import __version__
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 60.0  # seconds that an earlier learner has for its last checkpoint; the supervisor waits longer
+_PATIENCE = 60.0  # seconds to wait while an earlier learner saves its last checkpoint; the supervisor waits longer
 _BEST = "eval_return_mean"
 
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _learn_alone(node: Node) -> None:
-    # After a kill of the supervisor, the earlier learner may still save. Wait for it: we start from its checkpoint.
+    # If the supervisor was killed, the earlier learner may still be saving the checkpoint that we start from.
     patience = _PATIENCE if node.supervised else 0.0
     refusal = f"a learner is at work in the run in {str(node.run.path)!r}"
     with claim(f"learner {node.run.path.resolve()}", refusal, patience, lambda: node.stop_signal):
@@ -51,7 +51,7 @@ def _learn_alone(node: Node) -> None:
 def _learn(node: Node) -> None:
     selection.use_threads(node.config.learner)
     provenance = _provenance(node.config)
-    new = not (node.run.replay.exists() or node.run.has_checkpoints)  # nothing from which a learner could continue
+    new = not (node.run.replay.exists() or node.run.has_checkpoints)  # the run has no saved state
     core = start(node, provenance)
     recorded = node.recorded(core, {"provenance": provenance, "new": new})
     node.serve(
@@ -99,7 +99,7 @@ def _learn(node: Node) -> None:
 
 @contextlib.contextmanager
 def _last_good_policy_kept(node: Node, core: LearnerCore) -> Iterator[None]:
-    """If training diverges, write the newest sound policy as the run's policy."""
+    """If training diverges, write the newest policy without divergence as the run's policy."""
     try:
         yield
     except DivergenceError:
@@ -115,7 +115,7 @@ def _keep_best(node: Node, payload: bytes, mean: float) -> None:
 
 
 def _best_return(node: Node) -> float:
-    """The mean return in the file of the best policy; a checkpoint may be older than that file."""
+    """Read the mean return from the file of the best policy, which may be newer than the checkpoint."""
     with contextlib.suppress(BundleError, TypeError, ValueError):
         return float(Bundle.load(node.run.best_file).provenance.get(_BEST, "-inf"))
     return float("-inf")

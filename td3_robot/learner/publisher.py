@@ -17,16 +17,16 @@ from td3_robot.learner.gauges import Gauges
 from td3_robot.learner.learning import Learning
 from td3_robot.messages import MAX_PAYLOAD, Weights
 
-_RESENT = 2  # in lock-step, a restarted policy server may need the version before the newest
+_RESENT = 2  # in lock-step, a restarted policy server may need the two newest versions
 
 
 class Publisher:
     """Numbers the versions of the policy and sends them.
 
     Attributes:
-        version: of the newest Weights; 0 before the first.
+        version: version of the newest Weights; 0 before the first.
         published_at: the number of updates when the learner last published Weights to the policy servers.
-        explores: whether learning has started. If so, the policy servers explore with the configured noise.
+        explores: whether learning has started. Then the policy servers use the configured exploration noise.
         sent: the newest Weights for the policy servers, oldest first.
     """
 
@@ -53,7 +53,7 @@ class Publisher:
 
         Raises:
             BundleError: no robot is known yet.
-            DivergenceError: its weights are not finite.
+            DivergenceError: the policy's weights are not finite.
         """
         if self._learning.spec is None:
             raise BundleError("the learner has no policy yet: no simulator has joined")
@@ -78,7 +78,7 @@ class Publisher:
         )
 
     def _exploration(self) -> Exploration:
-        """The exploration of the policy servers now. The algorithm prescribes it, or the configuration does."""
+        """The current exploration of the policy servers, from the algorithm or from the configuration."""
         learner, asked = self._config.learner, self._config.exploration
         if prescribed := self._learning.training.algorithm.exploration:
             return Exploration(*prescribed)
@@ -87,7 +87,7 @@ class Publisher:
         return Exploration("uniform")
 
     def final_bundle(self) -> Bundle:
-        """The policy to keep at the end. It gets a new version, unless it equals the last published policy."""
+        """The policy to keep at the end. It gets a new version if it differs from the last published policy."""
         if self._learning.updates > self.published_at or self._config.learner.policy_average:
             self.version += 1
         return self.bundle(averaged=True)
@@ -101,7 +101,7 @@ class Publisher:
         return [(peer, weights) for peer in self.policies]
 
     def publish_if_due(self) -> list[Output]:
-        """Publish after enough updates, when learning starts, and when an evaluation is due."""
+        """Publish if there were enough updates, if learning starts, or if an evaluation is due."""
         if self._learning.spec is None:
             return []
         evaluate = self.evaluations.due(self._learning.env_steps)

@@ -1,4 +1,4 @@
-"""What a learner needs of memory, disk and GPU; a run that cannot fit is refused before it starts."""
+"""Computes how much memory, disk and GPU memory a learner needs, and refuses a run that does not fit."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util import files, machine
 
 BRANCHES = 32
-"""Children of a node in the sum tree of prioritised replay; of 4 to 128, the fastest for a million leaves."""
+"""Children of each node in the sum tree of prioritised replay. Of 4 to 128, 32 is the fastest for a million leaves."""
 _FLOAT, _DOUBLE, _HALF = 4, 8, 2  # bytes
 
 
 class Needs(NamedTuple):
-    """Bytes that a learner needs, besides its program and libraries.
+    """Bytes that a learner needs, without those for its program and libraries.
 
     Attributes:
         kept: memory at all times.
-        memory: peak memory, while a checkpoint is read beside the buffer that it fills.
-        replay_file: disk.
-        checkpoints: disk, for all checkpoints at one time.
+        memory: peak memory, while the learner loads a checkpoint.
+        replay_file: disk space of the replay file.
+        checkpoints: disk space of all checkpoints that exist at one time.
         device: GPU memory; 0 without a GPU.
     """
 
@@ -37,11 +37,11 @@ class Needs(NamedTuple):
 
 
 class Networks(NamedTuple):
-    """What an algorithm needs memory for.
+    """The sizes of an algorithm's networks.
 
     Attributes:
-        parameters: of all networks, with copies such as target networks.
-        trained: parameters that an optimiser changes.
+        parameters: number of parameters of all networks, including copies such as target networks.
+        trained: number of parameters that an optimiser changes.
         replays: whether the algorithm learns from a replay buffer.
     """
 
@@ -51,7 +51,7 @@ class Networks(NamedTuple):
 
 
 def estimated(config: Config, observation_size: int, action_size: int) -> Networks:
-    """The networks of a shipped algorithm, without torch: at most an actor and two critics, with targets."""
+    """Estimate the networks of a shipped algorithm without torch: an actor, one or two critics, and their targets."""
     learner, hidden = config.learner, config.network.hidden
 
     def count(inputs: int, outputs: int) -> int:
@@ -73,12 +73,12 @@ def needs(
 ) -> Needs:
     """What a learner with this configuration needs.
 
-    A checkpoint counts the rows that the run can fill, which are fewer than the buffer's if the run is short.
+    The estimate of a checkpoint counts only the rows that the run can fill. A short run does not fill the buffer.
 
     Args:
         config: without ``auto`` in ``device`` and ``precision``.
-        networks: those of the algorithm; None: :func:`estimated`.
-        capacity: of the replay buffer, in transitions; None: ``learner.buffer_size``.
+        networks: sizes of the algorithm's networks; None: :func:`estimated`.
+        capacity: size of the replay buffer, in transitions; None: ``learner.buffer_size``.
     """
     learner, on_gpu = config.learner, config.learner.device == "cuda"
     networks = networks or estimated(config, observation_size, action_size)
@@ -87,10 +87,10 @@ def needs(
     row = _FLOAT * row_size(observation_size, action_size)
     lap, in_file = learner.replay == "lap", learner.replay_storage == "file"
     tree = _DOUBLE * sum(tree_levels(capacity)) if lap else 0
-    # In lock-step the file is ahead of the snapshots, so checkpoints hold the rows too.
+    # In lock-step the file is newer than the snapshots, so checkpoints contain the rows too.
     rows_in_checkpoint = not in_file or config.timing == "lockstep"
     low_precision = _HALF * networks.parameters if learner.precision == "bf16" else 0
-    # With the gradient and Adam's two moments; a checkpoint holds no gradient.
+    # Each trained parameter also has a gradient and Adam's two moments. A checkpoint contains no gradient.
     arrays = _FLOAT * (networks.parameters + 3 * networks.trained) + low_precision
     saved = _FLOAT * (networks.parameters + 2 * networks.trained)
     saved += (_DOUBLE * filled if lap else 0) + (row * filled if rows_in_checkpoint else 0)
@@ -113,22 +113,22 @@ def announce(
     loaded: int = 0,
     networks: Networks | None = None,
 ) -> str:
-    """One line with what the learner needs and what is free.
+    """Return one line with the memory and disk space that the learner needs, and how much is free.
 
     Args:
         config: without ``auto`` in ``device`` and ``precision``.
-        run: its folder need not exist; the files in it are not needed again.
+        run: the run folder, which may not exist yet. Files that exist in it need no further space.
         device_memory: free bytes of the GPU; None if unknown or without a GPU.
         loaded: bytes of a checkpoint that is already in memory.
-        networks: those of the algorithm; None: :func:`estimated`.
+        networks: sizes of the algorithm's networks; None: :func:`estimated`.
 
     Raises:
-        ConfigError: it does not fit.
+        ConfigError: the learner needs more than is free.
     """
     networks = networks or estimated(config, observation_size, action_size)
     held = config.learner.buffer_size
     in_file = files.allocated(run.replay / ROWS)
-    # A start that saves only at its end keeps the checkpoints of earlier starts.
+    # A process that saves only at its end does not delete the checkpoints of earlier processes.
     saved = run.checkpoints.glob("*.safetensors") if _saves_often(config) else ()
     in_checkpoints = sum(map(files.allocated, saved))
 
@@ -176,7 +176,7 @@ def _padded(count: int) -> int:
 
 
 def _saves_often(config: Config) -> bool:
-    """Whether checkpoints are also saved before the end, so that ``checkpoint.keep`` of them exist."""
+    """Whether the learner also saves checkpoints before the end, so that ``checkpoint.keep`` checkpoints exist."""
     return bool(config.checkpoint.every) or config.timing == "lockstep"
 
 

@@ -15,23 +15,23 @@ from td3_robot.messages import Step, Throttle
 log = logging.getLogger(__name__)
 
 UNLIMITED = 2**63
-_STALLED = 5.0  # seconds without a Step; after that, other sources get the steps granted to this source
-_ACKNOWLEDGE = 100  # Steps after which a source gets a Throttle even if it may make no more steps
+_STALLED = 5.0  # seconds without a Step, after which other sources get this source's unused steps
+_ACKNOWLEDGE = 100  # Steps after which a source gets a Throttle, even if the Throttle grants no new steps
 
 
 @dataclass
 class Source:
-    """A simulator process or robot, known by its name; it outlives its connections.
+    """A simulator process or robot, identified by its name. This object stays when a connection ends.
 
     Attributes:
         answered: sequence of the newest processed Step, plus one.
-        seen: number of transitions that it has published, by its own count.
-        granted: number of transitions that it may publish.
-        active_at: time of its newest Step, in seconds.
-        acknowledged: ``answered`` in the newest Throttle to it.
+        seen: number of transitions that the source has published, from its newest Step.
+        granted: total number of transitions that the source may publish.
+        active_at: time of the source's newest Step, in seconds.
+        acknowledged: value of ``answered`` in the newest Throttle to the source.
         queue: in lock-step, Steps waiting for their round.
-        client: identity of its process, see Hello; 0 before it has joined.
-        returning: in lock-step, it loads its state of the newest snapshot.
+        client: ``client`` in the Hello of the source's process; 0 before the source has joined.
+        returning: in lock-step, whether the source is loading its state from the newest snapshot.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Source:
     def grant(self, transitions: int, now: float) -> None:
         """Let the source publish ``transitions`` more transitions."""
         if not self.outstanding:
-            self.active_at = now  # it could not step before
+            self.active_at = now  # without a grant it could not step
         self.granted = max(self.granted, self.seen) + transitions
 
     def state(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Sources:
         self._all: dict[str, Source] = {}
 
     def join(self, peer: Peer, now: float, *, continues: bool = False) -> Source:
-        """Connect a source. With ``continues``, it continues its stream of Steps even if its process is new."""
+        """Connect a source. With ``continues``, a new process continues the Step sequence of the earlier process."""
         hello = peer.hello
         source = self._all.setdefault(peer.name, Source(peer.name))
         source.peer, source.robots, source.granted, source.active_at = peer, hello.robots, 0, now
@@ -99,7 +99,7 @@ class Sources:
         return source
 
     def of(self, peer: Peer, name: str) -> Source | None:
-        """The source of a connection; None if the source has another name than ``name``."""
+        """The source of a connection; None if it is not the connected source ``name``."""
         source = self._all.get(peer.name)
         return source if source and source.peer is peer and source.name == name else None
 
@@ -108,7 +108,7 @@ class Sources:
         return [source for _, source in sorted(self._all.items()) if source.peer]
 
     def counters(self) -> Counter[str]:
-        """The sum of their assemblers' counters."""
+        """The counters of all sources' assemblers, added up."""
         total: Counter[str] = Counter()
         for source in self._all.values():
             total.update(source.assembler.counters)
@@ -119,7 +119,7 @@ class Sources:
         return {name: source.state() for name, source in self._all.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Expect each source to continue where :meth:`state` says; connected sources stay connected."""
+        """Restore the progress of each source from :meth:`state`. Connected sources stay connected."""
         before = self._all
         self._all = {}
         for name, item in state.items():
@@ -137,7 +137,7 @@ def throttles(
     """The Throttles for sources.
 
     Args:
-        lockstep_version: in lock-step, the weights that the next Step must name.
+        lockstep_version: in lock-step, the version of the weights that the next Step must name; otherwise 0.
         to_save: names of the simulators that must send their state.
     """
     outputs: list[Output] = []

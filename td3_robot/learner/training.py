@@ -34,17 +34,18 @@ class Training:
     """Stores transitions, makes updates and exports the policy.
 
     Args:
-        spec: of the robot.
-        config: of the run, without ``auto``. The section with the name of the algorithm, if any, has its options.
-        storage: makes room for the rows of the replay buffer.
+        spec: specification of the robot.
+        config: configuration of the run, without ``auto``. The section with the algorithm's name, if there is one,
+            contains the algorithm's options.
+        storage: creates the storage of the replay buffer from the capacity and the row width.
 
     Attributes:
         algorithm: makes the updates.
-        experience: a replay buffer or rollouts, as the algorithm ``consumes``.
-        storage: of the rows of the experience.
+        experience: a replay buffer or rollouts; the algorithm's ``consumes`` decides.
+        storage: holds the rows of the replay buffer.
 
     Raises:
-        ConfigError: the replay buffer does not fit.
+        ConfigError: the replay buffer does not fit into memory.
     """
 
     def __init__(self, spec: RobotSpec, config: Config, storage: Callable[[int, int], Storage]) -> None:
@@ -71,7 +72,7 @@ class Training:
         log.info("learning for robot %s in %s on %s", spec.name, learner.precision, device.type)
 
     def begin_with(self, bundle: Bundle) -> None:
-        """Start from the actor of a policy and its normalisation of observations.
+        """Start from the actor and the observation normalisation of a policy.
 
         Raises:
             BundleError: see :func:`td3_robot.learner.warm_start.check`.
@@ -84,7 +85,7 @@ class Training:
 
     @property
     def on_policy(self) -> bool:
-        """Whether each update needs a rollout of the newest policy."""
+        """Whether the algorithm learns from rollouts of the newest policy."""
         return self.algorithm.consumes == "rollouts"
 
     def store(self, transitions: Transitions, step: Step) -> None:
@@ -98,15 +99,15 @@ class Training:
         self.experience.add(transitions, step)
 
     def note(self, env_steps: int, source: str, state: dict[str, Any]) -> None:
-        """Record the progress of the learner and a source in a durable storage."""
+        """Record the progress of the learner and of one source in the storage's journal."""
         self.storage.commit(Note(self.experience.total_added, env_steps, source, state, self.seen()))
 
     def seen(self) -> dict[str, Any]:
-        """The statistics of all stored transitions, as plain values, exact to the bit."""
+        """The statistics of all stored transitions, as plain values without rounding."""
         return {name: _plain(*part.state()) for name, part in self._gatherers().items()}
 
     def recover(self, seen: Mapping[str, Any]) -> None:
-        """Use the rows that an earlier process stored, and its statistics from :meth:`seen`.
+        """Use the rows that an earlier process stored, and restore the statistics that its :meth:`seen` returned.
 
         Raises:
             BundleError: the statistics are incomplete or damaged.
@@ -126,12 +127,12 @@ class Training:
         return self.normaliser(batch) if self.normaliser else batch
 
     def policy_tensors(self, *, averaged: bool) -> dict[str, Float32]:
-        """A copy of the tensors of a policy bundle: the actor or its average, and the normalisation if there is one."""
+        """Copies of a policy bundle's tensors: the actor or its average, and the normalisation if there is one."""
         tensors = self.algorithm.actor_tensors(averaged=averaged)
         return tensors | self.normaliser.tensors() if self.normaliser else tensors
 
     def problem(self) -> str | None:
-        """Why training must stop; None if it is sound. Waits for the device."""
+        """Why training must stop; None if it has not diverged. Waits for the device."""
         return self.divergence.problem(self.algorithm.metrics(clear=False))
 
     def metrics(self) -> dict[str, float]:
@@ -139,17 +140,17 @@ class Training:
         return self.algorithm.metrics() | self.value_check.figures(self.algorithm, self.normaliser)
 
     def parts(self) -> dict[str, Stateful]:
-        """The parts of a checkpoint, by the name under which it holds their state."""
+        """The parts whose state a checkpoint contains, by their names in the checkpoint."""
         parts: dict[str, Stateful] = {self.algorithm.part: self.algorithm, **self.experience.parts()}
         return {**parts, "value_check": self.value_check, **self._gatherers()}
 
     def _gatherers(self) -> dict[str, Stateful]:
-        """The parts that process every transition once. Their state belongs to the stored rows."""
+        """The parts that compute statistics of all stored transitions."""
         return {"divergence": self.divergence} | ({"normaliser": self.normaliser} if self.normaliser else {})
 
 
 def _plain(arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> list[Any]:
-    """A part's state without arrays: all are float64, which a list holds exactly."""
+    """A part's state with lists instead of arrays. All arrays are float64, so lists keep every bit."""
     return [{name: array.tolist() for name, array in arrays.items()}, dict(scalars)]
 
 
