@@ -1,4 +1,4 @@
-"""The machine that the learner computes on: its device and the precision of its matrix products."""
+"""Chooses the learner's device and the precision of its matrix products."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def device(wanted: str) -> torch.device:
 def bf16_problem(device: torch.device = CPU) -> str | None:
     """Why bf16 is slower than fp32 on this device; None if it is faster.
 
-    This measures a processor, because some processors with AVX-512 BF16 are slower with it.
+    On a CPU the function measures the speed, because some processors with AVX-512 BF16 are slower in bf16.
     """
     if (lack := _bf16_lack(device)) or device.type != "cpu":
         return lack
@@ -66,11 +66,11 @@ def _bf16_lack(device: torch.device) -> str | None:
 def bf16_speed() -> float:
     """The speed of a bf16 matrix product divided by the speed in fp32, on this processor. Takes about 30 ms.
 
-    It measures several times and uses the shortest processor time, to exclude the effect of other processes.
+    The function measures several times and uses the shortest times, to exclude the effect of other processes.
     """
     shortest: dict[torch.dtype, float] = {}
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # thread_time would miss the work of other threads, but include waiting for them
+    torch.set_num_threads(1)  # thread_time does not count the work of other threads
     for dtype in (torch.float32, torch.bfloat16) * 8:
         x, weight = torch.ones(256, 400, dtype=dtype), torch.ones(300, 400, dtype=dtype)
         F.linear(x, weight)
@@ -83,18 +83,18 @@ def bf16_speed() -> float:
 
 
 def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) -> Precision:
-    """The precision to use. ``auto`` means the faster precision on a processor, and fp32 on a GPU.
+    """The precision to use. ``auto`` means the faster precision on a CPU, and fp32 on a GPU.
 
     Args:
         wanted: fp32, bf16 or auto.
         device: the chosen device.
-        begins: the run is new, so bf16 must be faster than fp32. A resumed run keeps its precision without a
-            measurement, because other work on the machine could disturb it.
+        begins: whether the run is new. In a new run, bf16 must be faster than fp32. A resumed run keeps its precision
+            without a measurement, because other processes could disturb the measurement.
 
     Raises:
         ConfigError: ``wanted`` is bf16, but the device does not support it; or the run is new and bf16 is slower.
     """
-    # On a GPU, networks of this size wait for kernel launches, and bf16 launches more kernels.
+    # On a GPU, kernel launches limit the speed of networks of this size, and bf16 launches more kernels.
     if wanted == "fp32" or (wanted == "auto" and device.type != "cpu"):
         return "fp32"
     problem = bf16_problem(device) if begins or wanted == "auto" else _bf16_lack(device)
@@ -104,12 +104,12 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Free memory of a GPU in bytes; None for the processor."""
+    """Free memory of a GPU in bytes; None for the CPU."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array as a tensor on the device, without waiting for the device; on the CPU a view of the array.
+    """The array as a tensor on the device. On the CPU it is a view. This does not wait for the device.
 
     torch's allocator keeps the copy in page-locked memory until the device has read it.
     """
@@ -119,11 +119,11 @@ def upload(array: NDArray[Any], device: torch.device) -> Tensor:
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Treat numbers below 1.2e-38 as zero in the calling thread, and in threads that it creates meanwhile.
+    """Treat numbers below 1.2e-38 as zero in the calling thread, and in threads that it creates in this context.
 
-    Where a gradient vanishes, its moments in Adam decay to denormal numbers, which are slow on processors. The setting
-    ends with the context, because a simulator may share the thread, and its numbers must not change. Threads inside
-    operators keep the setting, see :func:`td3_robot.learner.engine.threads.use_threads`.
+    If a gradient vanishes, its moments in Adam decay to denormal numbers, which are slow on CPUs. The setting ends with
+    the context, because a simulator may run in the same thread, and its results must not change. Threads inside
+    operators keep the setting after the context, see :func:`td3_robot.learner.engine.threads.use_threads`.
     """
     torch.set_flush_denormal(True)
     try:

@@ -1,4 +1,4 @@
-"""Detects that training has diverged: numbers that are not finite, or values that no return can reach."""
+"""Detects that training has diverged: a metric is not finite, or the critics' values are far above any return."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _FACTOR = 100.0
 class Divergence:
     """Checks the metrics of an algorithm.
 
-    No return can exceed r_max / (1 - γ), where r_max is the largest absolute reward so far. Values of sound critics may
-    be several times this limit. Diverging critics learn from their own error: their values grow by orders of
+    No return can exceed r_max / (1 - γ), where r_max is the largest absolute reward so far. Without
+    divergence, the critics' values may still be several times this limit. With divergence, they grow by orders of
     magnitude within a few thousand updates. So the mean |target| may be up to 100 times the limit. r_max is at least 1,
-    so that new networks pass in a task with rare rewards. With γ = 1 there is no limit.
+    so that new networks pass the check in a task with rare rewards. With γ = 1 there is no limit.
 
     Args:
         discount: γ, 0 to 1.
@@ -41,7 +41,7 @@ class Divergence:
         return _FACTOR * self.greatest_reward / (1 - self.discount) if self.discount < 1 else math.inf
 
     def problem(self, metrics: Mapping[str, float]) -> str | None:
-        """What is wrong with these :meth:`Algorithm.metrics`; None if nothing."""
+        """The sign of divergence in these :meth:`Algorithm.metrics`; None if there is no sign."""
         for name, value in metrics.items():
             if not math.isfinite(value):
                 return f"{name} is {value}: networks hold numbers that are not finite"
@@ -54,7 +54,7 @@ class Divergence:
         return None
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """What :meth:`restore` needs: no arrays, and scalars fit for JSON."""
+        """The state for :meth:`restore`: no arrays, and scalars fit for JSON."""
         return {}, {"greatest_reward": self.greatest_reward}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Creates the core of a learner for this machine. This module measures the machine and loads torch; the core does not."""
+"""Creates the core of a learner for this machine. This module measures the machine and loads torch."""
 
 from __future__ import annotations
 

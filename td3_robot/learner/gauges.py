@@ -1,4 +1,4 @@
-"""Gauges of a learner's run: time, speed, recent returns, age of weights, and updates owed."""
+"""Gauges of a learner's run: time, speed, recent returns, age of weights, and number of due updates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _RECENT = 20  # episodes in the moving mean return
-_REMEMBERED = 1000  # newest versions for which the number of updates is kept
+_REMEMBERED = 1000  # number of newest versions whose number of updates is kept
 _SMOOTHING = 0.01  # weight of one Step in the moving mean of the weights' age
 
 
@@ -16,8 +16,8 @@ class Gauges:
     """Gauges of one run; they continue after a restart.
 
     Attributes:
-        staleness: moving mean of the age of the weights that computed a stored action, in updates.
-        lead_min, lead_max: least and most updates that the learner owed.
+        staleness: moving mean of the age of weights, in updates, when the learner stores an action that they computed.
+        lead_min, lead_max: least and greatest number of due updates (see :class:`RateLimiter`).
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Gauges:
         self._returns.extend(returns)
 
     def lead(self, lead: float) -> None:
-        """Record how many updates the learner owes."""
+        """Record the number of due updates."""
         self.lead_min, self.lead_max = min(self.lead_min, lead), max(self.lead_max, lead)
 
     def figures(self, now: float) -> dict[str, float]:

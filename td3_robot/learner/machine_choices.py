@@ -1,7 +1,7 @@
-"""Replaces ``auto`` in ``learner.device`` and ``learner.precision`` by what is best on this machine.
+"""Replaces ``auto`` in ``learner.device`` and ``learner.precision`` with the best value on this machine.
 
-A run keeps the choice it started with, so that a resume does not change its arithmetic. A separate process makes the
-choice, because loading torch costs one second and 200 MB:
+A run keeps its first choice, so that a resume does not change its arithmetic. A separate process makes the choice,
+because loading torch costs one second and 200 MB:
 ``python -m td3_robot.learner.machine_choices DEVICE PRECISION new|kept``.
 """
 
@@ -18,11 +18,11 @@ from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError, NodeError, Td3RobotError
 
 AUTO = "auto"
-NEW, KEPT = "new", "kept"  # whether the run chooses its precision now, or chose it before
+NEW, KEPT = "new", "kept"  # NEW: the run chooses its precision now. KEPT: it chose the precision before.
 
 
 class Resolved(NamedTuple):
-    """A configuration without ``auto``, and what the machine offers."""
+    """A configuration without ``auto``, and the free memory of the GPU."""
 
     config: Config
     device_memory: int | None  # free bytes of the GPU; None without a GPU
@@ -57,8 +57,8 @@ def resolve(config: Config, before: Config | None = None) -> Resolved:
 
 
 def main(device: str, precision: str, choice: str) -> int:
-    """Print the choice as one JSON object, or the reason on stderr if there is none."""
-    from td3_robot.learner import compute  # here: only this process loads torch
+    """Print the choice as one JSON object. If a choice is impossible, print the reason on stderr."""
+    from td3_robot.learner import compute  # imported here, so that only this process loads torch
 
     try:
         chosen = compute.device(device)

@@ -1,4 +1,4 @@
-"""Writes metrics: one JSON object a line in ``metrics.jsonl``, and TensorBoard events."""
+"""Writes metrics to ``metrics.jsonl``, one JSON object per line, and to TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ TAGS = {
     "episodes": "time/episodes",
     "updates": "train/n_updates",
 }
-"""TensorBoard tags of the keys of ``metrics.jsonl``: those of Stable-Baselines3, so that its dashboards work.
+"""Maps keys of ``metrics.jsonl`` to the TensorBoard tags of Stable-Baselines3, so that its dashboards work.
 
-Other keys of training are ``train/KEY``, for example ``train/critic_loss``; those of evaluations are ``eval/KEY``.
+All other keys of training get the tag ``train/KEY``, for example ``train/critic_loss``. All other keys of evaluations
+get the tag ``eval/KEY``.
 """
 
 
 class MetricsWriter:
-    """Appends records as they come; a crash loses at most the newest one.
+    """Writes each record at once, so that a crash loses at most the newest record.
 
     Raises:
         OSError: the disk is full or the files cannot be written.
@@ -47,9 +48,9 @@ class MetricsWriter:
         self._events = SummaryWriter(str(events))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write one record; its numbers become TensorBoard scalars with the tags of :data:`TAGS`.
+        """Write one record. Its numbers become TensorBoard scalars with the tags of :data:`TAGS`.
 
-        Their axis is environment steps; for the kind ``offline``, it is updates.
+        The axis of the scalars is environment steps. For records of the kind ``offline`` it is updates.
         """
         axis = "updates" if record["kind"] == "offline" else "env_steps"
         with files.naming(self._lines):
@@ -61,11 +62,11 @@ class MetricsWriter:
 
     def close(self) -> None:
         with files.naming(self._lines):
-            self._file.close()  # writes what a full disk did not take before
+            self._file.close()  # writes the rest that a full disk refused
         self._events.close()
 
 
 def _tag(kind: str, key: str) -> str:
-    if kind == "offline":  # its axis is updates, so its curves must be apart
+    if kind == "offline":  # the axis is updates, so the curves need their own tags
         return f"offline/{key}"
     return TAGS.get(key, f"{'eval' if kind == 'evaluation' else kind}/{key}")

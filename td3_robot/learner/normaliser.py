@@ -1,4 +1,4 @@
-"""Running mean and deviation of the observations, to show networks all channels at one scale."""
+"""Normalises observations with their running mean and deviation, so that all channels have the same scale."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from td3_robot.learner.checkpointing.stateful import array_like, reading
 from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.specs import Float32
 
-_SMALLEST = 1e-4  # deviation, in the unit of the channel: a constant channel must not explode when it changes
+_SMALLEST = 1e-4  # least deviation, in the channel's unit; limits the result if a constant channel changes
 
 
 class Normaliser:
-    """Mean and deviation of all observations so far, per channel, updated group by group (Chan et al. 1979).
+    """Mean and deviation of all observations so far, per channel, updated by groups (Chan et al. 1979).
 
-    The replay buffer keeps raw observations. Each batch is normalised when it is drawn, with the newest statistics.
+    The replay buffer keeps raw observations. The learner normalises each drawn batch with the newest statistics.
 
     Args:
-        observation_size: O.
+        observation_size: O, the number of channels.
     """
 
     def __init__(self, observation_size: int) -> None:
@@ -53,11 +53,11 @@ class Normaliser:
         self._refresh()
 
     def tensors(self) -> dict[str, Float32]:
-        """The tensors for a policy bundle: float32[O] each."""
+        """The mean and deviation for a policy bundle, each float32[O]."""
         return {OBSERVATION_MEAN: self._offset.numpy().copy(), OBSERVATION_STD: self._scale.numpy().copy()}
 
     def __call__(self, batch: Batch) -> Batch:
-        """The normalised batch, with the same float32 arithmetic as in the policy server."""
+        """Normalise a batch with the same float32 arithmetic as the policy server."""
         device = batch.observation.device
         if self._uploaded is None or self._uploaded[0] != device:  # upload once for each change
             self._uploaded = device, *(compute.upload(tensor.numpy(), device) for tensor in (self._offset, self._scale))
@@ -75,7 +75,7 @@ class Normaliser:
         """Continue from :meth:`state`.
 
         Raises:
-            BundleError: the state is incomplete, damaged or of another robot; nothing has changed then.
+            BundleError: the state is incomplete, damaged or of another robot. This object is then unchanged.
         """
         with reading("observation statistics"):
             mean, squares = array_like(self._mean, arrays, "mean"), array_like(self._squares, arrays, "squares")

@@ -21,8 +21,9 @@ class Reports:
 
     Attributes:
         records: the records since the last :meth:`take`.
-        next_record: environment steps at which the next record of training is due.
-        sound: the bundle of the newest policy whose training was sound; None before the first record.
+        next_record: number of environment steps at which the next record of training is due.
+        sound: the policy bundle of the newest record, made when training had not diverged; None before the first
+            record.
     """
 
     def __init__(self, learning: Learning, publisher: Publisher, sources: Sources, gauges: Gauges) -> None:
@@ -38,7 +39,7 @@ class Reports:
         return taken
 
     def record_if_due(self, now: float) -> None:
-        """Record the training every 1,000 environment steps.
+        """Make a record of the training every 1,000 environment steps.
 
         Raises:
             DivergenceError: training has diverged.
@@ -48,7 +49,7 @@ class Reports:
             self.record(now)
 
     def record(self, now: float, kind: str = "train") -> None:
-        """Record the training now, and keep its policy.
+        """Make a record of the training now, and keep its policy in ``sound``.
 
         Raises:
             DivergenceError: training has diverged.

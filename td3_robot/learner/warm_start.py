@@ -1,6 +1,6 @@
-"""The start of a new learner: a policy (``learner.start_from``) and recorded transitions (``learner.recordings``).
+"""Starts a new learner with a policy (``learner.start_from``) or recorded transitions (``learner.recordings``).
 
-:func:`check` also runs in the command line, before torch is loaded.
+The command line also calls :func:`check`, without torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check(bundle: Bundle, spec: RobotSpec, hidden: tuple[int, ...], learner: Lea
     """Check that learning can start from this policy, for this robot and with these settings.
 
     Raises:
-        BundleError: learning cannot start from it.
+        BundleError: learning cannot start from this policy.
     """
     if difference := spec.difference(bundle.spec):
         raise BundleError(f"{_KEY}: that policy is for another robot: {difference}")
@@ -49,7 +49,7 @@ def check(bundle: Bundle, spec: RobotSpec, hidden: tuple[int, ...], learner: Lea
 
 
 def observations(bundle: Bundle) -> int:
-    """The number of observations in a policy's mean and deviation.
+    """The number of observations from which a policy's mean and deviation were computed.
 
     Raises:
         BundleError: the provenance of the policy does not contain the number.
@@ -77,7 +77,7 @@ def begin(core: LearnerCore) -> None:
         log.info("begins with the actor of %s", file)
     if not recordings:
         return
-    from td3_robot.recording import experience  # here: it needs the extra for recordings
+    from td3_robot.recording import experience  # imported here, because it needs the extra for recordings
 
     sessions = experience.recordings([Path(file) for file in recordings])
     counts = prefill(core, (experience.read(*parts) for parts in sessions))
@@ -90,9 +90,9 @@ def begin(core: LearnerCore) -> None:
 def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[Step]]]) -> list[int]:
     """Store the transitions of recorded Steps.
 
-    They do not count as environment steps, and later Steps do not count as a gap. The n-step returns at the end of a
-    recording use only recorded rewards. If the replay file has rows of an earlier process, that process has stored the
-    recorded transitions too, so this function stores nothing.
+    The transitions do not count as environment steps. The end of a recording does not count as a gap. The n-step
+    returns at the end of a recording use only recorded rewards. If the replay file has rows of an earlier process, that
+    process has also stored the recorded transitions, so this function stores nothing.
 
     Returns:
         The number of stored transitions of each recording.

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class Scheduler(ABC):
-    """The order of a run. The learner's core reports events to it and sends what it returns.
+    """Decides the order of events in a run. The learner's core reports events to it, and sends the messages it returns.
 
-    An update is due when ``core.learning.update_due`` is true: the replay ratio asks for it *and* the training is
+    An update is due when ``core.learning.update_due`` is true: the replay ratio requires it *and* the training is
     ready. So an off-policy algorithm updates after each Step, and an on-policy algorithm after each rollout. An
     on-policy algorithm needs lock-step, in which all sources wait until the policy servers use the newest weights.
 
     A snapshot is a state of the learner from which a run can continue. By default the state at any moment is a
-    snapshot, and the learner never rolls back. A scheduler that also restores simulators overrides the methods about
-    snapshots. The code that writes checkpoints calls :meth:`keep_snapshots` first. For each checkpoint it calls
+    snapshot, and the learner never rolls back. A scheduler that also restores simulators overrides the snapshot
+    methods. The code that writes checkpoints calls :meth:`keep_snapshots` first. For each checkpoint it calls
     :meth:`request_snapshot`, waits until :attr:`snapshot_ready` is true, saves, and calls :meth:`snapshot_saved`.
 
     Attributes:
@@ -62,7 +62,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def learn(self, now: float) -> list[Output]:
-        """After the inputs of a turn: make a bounded number of updates, not counting offline ones, and publish."""
+        """After the inputs of a turn: publish, and make a bounded number of updates that are not offline updates."""
 
     def grant(self, now: float) -> list[Output]:
         """At the end of a turn: tell the sources how many more steps they may make."""
@@ -70,7 +70,7 @@ class Scheduler(ABC):
         return []
 
     def offline_finished(self) -> list[Output]:
-        """The learner has made all updates that come before the first environment step."""
+        """The learner has made all its offline updates."""
         return []
 
     # -- questions -----------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class Scheduler(ABC):
         return False
 
     def continues(self, source: str) -> bool:
-        """Whether a joining source continues its stream of Steps, even if its process is new."""
+        """Whether a joining source continues its earlier Step sequence, even if its process is new."""
         del source
         return False
 
@@ -97,7 +97,7 @@ class Scheduler(ABC):
 
     @property
     def snapshot_ready(self) -> bool:
-        """Whether the requested snapshot is complete: it is the current state of the core."""
+        """Whether the requested snapshot is complete. The core's current state is then the snapshot."""
         return self._snapshot_requested
 
     def snapshot_saved(self) -> None:
@@ -120,7 +120,7 @@ class Scheduler(ABC):
 
     @property
     def simulator_states(self) -> Mapping[str, bytes]:
-        """The simulators' states that belong to the core's state, by simulator name."""
+        """The states of the simulators in the snapshot, by simulator name."""
         return {}
 
     @property
@@ -129,7 +129,7 @@ class Scheduler(ABC):
         return ()
 
     def restore(self, simulator_states: Mapping[str, bytes]) -> None:
-        """Continue from a saved state that contains these simulator states."""
+        """Continue from a saved snapshot with these simulator states."""
         del simulator_states
 
     def restarted(self) -> None:

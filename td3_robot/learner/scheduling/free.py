@@ -1,4 +1,4 @@
-"""Free-running: every process at full speed, within the replay ratio."""
+"""Free-running: every process runs at full speed, as far as the replay ratio allows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from td3_robot.messages import Step
 
 log = logging.getLogger(__name__)
 
-_WORTH_A_MESSAGE = 0.25  # fraction of the band: the smallest grant to send to a source that still has steps
+_WORTH_A_MESSAGE = 0.25  # fraction of the band: a source with steps left gets no smaller grant
 
 
 class FreeRunning(Scheduler):
@@ -21,7 +21,7 @@ class FreeRunning(Scheduler):
         core, publisher, held = self.core, self.core.publisher, peer.hello.weights_version
         if held < max(1, publisher.version):
             return [(peer, weights) for weights in publisher.sent]
-        # The server holds weights of an earlier process of this learner: never publish a version below theirs.
+        # The server has weights of an earlier learner process. New versions must be higher.
         if not core.env_steps and core.config.learner.start_from is None:
             log.warning(
                 "policy server %s: the learner replaces version %d with untrained weights; "
@@ -49,10 +49,10 @@ class FreeRunning(Scheduler):
         self.core.publisher.publish()
 
     def grant(self, now: float) -> list[Output]:
-        """Distribute the steps that the replay ratio allows. Sources with the fewest steps left come first.
+        """Distribute the steps that the replay ratio allows, first to the sources with the fewest steps left.
 
-        A source that gets no steps still gets a Throttle from time to time. The Throttle says which Steps the learner
-        has processed, so that the source can delete them.
+        A source without new steps also gets a Throttle from time to time. The Throttle names the newest Step that the
+        learner has processed, so that the source can delete the processed Steps.
         """
         learning, limiter = self.core.learning, self.core.learning.limiter
         live = [source for source in self.core.sources.live() if not source.stalled(now)]

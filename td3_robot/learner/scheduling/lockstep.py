@@ -2,8 +2,8 @@
 
 A snapshot is one consistent state of the whole run. To take one, the Throttles at the end of a round ask every
 simulator for its state. Each simulator sends its state before its next Step. The learner starts the next round only
-after all states have arrived and are saved. A snapshot contains no state of the policy server. The server holds only
-weights, and its noise is a function of the Step. When a simulator dies, every process returns to the newest snapshot
+after all states have arrived and are saved. A snapshot needs no state of the policy server: the server holds only
+weights, and computes its noise from the Step alone. When a simulator dies, every process returns to the newest snapshot
 and repeats the same steps.
 """
 
@@ -38,7 +38,7 @@ class State(Enum):
 TRANSITIONS = {
     State.GATHERING: {State.STEPPING, State.SNAPSHOT, State.ROLLBACK},
     State.STEPPING: {State.GATHERING, State.ROLLBACK},
-    State.SNAPSHOT: {State.SAVING, State.STEPPING, State.ROLLBACK},  # STEPPING: a source left, so there is no snapshot
+    State.SNAPSHOT: {State.SAVING, State.STEPPING, State.ROLLBACK},  # STEPPING: a source left, so the snapshot failed
     State.SAVING: {State.STEPPING, State.ROLLBACK},
     State.ROLLBACK: {State.GATHERING},
 }
@@ -59,8 +59,8 @@ class LockStep(Scheduler):
         self._sources = core.sources
         self._needed = core.config.simulators
         self._keeps_snapshots = False
-        self._saved: dict[str, bytes] = {}  # states of the newest snapshot, by source; empty before the first
-        self._arriving: dict[str, bytes | None] = {}  # states of the unfinished snapshot; None: not received yet
+        self._saved: dict[str, bytes] = {}  # simulator states of the newest snapshot; empty before the first
+        self._arriving: dict[str, bytes | None] = {}  # of the unfinished snapshot; None: not received yet
 
     def _enter(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], (self.state, state)
@@ -97,9 +97,10 @@ class LockStep(Scheduler):
         del now
         due = source.answered + len(source.queue)
         if source.returning or (step.sequence > due and source.answered):
-            self.counters["set_back"] += 1  # the source sent it before the rollback
+            self.counters["set_back"] += 1  # the source sent this Step before the rollback
         elif step.sequence < due:
-            source.assembler.add(step)  # already processed; after a restart the assembler needs it for the next Step
+            # The Step is already processed. After a restart, the assembler needs it to join it with the next Step.
+            source.assembler.add(step)
         else:
             source.queue.append(step)
 
@@ -141,7 +142,7 @@ class LockStep(Scheduler):
         return len(live) >= self._needed and all(source.queue for source in live)
 
     def _release(self, sources: Sequence[Source]) -> list[Output]:
-        """Tell sources which weights their next Step must name, as soon as enough sources for a round can start."""
+        """Let sources make their next Step with the newest weights, if enough sources for a round can start."""
         core, live = self.core, self._sources.live()
         weights_serve = core.spec and core.publisher.policies and not core.learning.offline
         if not weights_serve or self.state is State.ROLLBACK:

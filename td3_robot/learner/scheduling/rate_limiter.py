@@ -1,6 +1,7 @@
-"""Keeps the replay ratio (updates per environment step): it decides whether the learner or the simulators wait.
+"""Keeps the replay ratio (updates per environment step) by making the learner or the simulators wait.
 
-The idea is Reverb's SampleToInsertRatio (Cassirer et al. 2021, section 3.3): a target, a start, and an error band.
+The method follows Reverb's SampleToInsertRatio (Cassirer et al. 2021, section 3.3), with a target ratio, a start and an
+error band.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from dataclasses import dataclass
 class RateLimiter:
     """Keeps ``lead = ratio · (env_steps - start) - (updates - offline)`` in [0, band], in updates.
 
-    The learner waits at 0, so it never trains ahead of the data. The simulators wait at ``band``, and until the
-    ``offline`` updates are made.
+    The lead is the number of updates that are due. The learner waits when the lead is 0, so it never makes more updates
+    than the ratio allows. The simulators wait when the lead reaches ``band``. Before that,
+    they wait for the ``offline`` updates.
 
     Attributes:
-        ratio: updates per environment step; None lets both sides run freely.
-        band: the most updates that the learner may owe. It must cover two rounds of all robots, or both sides could
-            wait for each other. ``Config`` refuses a smaller band.
+        ratio: updates per environment step; None: neither side waits.
+        band: the largest allowed lead. If it did not cover two rounds of all robots, both sides could wait for each
+            other. ``Config`` refuses a smaller band.
         start: environment steps before the first update.
         total: environment steps of the whole run.
         offline: updates on recordings before the first environment step.
@@ -32,11 +34,11 @@ class RateLimiter:
     offline: int = 0
 
     def lead(self, env_steps: int, updates: int) -> float:
-        """Updates owed; negative before ``start``."""
+        """The number of due updates; negative before ``start``."""
         return (self.ratio or 0.0) * (env_steps - self.start) - (updates - self.offline)
 
     def updates_due(self, env_steps: int, updates: int) -> bool:
-        """Whether the learner owes an update. Without a ratio: whether learning has started."""
+        """Whether an update is due. Without a ratio: whether learning has started."""
         if updates < self.offline:
             return True
         if env_steps < max(1, self.start):
@@ -47,8 +49,8 @@ class RateLimiter:
         """The total number of environment steps at which the simulators must wait.
 
         Args:
-            overshoot: steps that the simulators may make beyond this limit, because the robots of a process step
-                together. The limit is that much lower, but always high enough for an update to become due.
+            overshoot: steps that the simulators may make beyond this limit, because the robots of one process step
+                together. The limit is lower by this number, but always high enough for an update to become due.
         """
         if updates < self.offline:
             return 0
@@ -58,5 +60,5 @@ class RateLimiter:
         return min(self.total, self.start + math.floor((updates - self.offline + room) / self.ratio))
 
     def done(self, env_steps: int, updates: int) -> bool:
-        """Whether the learner has all environment steps and has made all updates that belong to them."""
+        """Whether the run has all its environment steps, and the learner has made all updates that are due."""
         return env_steps >= self.total and (self.ratio is None or not self.updates_due(env_steps, updates))
