@@ -23,7 +23,7 @@ POLICY_HELP = "a policy file, a run folder (its best policy, else its final one)
 COMPLETING = "_ARGCOMPLETE"
 """Environment variable that a shell sets when it asks for completions, see argcomplete."""
 _ALLOWED = "; allowed: "
-_LARGEST = 2**63 - 1  # of whole numbers without another limit
+_LARGEST = 2**63 - 1  # limit of whole numbers that have no smaller limit
 
 
 class Parser(argparse.ArgumentParser):
@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def integer(least: int = 0, most: int = _LARGEST) -> Callable[[str], int]:
-    """Return the ``type`` of an option for whole numbers from ``least`` to ``most``. It reads ``1e5``, too."""
+    """Return the ``type`` of an option for whole numbers from ``least`` to ``most``. It also reads ``1e5``."""
 
     def parse(text: str) -> int:
         with contextlib.suppress(InvalidOperation):  # the text is no number
@@ -73,7 +73,7 @@ def real(least: float = 0.0, *, above: bool = False, unit: str = "") -> Callable
     Args:
         least: the lowest number.
         above: exclude ``least`` itself.
-        unit: of the number, for the error.
+        unit: unit of the number, for the error.
     """
 
     def parse(text: str) -> float:
@@ -99,7 +99,7 @@ def node_parser(role: str, name: str, description: str, *, deployable: bool = Fa
 
     Args:
         role: role of the node, and its command: ``td3-robot ROLE``.
-        name: default name of the node in the run.
+        name: default name of the node.
         description: what the node does.
         deployable: whether the node can start with a configuration instead of a run.
         epilog: examples for the help text.
@@ -133,7 +133,7 @@ def check_name(option: str, name: str) -> None:
 
 
 def suggest(action: argparse.Action, names: Callable[[], Iterable[str]]) -> None:
-    """Complete an argument with names and with files."""
+    """Let the shell complete an argument with names and with files."""
 
     def complete(prefix: str, **_: Any) -> list[str]:
         from argcomplete.completers import FilesCompleter
@@ -158,13 +158,13 @@ def deployment(file: str, overrides: Sequence[str] = ()) -> Config:
 def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:
     """Open the run, or read the configuration, that the arguments name.
 
-    ``--endpoint`` replaces a configuration file. It sets the endpoint of the link that the role serves.
+    ``--endpoint`` replaces a configuration file. This option sets the endpoint of the link that the role serves.
 
     Returns:
-        The run and its configuration; without a run, None and the configuration.
+        The run (None without a run) and the configuration.
 
     Raises:
-        UsageError: the arguments name no run and no configuration, or more than one of them.
+        UsageError: the arguments name neither a run nor a configuration, or both.
         RunFolderError, ConfigError: the run or the configuration cannot be read.
     """
     config, endpoint = getattr(arguments, "config", None), getattr(arguments, "endpoint", None)

@@ -18,7 +18,7 @@ from td3_robot.runtime.process import LIFELINE, STOP_SIGNALS
 from td3_robot.runtime.run_folder import RunFolder
 
 STOPPED_CODES = {0, *(code for number in STOP_SIGNALS for code in (exit_code_of(number), -number))}
-"""Exit codes of a process that stops after a signal: -number if the signal came before the process had a handler."""
+"""Exit codes of a process that a signal stops. A signal before the process has a handler gives the code -number."""
 
 
 class ChildState(enum.Enum):
@@ -39,7 +39,7 @@ class Child:
     Attributes:
         popen: the running process; None if no process runs.
         incarnation: number of the newest start.
-        status: newest Status since the newest start; None before the first.
+        status: newest Status since the newest start; None before the first Status.
         deaths: times (s, ``time.monotonic``) of the deaths after which the process was restarted.
         started_at: time of the newest start (s, the supervisor's clock).
     """
@@ -65,7 +65,12 @@ class Child:
         return self.state is not ChildState.STARTING
 
     def start(self, lifeline: int, now: float) -> None:
-        """Start the process at ``now`` (s, the supervisor's clock). ``lifeline`` is the descriptor for LIFELINE."""
+        """Start the process.
+
+        Args:
+            lifeline: file descriptor that the process gets in the environment variable LIFELINE.
+            now: the time (s, the supervisor's clock).
+        """
         arguments = ["--run", str(self._run), "--name", self.name, "--incarnation", str(self.incarnation)]
         with self.log.open("ab") as output:
             self.popen = subprocess.Popen(

@@ -16,7 +16,7 @@ def draw(metrics: Path, target: Path, title: str) -> None:
     Args:
         metrics: the run's ``metrics.jsonl``.
         target: image file to write.
-        title: of the figure.
+        title: title of the figure.
 
     Raises:
         OSError: a file cannot be read or written.

@@ -44,7 +44,7 @@ class _Writer(QueueListener):
 
 
 class LogQueue(QueueHandler):
-    """Queues lines for a file descriptor and never waits for it."""
+    """Queues lines for a file descriptor. Queueing never waits for the file."""
 
     queue: queue.SimpleQueue[Any]  # queue.Queue would deadlock if a signal handler logs
 
@@ -81,7 +81,7 @@ class LogQueue(QueueHandler):
         self.queue.put(record)
 
     def write_last(self, text: str) -> None:
-        """Write a last line after all others. Wait up to one second for the reader."""
+        """Write a last line after all other lines. Wait up to one second until it is written."""
         self.acquire()
         try:
             self.enqueue(_line(text), always=True)
@@ -105,7 +105,7 @@ _queue: LogQueue | None = None
 
 
 def begin(name: str) -> None:
-    """Log to standard error under ``name``. Keep the existing handlers of the root logger."""
+    """Log to standard error under ``name``. If the root logger already has handlers, change nothing."""
     global _queue
     root = logging.getLogger()
     if root.handlers:
@@ -120,7 +120,7 @@ def begin(name: str) -> None:
 
 
 def last_words(text: str) -> None:
-    """Write the reason why this process ends, after all log lines. Wait up to one second for the reader."""
+    """Write the reason why this process ends, after all log lines. Wait up to one second until it is written."""
     if _queue:
         _queue.write_last(text)
     elif _is_open():  # if standard error is closed, print would use standard output

@@ -36,10 +36,7 @@ _POLL_ERROR = 0.002  # seconds by which polling can be late; ZeroMQ counts in mi
 
 @dataclass(frozen=True)
 class Figures:
-    """What a node reports about itself.
-
-    The fields have the meaning of those of :class:`~td3_robot.messages.Status`.
-    """
+    """What a node reports about itself. :class:`~td3_robot.messages.Status` explains the fields."""
 
     state: str = "ready"
     detail: str = ""
@@ -53,7 +50,7 @@ class Node:
 
     Attributes:
         folder: folder of the node's run; None if the node is deployed without a run.
-        supervised: whether a supervisor started this process, and so will stop it.
+        supervised: whether a supervisor started this process. The supervisor also stops it.
         stop_signal: number of the last signal that asked this process to stop, or 0.
         counters: counts that the node reports in addition to the counts of its core.
         outbox: sends the messages that the core returns.
@@ -77,7 +74,7 @@ class Node:
 
     @property
     def run(self) -> RunFolder:
-        """The run's folder; only for nodes that take part in a run."""
+        """The run's folder. Do not call this on a node without a run."""
         assert self.folder
         return self.folder
 
@@ -103,7 +100,7 @@ class Node:
         return self.config.agreement() if self.folder else {}
 
     def serve(self, link: str, accepts: dict[str, tuple[type[Message], ...]], spec: RobotSpec | None = None) -> None:
-        """Bind the endpoint of a link. Raises EndpointError if it is busy, malformed or not allowed."""
+        """Bind the endpoint of a link. Raises EndpointError if the endpoint is busy, malformed or not allowed."""
         server = ServerLink(link, self.name, accepts, self.agreement(), secrets.randbits(63), spec)
         endpoint = self.endpoint(link)
         bound = self.bus.serve(endpoint, server)
@@ -125,10 +122,10 @@ class Node:
         Args:
             link: name of the link.
             accepts: messages that the server may send.
-            spec: specification of the robots of this source; None if the node is no source.
-            robots: number of robots of this source.
+            spec: specification of this node's robots; None if the node is no source of experience.
+            robots: number of this node's robots.
             essential: whether a refusal by the server ends this node. If not, the node asks again later.
-            weights_version: version of the policy that this node serves; 0 for none.
+            weights_version: version of the policy that this node serves; 0 if it serves no policy.
 
         Raises:
             EndpointError: the endpoint is malformed or not allowed.
@@ -157,7 +154,7 @@ class Node:
         Args:
             core: the core to wrap.
             settings: arguments of the core that the configuration does not hold, as plain JSON values.
-            observer: returns facts of a turn that ``core.step`` does not return.
+            observer: returns additional facts about a turn, which ``core.step`` does not return.
         """
         offers = sorted(kind.NAME for kind in RECORDED)  # a replay does not expect topics that this version lacks
         self.bus.send(RECORDER, Start(self.role, self.config.to_yaml(), {**settings, "offers": offers}))
@@ -181,9 +178,10 @@ class Node:
             busy: returns whether the core has work to do without new inputs.
             report: returns the node's figures.
             after: called after each turn; True ends the loop.
-            deadline: returns the time (s, ``time.monotonic``) of a turn that must come even without inputs, or None.
+            deadline: returns the latest time (s, ``time.monotonic``) of the next turn, even without inputs; None: no
+                limit.
             stops: called in each turn after a signal; True ends the loop.
-            sift: called in each turn with the received inputs; returns those for the core.
+            sift: called in each turn with the received inputs; returns the inputs that the core gets.
 
         Raises:
             HandshakeError: a server refused this node.
@@ -203,10 +201,10 @@ class Node:
         self.bus.flush()
 
     def _receive(self, timeout: float, deadline: float | None) -> list[Input]:
-        """Return inputs. Wait for one up to ``timeout`` seconds, but not beyond the deadline.
+        """Return the received inputs. Wait up to ``timeout`` seconds for the first input, but not beyond the deadline.
 
-        ZeroMQ's poll can be late by some milliseconds. So polling ends early, and the node sleeps until the deadline,
-        which is exact to about 0.1 ms.
+        ZeroMQ's poll can return some milliseconds late. So polling ends early, and the node sleeps until the deadline.
+        This sleep is exact to about 0.1 ms.
         """
         if deadline is None:
             return self.bus.receive(timeout)
@@ -218,7 +216,12 @@ class Node:
         return self.bus.receive(0.0)
 
     def status(self, figures: Figures, *, now: bool = False) -> None:
-        """Report to the supervisor, if there is one: at most every STATUS_PERIOD seconds, or at once with ``now``."""
+        """Report to the supervisor if this node has one.
+
+        Args:
+            figures: what to report.
+            now: report immediately. Otherwise report only if STATUS_PERIOD seconds have passed since the last report.
+        """
         time_now = time.monotonic()
         if not self.supervised or (time_now < self._next_status and not now):
             return
@@ -231,7 +234,7 @@ class Node:
         return Status(self.name, figures.state, figures.detail, figures.figures, counters)
 
     def _run_ended(self) -> bool:
-        """Return whether the run has ended. Only nodes started by a person check: the supervisor stops the others."""
+        """Return whether the run has ended. Only a node that a person started checks: a supervisor stops its nodes."""
         now = time.monotonic()
         if not self.folder or self.supervised or self.config.endpoints.learner or now < self._next_look:
             return False

@@ -15,10 +15,11 @@ class Outbox:
     """Sends a core's messages in order.
 
     If the queue of a link to a client is full, the outbox drops the message. If the queue of a link to a server is
-    full, a patient outbox keeps this message and all later ones until there is room; another outbox drops it.
+    full, a patient outbox keeps this message and all later messages until the queue has room. An outbox that is not
+    patient drops the message.
 
     Attributes:
-        patient: whether to wait for servers. Must be False for a robot in real time.
+        patient: whether to wait for room in the queues to servers. Must be False for a robot in real time.
         counters: ``undelivered`` counts dropped messages.
     """
 
@@ -32,7 +33,7 @@ class Outbox:
         self._waiting.extend(outputs)
 
     def forget_steps(self, inputs: Iterable[Input]) -> None:
-        """Drop the waiting Steps for a server that has sent a Welcome: the core sends them again if necessary."""
+        """Drop the waiting Steps for a server that has sent a Welcome. The core sends them again if necessary."""
         servers = [origin for origin, message in inputs if isinstance(message, Welcome)]
         if servers:
             kept = (item for item in self._waiting if item[0] not in servers or not isinstance(item[1], Step))
@@ -42,7 +43,8 @@ class Outbox:
         """Send waiting messages until a link has no room."""
         while self._waiting:
             to, message = self._waiting[0]
-            # After a Welcome the core first sends Steps that the server lacks. An earlier Step would look like a gap.
+            # After a Welcome the core first sends the Steps that the server lacks. A Step before the Welcome would
+            # look like a gap in the sequence.
             early = isinstance(message, Step) and not isinstance(to, Peer) and not self._bus.welcome(to)
             if early or not self._bus.send(to, message):
                 if self.patient and not isinstance(to, Peer):
@@ -52,10 +54,10 @@ class Outbox:
             self._waiting.popleft()
 
     def close(self) -> None:
-        """Record the messages that still wait."""
+        """Record the messages that the outbox has not sent."""
         for _, message in self._waiting:
             self._record(message)
 
     def _record(self, message: Message) -> None:
-        """Record a message that the outbox did not deliver: a replay compares every message that the core returns."""
+        """Record a message that the outbox did not deliver, because a replay compares all messages of the core."""
         self._bus.send(RECORDER, message)

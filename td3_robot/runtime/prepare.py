@@ -1,4 +1,4 @@
-"""Prepares a training: makes choices and checks, before the supervisor starts a process."""
+"""Prepares a training: chooses unset values and checks the configuration, before the supervisor starts a process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def new_run(
         source: a configuration file, or the name of a shipped one; None for the defaults.
         overrides: configuration keys to change, each as ``KEY=VALUE``.
         out: the new run folder; None for ``runs/CONFIG-DATE-TIME``, or ``runs/TASK-DATE-TIME`` without a source.
-        flags: the command-line option of an overridden key, by the key's full name, for errors.
+        flags: full name of an overridden key, mapped to the command-line option that sets this key; for errors.
 
     Raises:
         UsageError, ConfigError, BundleError, …: a check failed; nothing was written.
@@ -88,7 +88,7 @@ def _refuse_task(source: str) -> None:
     """Check that the name of a configuration is not the name of a task.
 
     Raises:
-        UsageError: it is a task.
+        UsageError: the name is the name of a task.
     """
     if os.path.exists(source):
         return

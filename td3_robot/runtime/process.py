@@ -1,4 +1,4 @@
-"""Runs a node as a process: from its arguments to its exit code, also after errors."""
+"""Runs a node as a process: sets it up from its arguments, and turns its end or its error into an exit code."""
 
 from __future__ import annotations
 
@@ -33,11 +33,14 @@ log = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that stop a process cleanly."""
 LIFELINE = "TD3_ROBOT_LIFELINE"
-"""Environment variable that holds a file descriptor: the reading end of a pipe that closes when the supervisor ends."""
+"""Environment variable that holds the file descriptor of a pipe's reading end.
+
+The pipe closes when the supervisor ends.
+"""
 
 
 def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], None]) -> int:
-    """Set up a node, run its body until the node stops, and report how it ends.
+    """Set up a node, run its body until the node stops, and report the reason if it fails.
 
     Returns:
         The exit code of the process.
@@ -101,7 +104,7 @@ def _connect_listeners(node: Node, bus: Bus) -> None:
 
 
 def _report_failure(node: Node | None, reason: str) -> None:
-    """Report why this process ends to its supervisor; without a supervisor, to recorder and monitor."""
+    """Report the reason why this process ends. The supervisor gets the report; without one, recorder and monitor."""
     if node is None:
         return
     with contextlib.suppress(Exception):
@@ -137,7 +140,7 @@ def _catch_signals(node: Node) -> None:
 
 
 def _follow_lifeline() -> None:
-    """Stop this process when the supervisor ends, for any reason: then the kernel closes its end of the pipe."""
+    """Stop this process when the supervisor ends for any reason. The kernel then closes the supervisor's pipe end."""
     descriptor = os.environ.get(LIFELINE)
     if descriptor is None:
         return

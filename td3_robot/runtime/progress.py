@@ -1,4 +1,4 @@
-"""Shows the progress of a training and of other long work: a line that is rewritten on a terminal."""
+"""Shows the progress of a training or of other long work as one line. On a terminal, new text replaces this line."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TextIO
 from td3_robot.messages import Status
 
 _REWRITE_PERIOD = 0.5  # seconds
-_SETTLED = 10.0  # seconds after which the speed of a learner that has just started is typical
+_SETTLED = 10.0  # seconds from the start of a learner until its speed is typical
 _LEAST_IMPORTANT = ("stale", "ratio", "updates", "speed", "return")
-"""Parts of the progress line that a narrow terminal leaves out, the first one first."""
+"""Parts that the progress line leaves out on a narrow terminal, in the order in which it leaves them out."""
 
 
 class Progress:
@@ -23,7 +23,7 @@ class Progress:
     Args:
         stream: where to print.
         total_steps: environment steps of the whole training.
-        line_period: seconds between two plain lines.
+        line_period: seconds between two lines if the stream is not a terminal.
         steps_made: environment steps before a resume. The learner may continue from a checkpoint with fewer steps.
     """
 
@@ -69,7 +69,7 @@ class Progress:
     def _report_losses(self, figures: dict[str, float]) -> None:
         """If the learner continues from a checkpoint, print how many updates and steps it has lost."""
         begun = dict(figures)
-        # A restarted learner may have made new steps already. So compare with the step at which it began.
+        # A restarted learner may already have made new steps. So compare with the step at which it restarted.
         if begun.get("began_at") != self._shown.get("began_at"):
             begun["env_steps"] = begun.get("began_at", 0)
         steps, updates = (max(0, self._shown.get(key, 0) - begun.get(key, 0)) for key in ("env_steps", "updates"))
@@ -78,7 +78,7 @@ class Progress:
             self.say(f"learner is back from its checkpoint: {lost}{steps:,.0f} steps lost")
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print a line below the progress line."""
         self.end()
         self._stream.write(text + "\n")
         self._stream.flush()
@@ -94,10 +94,10 @@ def line(figures: dict[str, float], total_steps: int, settled: bool = True, widt
     """Return the progress line for a learner's figures.
 
     Args:
-        figures: of the learner.
+        figures: figures of the learner's Status.
         total_steps: environment steps of the whole training.
-        settled: whether the speed is typical, so that it gives the time left.
-        width: most characters; None for no limit.
+        settled: whether the speed is typical. Otherwise the line does not show the remaining time.
+        width: highest number of characters; None for no limit.
     """
     steps, speed = figures.get("env_steps", 0.0), figures.get("steps_per_s", 0.0)
     left = duration(max(0.0, total_steps - steps), speed) if settled else "-"
@@ -125,7 +125,7 @@ def line(figures: dict[str, float], total_steps: int, settled: bool = True, widt
 
 
 def duration(amount: float, speed: float) -> str:
-    """Return the time for ``amount`` at ``speed`` per second, as text with hours, minutes and seconds."""
+    """Return the time that ``amount`` takes at ``speed`` per second, as ``H:MM:SS`` or ``M:SS``; ``-`` at speed 0."""
     if speed <= 0:
         return "-"
     seconds = round(amount / speed)
@@ -134,9 +134,9 @@ def duration(amount: float, speed: float) -> str:
 
 
 class Working:
-    """Shows on a terminal what a command does, and for how many seconds. Elsewhere it prints nothing.
+    """Shows on a terminal what a command does and how long it has run. It prints nothing to a file or a pipe.
 
-    Use it as a context manager. A thread rewrites the line.
+    Use it as a context manager. A thread updates the line.
 
     Args:
         text: what the command does; replace it with :meth:`show`.

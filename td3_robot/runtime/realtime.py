@@ -24,7 +24,7 @@ class Outcome:
 
 
 def apply(config: RealtimeConfig) -> Outcome:
-    """Apply every setting, even after the system refuses one."""
+    """Apply all settings. If the operating system refuses a setting, continue with the next one."""
     outcome = Outcome()
     if config.processors:
         names = ", ".join(map(str, config.processors))
@@ -40,9 +40,9 @@ def apply(config: RealtimeConfig) -> Outcome:
 
 
 def stand_back() -> None:
-    """Lower the priority of the calling thread by one, so that the control loop goes first.
+    """Lower the priority of the calling thread by one, so that the control loop runs first.
 
-    The thread keeps a real-time priority: while it holds the GIL, the loop waits for it.
+    The thread keeps a real-time priority, because the control loop waits while this thread holds the GIL.
     """
     if os.sched_getscheduler(0) == os.SCHED_FIFO and (priority := os.sched_getparam(0).sched_priority) > 1:
         os.sched_setparam(0, os.sched_param(priority - 1))

@@ -61,7 +61,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open a folder that holds a run. Raises RunFolderError if it holds none."""
+        """Open a folder that holds a run. Raises RunFolderError if the folder holds no run."""
         run = cls(path)
         if not run.config_file.is_file():
             raise RunFolderError(f"run folder {str(path)!r} holds no run: there is no config.yaml in it")
@@ -98,7 +98,7 @@ class RunFolder:
         return any(self.checkpoints.glob("checkpoint-*"))
 
     def steps_made(self) -> int:
-        """Return the most environment steps that ``final.json`` or a checkpoint reports; 0 without any."""
+        """Return the highest number of environment steps in ``final.json`` and the checkpoint names; 0 without both."""
         made = 0
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             made = int(json.loads((self.path / "final.json").read_text())["learner"]["figures"]["env_steps"])
@@ -114,7 +114,7 @@ class RunFolder:
         return {}
 
     def endpoint(self, link: str, config: Config) -> str:
-        """Return the endpoint of a link. If the configuration does not set it, the run's supervisor has chosen it.
+        """Return the endpoint of a link: from the configuration, otherwise the endpoint that the supervisor chose.
 
         Raises:
             RunFolderError: the run is not running, and the configuration does not set this endpoint.

@@ -1,4 +1,4 @@
-"""The supervisor of a run. It starts the processes of a launch description, restarts those that die, and stops all."""
+"""The supervisor of a run. It starts the processes of a launch description, restarts crashed ones, and stops all."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from td3_robot.transport.link import ServerLink
 READY_TIMEOUT = 300.0
 """Seconds within which a started process must report that it is ready.
 
-A learner may compile first. That takes 20 s, or some minutes on a small or busy machine.
+A learner may compile its updates first. Compiling takes 20 s, or some minutes on a small or busy machine.
 """
 _STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, float("inf")))
-"""Signals that stop a process, and the seconds until the next signal. The learner saves a checkpoint after SIGINT."""
+"""Signals that stop a process, each with the seconds to wait after it. The learner saves a checkpoint after SIGINT."""
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_TURN = 1.0  # seconds; a longer turn means that the supervisor itself was suspended
-_SILENCE = 0.05  # seconds without any report; then all reports of an ended process have arrived
+_SILENCE = 0.05  # after so many seconds without a report, all reports of an ended process have arrived
 _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
-_STARTS = 1000  # incarnations for each start of the run; restarts use them up
+_STARTS = 1000  # incarnation numbers reserved for each start of the run; each restart uses one
 
 Watch = Callable[[dict[str, Status]], bool | None]
 """Called with the newest Status of each process; returns False to stop the run."""
@@ -56,7 +56,7 @@ class Supervisor:
         say: prints one line for the user.
 
     Attributes:
-        signal: number of the newest signal that asked to stop; 0 without one.
+        signal: number of the newest signal that asked to stop; 0 without a signal.
     """
 
     def __init__(self, run: RunFolder, config: Config, processes: list[Process], say: Callable[[str], None]) -> None:
@@ -67,13 +67,14 @@ class Supervisor:
         self.signal = 0
         self._interrupts = 0
         self._exit_code = 0  # the highest of all processes
-        self._clock = 0.0  # seconds; does not count while the supervisor itself is suspended
+        self._clock = 0.0  # seconds that the supervisor has run; time during which it was suspended does not count
 
     def __enter__(self) -> Supervisor:
         keys = open_keys(self.config.endpoints.keys)
         facts = self.run.read_run()
         with contextlib.ExitStack() as resources:
-            # First, because all other resources need a clean-up. Python allows handlers only in the main thread.
+            # Install signal handlers first, because a signal must not skip the clean-up of the other resources.
+            # Python allows handlers only in the main thread.
             for number in _CAUGHT if threading.current_thread() is threading.main_thread() else ():
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                     resources.callback(signal.signal, number, signal.signal(number, self._signalled))
@@ -83,7 +84,7 @@ class Supervisor:
 
     def _open(self, resources: contextlib.ExitStack, keys: AllowList | None, facts: Mapping[str, Any]) -> None:
         """Make the folder for sockets, publish the endpoints in the run folder, and serve the supervisor's link."""
-        # A lock-step run without a checkpoint begins again from the start, with the same incarnations.
+        # A lock-step run without a checkpoint starts from the beginning again, with the same incarnation numbers.
         begun = self.config.timing != "lockstep" or self.run.has_checkpoints
         start = int(facts.get("starts", -1)) + 1 if begun else 0
         if facts.get("sockets"):
@@ -132,7 +133,8 @@ class Supervisor:
         while not self._interrupts:
             self._listen(0.1)
             now = time.monotonic()
-            # After a suspension (Ctrl-Z), the reports of the processes are still unread. So limit the counted time.
+            # After a suspension (Ctrl-Z), the supervisor has not read the reports of that time yet. So it counts at
+            # most _LONGEST_TURN.
             self._clock += min(now - last, _LONGEST_TURN)
             last = now
             self._reap()
@@ -156,7 +158,7 @@ class Supervisor:
 
     @property
     def restarts(self) -> dict[str, int]:
-        """Number of restarts by name, for processes that died."""
+        """Name of each restarted process, mapped to its number of restarts."""
         return {child.name: len(child.deaths) for child in self.children if child.deaths}
 
     def _reap(self) -> None:
@@ -199,7 +201,7 @@ class Supervisor:
 
     def _stop_all(self) -> None:
         """Send SIGINT, then SIGTERM, then SIGKILL to the processes that still run."""
-        if self.config.timing == "lockstep":  # the learner stops first, because it saves the states of the others
+        if self.config.timing == "lockstep":  # the learner stops first, because it saves the other processes' states
             self._stop([child for child in self.children if child.row.ends_run], *_STOP_STEPS[0])
         for number, timeout in _STOP_STEPS:
             self._stop(self.children, number, timeout)
@@ -235,7 +237,7 @@ class Supervisor:
             self._say(f"{child.name} ended with exit code {code}; see {child.log}")
 
     def _await_last_report(self, child: Child) -> None:
-        """Wait for the last report of a process with exit code 0: on a busy machine the report comes later."""
+        """Wait for the last report of a process that ended with code 0. On a busy machine the report arrives later."""
         deadline = time.monotonic() + _LAST_REPORT
         while child.state is not ChildState.FINISHED and not self._interrupts and time.monotonic() < deadline:
             self._listen(_SILENCE)
@@ -263,8 +265,8 @@ def _names(children: Iterable[Child]) -> str:
 def _remove_stale(folder: Path) -> None:
     """Remove the sockets of a killed supervisor.
 
-    The path comes from a file, so it may be wrong, or belong to a run that still runs. So remove the folder only if its
-    name has the prefix of td3-robot and no socket in it answers.
+    The path comes from a file. It may be wrong, or another run may use the folder now. So the function removes the
+    folder only if its name has the prefix of td3-robot and no socket in it answers.
     """
     homes = (endpoints.socket_home(), Path(tempfile.gettempdir()))
     ours = folder.name.startswith(endpoints.SOCKETS_PREFIX) and folder.parent in homes

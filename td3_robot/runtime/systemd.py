@@ -1,4 +1,4 @@
-"""Tells systemd that a service is ready and alive: sd_notify(3), without a library."""
+"""Notifies systemd that a service is ready and alive, as sd_notify(3) does, without a library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class Notifier:
 
     Args:
         environment: environment variables. ``NOTIFY_SOCKET`` is systemd's socket; without it the notifier does nothing.
-            ``WATCHDOG_USEC`` is the longest time between two notifications (µs) of the process ``WATCHDOG_PID``.
+            ``WATCHDOG_USEC`` is the longest allowed time between two notifications, in µs. ``WATCHDOG_PID`` is the
+            process that systemd watches.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:

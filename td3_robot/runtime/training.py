@@ -25,7 +25,7 @@ class Trained(NamedTuple):
 
     Attributes:
         exit_code: 0 if the training is complete.
-        wall_s: training time of the whole run in s; 0 if the training is not complete.
+        wall_s: training time of the whole run, in s; 0 if the training is not complete.
         signal: number of the signal that stopped the training; 0 without a signal.
     """
 
@@ -74,7 +74,11 @@ def train(prepared: Prepared, progress: Progress, watch: Watch | None = None) ->
 
 
 def finished(prepared: Prepared) -> dict[str, Any] | None:
-    """Return the record of the final policy if the run is finished, and its configuration does not continue it."""
+    """Return the final policy's evaluation record if the run is finished.
+
+    Returns:
+        None if the run is not finished, or if a changed configuration asks for more steps.
+    """
     run, config, _ = prepared
     evaluations = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.is_file() else []
     if not evaluations or not evaluations[-1]["final"] or run.steps_made() > evaluations[-1]["env_steps"]:
@@ -122,7 +126,7 @@ def evaluate_final(prepared: Prepared, wall_s: float) -> dict[str, Any]:
     command = [sys.executable, "-m", module, str(run.policy_file), "--task", config.task, "--json"]
     command += ["--episodes", str(_FINAL_EPISODES), "--seed", str(config.seed)]
     command += ["--max-steps", str(config.evaluation.max_steps)]
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as for the simulators: sums need the same order
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # so that sums have the same order as in the simulators
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         words = done.stderr.strip().splitlines() or ["no message"]

@@ -1,4 +1,4 @@
-"""Carries out operators' Commands, for the policy server and for drivers."""
+"""Carries out the Commands of operators in the policy server and in drivers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from td3_robot.util.text import one_line
 log = logging.getLogger(__name__)
 
 Verbs = Mapping[str, Callable[[Command, float], None]]
-"""Maps each verb to a function of the Command and the time (s). To refuse the Command it raises a Td3RobotError."""
+"""Maps each verb to a function of the Command and the time (s). The function refuses the Command by a Td3RobotError."""
 
 
 def carry_out(
@@ -24,14 +24,14 @@ def carry_out(
 
     Args:
         command: the Command.
-        sender: of the Command, for the log.
+        sender: who sent the Command, for the log.
         verbs: the verbs of this node.
-        lifecycle: of this node.
-        detail: returns the contents of the Reply besides the state.
+        lifecycle: the lifecycle of this node.
+        detail: returns the ``detail`` field of the Reply.
         now: the time, in seconds.
 
     Returns:
-        The Reply, with the state after the Command, and with an error if the node refuses it.
+        The Reply, with the state after the Command, and with an error if the node refuses the Command.
     """
     error = ""
     verb = verbs.get(command.verb)

@@ -1,4 +1,4 @@
-"""The states of a node that moves a robot, as in ROS 2's managed nodes, and the watchdog that takes it to FAULT.
+"""The states of a node that moves a robot, as in ROS 2's managed nodes, and the watchdog that sets FAULT.
 
     unconfigured ── configure ──► inactive ── activate ──► active
                                      ▲  ◄── deactivate ──    │
@@ -35,11 +35,11 @@ class State(str, Enum):
 
 
 class Cause(str, Enum):
-    """Why no policy moves a robot. The cause decides what lets a policy move it again."""
+    """Why no policy moves a robot. The cause decides which command or event lets a policy move the robot again."""
 
     STOP = "stop"  # an emergency stop: only a reset ends it
     FAULT = "fault"  # an error, or a missing feed
-    INACTIVE = "inactive"  # a person has not activated it
+    INACTIVE = "inactive"  # no person has activated the node
 
     __str__ = str.__str__
 
@@ -66,18 +66,21 @@ _COMMANDS: dict[str, dict[State, State]] = {
     "reset": {**{state: state for state in State}, State.FAULT: State.INACTIVE},
     "shutdown": dict.fromkeys(State, State.FINALIZED),
 }
-"""For each command: the state before and the state after. In a state that is missing, the node refuses the command."""
+"""Maps each command to its changes, from the state before to the state after. Other states refuse the command."""
 _REFUSED_WHILE_STOPPED = ("configure", "activate", "deactivate")
 _LONGEST_REASON = 2000  # characters
 _KEPT = 100  # changes to keep for :meth:`Lifecycle.changes`
 
 
 class Lifecycle:
-    """The state of the node with this name. It logs every change, and keeps it until a caller fetches it.
+    """The state of one node. It logs every change, and stores the change until a caller fetches it.
+
+    Args:
+        node: name of the node.
 
     Attributes:
-        held: why no policy moves the robot; None while unconfigured or active. A shutdown leaves it as it is.
-        reason: why the state changed last, for people.
+        held: why no policy moves the robot; None while unconfigured or active. A shutdown does not change it.
+        reason: reason of the last change of the state, for people.
     """
 
     def __init__(self, node: str) -> None:
@@ -107,7 +110,7 @@ class Lifecycle:
         Args:
             verb: configure, activate, deactivate, reset, estop or shutdown.
             now: the time, in seconds.
-            reason: why the operator sends it, for people.
+            reason: why the operator sends the command, for people.
 
         Raises:
             LifecycleError: the state or an emergency stop forbids the command.
@@ -148,7 +151,7 @@ class Lifecycle:
             self._change(State.FAULT, reason[: _LONGEST_REASON - len(STOP_PREFIX)], now, Cause.STOP)
 
     def changes(self) -> list[LifecycleChange]:
-        """The changes since the last call, oldest first."""
+        """Return the changes since the last call, the oldest first."""
         taken, self._changes = self._changes, []
         return taken
 
@@ -166,15 +169,16 @@ class Lifecycle:
 
 @dataclass
 class Watchdog:
-    """Takes a lifecycle to FAULT when its feed is missing for longer than the deadline.
+    """Takes a lifecycle to FAULT when no feed (valid data) comes for longer than the deadline.
 
-    The first feed arms the watchdog: before that, no deadline runs. :meth:`arm` arms it without a feed.
+    The first feed arms the watchdog. Before the first feed, the deadline is not active. :meth:`arm` arms the watchdog
+    without a feed.
 
     Attributes:
         what: name of the feed.
-        deadline_s: in seconds; None: the watchdog is off.
-        recovery_s: after feeds without a pause for this many seconds, FAULT ends; None: feeds never end FAULT.
-        fed: time of the newest feed; None while disarmed.
+        deadline_s: longest time between two feeds, in seconds; None: the watchdog is off.
+        recovery_s: FAULT ends after this many seconds of feeds without a pause; None: feeds never end FAULT.
+        fed: time of the newest feed in seconds; None while the watchdog is not armed.
     """
 
     lifecycle: Lifecycle
@@ -186,13 +190,13 @@ class Watchdog:
 
     @property
     def due(self) -> float | None:
-        """When the deadline passes; None while nothing is watched."""
+        """The time (s) at which the deadline passes; None if no deadline is running."""
         if self.deadline_s is None or self.fed is None or not self.lifecycle.active:
             return None
         return self.fed + self.deadline_s
 
     def feed(self, now: float) -> None:
-        """A feed has come."""
+        """Register a feed that has come at ``now`` (s)."""
         paused = self.fed is None or (self.deadline_s is not None and now - self.fed > self.deadline_s)
         self.fed = now
         if self.lifecycle.active or paused:
@@ -206,7 +210,7 @@ class Watchdog:
             self.lifecycle.recover(f"{self.what}s have come for {self.recovery_s * 1e3:.0f} ms", now)
 
     def bites(self, now: float, why: str | None = None) -> bool:
-        """Compare the time with the deadline. Return whether this call took the lifecycle to FAULT.
+        """Take the lifecycle to FAULT if the deadline has passed. Return whether it has passed.
 
         Args:
             now: the time, in seconds.
@@ -220,11 +224,11 @@ class Watchdog:
         return True
 
     def arm(self, now: float) -> None:
-        """Start the deadline without a feed, unless a feed has started it."""
+        """Start the deadline without a feed, unless it is already running."""
         self.fed = now if self.fed is None else self.fed
 
     def interrupt(self) -> None:
-        """Restart the time of automatic recovery, because there is a problem now."""
+        """Restart the time that automatic recovery needs, because a problem has occurred."""
         self._back_since = None
 
     def put_off(self, now: float) -> None:
@@ -233,5 +237,5 @@ class Watchdog:
             self.fed = now
 
     def disarm(self) -> None:
-        """Stop the deadline until the next feed. An explicit activate does this, too."""
+        """Stop the deadline until the next feed. An explicit activate also does this."""
         self.fed = self._back_since = None

@@ -1,7 +1,7 @@
-"""Safety settings in physical units, and the envelope of limits that results for one robot.
+"""Safety settings in physical units, and the envelope: the limits that result from them for one robot.
 
 Settings come from two places: the policy bundle (settings of its training) and the configuration of the process
-(settings of this robot). Each can only tighten the other (:func:`joined`).
+(settings of this robot). For each limit the stricter setting applies (:func:`joined`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class SafetyConfig(Section, frozen=True):
-    """Safety settings. Everything is off by default, and changes no bit while it is off.
+    """Safety settings. All are off by default. A setting that is off does not change any bit of an action.
 
     A setting for actions is one value for all channels, or a map from channel name to value. A map does not restrict
     the channels that it does not name. Units are those of the channels.
@@ -69,7 +69,7 @@ class SafetyConfig(Section, frozen=True):
                 raise ValueError(f"safety.limits of {name} is [{low}, {high}]; low must be below high")
 
     def settings(self) -> dict[str, Any]:
-        """The settings that are not default, as plain values: ``safety`` in a bundle's header."""
+        """Return the settings that differ from the default, as plain values for ``safety`` in a bundle's header."""
         nothing = msgspec.to_builtins(SafetyConfig())
         return {key: value for key, value in msgspec.to_builtins(self).items() if value != nothing[key]}
 
@@ -79,12 +79,12 @@ class Envelope:
     """Settings joined and resolved for one robot.
 
     Attributes:
-        low, high: float32[A], limits inside the specification's.
+        low, high: float32[A], limits of the action, inside the specification's limits.
         step: float32[A], the largest change of an action in a control period; None: no limit.
         blend: float32[A] in (0, 1], weight of the policy's action in the low-pass filter; the last action has the
             rest. None: no filter.
-        safe: float32[A], within the limits; None: hold.
-        observation_low, observation_high: float32[O]; None: any finite observation is valid.
+        safe: float32[A], the safe action, within the limits; None: hold the last applied action.
+        observation_low, observation_high: float32[O], the valid range; None: any finite observation is valid.
         frozen_s, observation_deadline_s, action_deadline_s, hang_s: in seconds; None: off.
         recovery_s: in seconds; None: no automatic recovery.
         guarded: whether any setting is set.
@@ -105,7 +105,11 @@ class Envelope:
     guarded: bool
 
     def safe_action(self, applied: Float32) -> Float32:
-        """The safe action, float32[N, A], a new array; ``applied``, float32[N, A], is the newest applied action."""
+        """Return the safe action as a new array, float32[N, A].
+
+        Args:
+            applied: the newest applied action, float32[N, A].
+        """
         chosen = applied if self.safe is None else np.broadcast_to(self.safe, applied.shape)
         return np.clip(chosen, self.low, self.high)
 
@@ -113,17 +117,17 @@ class Envelope:
 def joined(
     robot: SafetyConfig, policy: SafetyConfig, spec: RobotSpec, *, floor: SafetyConfig | None = None
 ) -> Envelope:
-    """The envelope that satisfies the settings of robot, policy and floor.
+    """Return the envelope that satisfies the settings of robot, policy and floor.
 
     The result has the intersection of the limits, the smallest rates, cut-off frequencies and deadlines, and the
-    longest ``recovery_ms``. ``refuse_out_of_range`` holds if any settings have it. Automatic recovery needs
-    ``automatic`` from the robot, and no ``manual`` from policy or floor. The safe action comes from the first that sets
-    one: robot, floor, policy.
+    longest ``recovery_ms``. ``refuse_out_of_range`` is on if robot, policy or floor sets it. Recovery is automatic only
+    if the robot sets ``automatic``, and neither policy nor floor sets ``manual``. The safe action comes from the first
+    settings that have one, in the order robot, floor, policy.
 
     Args:
         robot: settings of the process.
         policy: settings of the policy.
-        spec: of the robot.
+        spec: specification of the robot.
         floor: settings of the policy that a person deployed last.
 
     Raises:
@@ -164,13 +168,13 @@ def _range(channels: Sequence[Channel], end: str) -> Float32:
 
 
 def _seconds(limits: Iterable[float | None]) -> float | None:
-    """The smallest of the given limits in ms, as seconds."""
+    """Return the smallest of the given limits (ms) in seconds; None if all are None."""
     given = [limit for limit in limits if limit is not None]
     return min(given) / 1e3 if given else None
 
 
 def _of_channels(setting: Value | Mapping[str, Value], key: str, spec: RobotSpec) -> Mapping[int, Value]:
-    """The values of a setting, by index of the action channel."""
+    """Return the values of a setting by index of the action channel."""
     names = [channel.name for channel in spec.actions]
     if not isinstance(setting, Mapping):
         return dict.fromkeys(range(len(names)), setting)
@@ -204,7 +208,10 @@ def _limits(every: Sequence[SafetyConfig], spec: RobotSpec) -> tuple[Float32, Fl
 
 
 def _least(settings: Sequence[Any], key: str, spec: RobotSpec) -> Any:
-    """float64[A]: the smallest value for each channel, infinity without a value; None if no settings have values."""
+    """Return the smallest value of each channel, float64[A]; None if no settings have values.
+
+    A channel without a value gets infinity.
+    """
     given = [setting for setting in settings if setting is not None]
     if not given:
         return None

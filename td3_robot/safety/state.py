@@ -1,4 +1,4 @@
-"""The state that a policy server keeps over a restart: stops, faults, a freeze, and withdrawn policies."""
+"""The state that a policy server keeps across a restart: stops, faults, a freeze, and withdrawn policies."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LONGEST = 500  # characters of the text about a source
 
 @dataclass(frozen=True)
 class SafetyState:
-    """Stops, faults and decisions that a policy server keeps until a person ends them.
+    """Stops, faults and decisions that a policy server keeps until a person clears them.
 
     Attributes:
-        server: an emergency stop of the server, or its deactivation by a person; None without either.
-        sources: by robot name: why the server's watch over the robot is not active.
-        stopped: names of the individually stopped robots.
-        frozen: the server refuses the weights of learners.
+        server: an emergency stop of the server, or its deactivation by a person; None without both.
+        sources: robot name, mapped to the reason why the server's lifecycle for this robot is not active.
+        stopped: names of the robots that a person stopped individually.
+        frozen: whether the server refuses the weights of learners.
         withdrawn: SHA-256 of the policies that a rollback withdrew and that no person has chosen again.
     """
 
@@ -32,7 +32,7 @@ class SafetyState:
     withdrawn: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """The state as plain values, for a Latches message. Only the texts show the causes."""
+        """Return the state as plain values for a Latches message. In ``held``, only the text shows the cause."""
         server = self.server or Held(Cause.FAULT)
         sources = self.sources.items()
         return {
@@ -46,7 +46,7 @@ class SafetyState:
         }
 
     def stored(self) -> dict[str, Any]:
-        """The state as plain values, for a file; :func:`read` is the inverse."""
+        """Return the state as plain values for a file. :func:`read` reads them."""
         values = self.plain()
         causes = {name: self.sources[name].cause.value for name in values["held"]}
         return {**values, "causes": causes} if causes else values
@@ -66,7 +66,7 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(values: Any) -> SafetyState:
-    """The state from plain values, as this version or version 0.1.0 stores them.
+    """Return the state from plain values that this version or version 0.1.0 stored.
 
     Raises:
         msgspec.ValidationError: the values do not fit.
@@ -79,7 +79,7 @@ def read(values: Any) -> SafetyState:
 
 
 def _held(text: str, cause: Cause | None) -> Held:
-    """Why no policy moves a source. If the file stores no cause, the text determines it."""
+    """Return why no policy moves a source. If the file stores no cause, the text determines the cause."""
     if cause is None:
         cause = Cause.STOP if text.startswith(STOP_PREFIX) else Cause.FAULT
     return Held(cause, text.removeprefix(STOP_PREFIX) if cause is Cause.STOP else text)

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 FEW = 32
-"""Up to this many numbers, Python's sum is faster than numpy's."""
+"""For this many numbers or fewer, Python's sum is faster than numpy's."""
 
 
 def finite(array: NDArray[Any]) -> bool:
     """Return whether all numbers of a float array are finite.
 
-    If a number is not finite, the sum of the numbers (or of their squares) is not finite either. The sum may also
-    overflow. So the slower check of each number runs only if the sum is not finite.
+    If a number is not finite, the sum of the numbers (or of their squares) is not finite either. A sum of finite
+    numbers may overflow. So the function checks each number, which is slower, only if the sum is not finite.
     """
     total = sum(array.ravel().tolist()) if array.size <= FEW else np.vdot(array, array)
     return math.isfinite(total) or bool(np.isfinite(array).all())

@@ -1,4 +1,4 @@
-"""Handles modules that may be missing: those of the package's extras, and those of the user."""
+"""Handles modules that may be missing: modules of the package's extras, and modules of the user."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def naming(path: Path, instead_of: str = "") -> Iterator[None]:
-    """Add the file's name to an OSError inside the block that names no file, for example an error of a write.
+    """Add the file's name to an OSError of the block if this error names no file. For example, a write names no file.
 
     Args:
         path: the file.
-        instead_of: prefix of a temporary file; an error that names this file gets ``path`` instead.
+        instead_of: prefix of a temporary file. If an error names this file, ``path`` replaces that name.
     """
     try:
         yield
@@ -31,10 +31,10 @@ def naming(path: Path, instead_of: str = "") -> Iterator[None]:
 
 
 def read(path: Path, most: int) -> bytes:
-    """Read a file of at most ``most`` bytes. The limit also stops the read of a device that never ends.
+    """Read a file of at most ``most`` bytes. The limit also ends the reading of an endless device.
 
     Raises:
-        OSError: the file cannot be read, or is longer.
+        OSError: the file cannot be read, or is longer than ``most`` bytes.
     """
     with naming(path), path.open("rb") as file:
         content = file.read(most + 1)
@@ -47,7 +47,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a temporary file that only this user can read, flush it to the disk, and rename it to ``path``.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written. The old file stays; the temporary file is removed.
+        OSError: the disk is full, or the folder is not writable. The old file stays; the temporary file is removed.
     """
     with replacing(path, mode) as temporary:
         temporary.write_bytes(content)
@@ -84,7 +84,7 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
 def _flush_folder(folder: Path) -> None:
     """Flush a folder to the disk. Without this, a power cut can undo a rename.
 
-    Some file systems and unreadable folders do not allow it. The new file is valid even so.
+    Some file systems and unreadable folders do not allow this flush. The new file is valid without it.
     """
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

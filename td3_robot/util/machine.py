@@ -84,8 +84,8 @@ def processor_seconds(process: int) -> float | None:
 def available_memory() -> int | None:
     """Return the bytes that this process can allocate without swapping; None on systems other than Linux.
 
-    The kernel limits the process, and so do the control groups that containers use. The result is the smallest number
-    of bytes that such a limit leaves. File caches count as free memory.
+    Two kinds of limits apply: the memory of the machine, and the limits of control groups (containers). The result is
+    the smallest number of bytes that one of these limits leaves. File caches count as free memory.
     """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -104,7 +104,10 @@ def available_memory() -> int | None:
 
 
 def _left_in_groups(root: Path, path: str, limit: str, used: str, cached: str) -> list[int]:
-    """Return the bytes left in a control group and in each parent group. A container sees only the root group."""
+    """Return the bytes left in a control group and in each parent group.
+
+    A container sees only its root group.
+    """
     left: list[int] = []
     place = root / path.lstrip("/")
     for group in [folder for folder in (place, *place.parents) if folder == root or root in folder.parents]:
@@ -116,7 +119,7 @@ def _left_in_groups(root: Path, path: str, limit: str, used: str, cached: str) -
 
 
 def _cpuinfo(key: str) -> str:
-    """Return a value of the first processor; an empty text on systems other than Linux."""
+    """Return the value of ``key`` for the first processor; an empty text on systems other than Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

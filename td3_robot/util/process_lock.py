@@ -21,7 +21,7 @@ _RETRY_PERIOD = 0.1  # seconds
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool) -> Iterator[None]:
-    """Lock a file during the block, and create it if it is missing. Only users of this function respect the lock.
+    """Lock a file during the block. Create a missing file. Only programs that call flock(2) respect the lock.
 
     Args:
         path: the file.
@@ -45,11 +45,11 @@ def claim(
     """Claim a name on this machine. The claim ends when the returned socket is closed or the process ends.
 
     The claim is an abstract Unix address (unix(7)). It needs no file and no permission, so another user can claim the
-    name first. Processes in another network namespace count as another machine.
+    name first. A process in another network namespace does not see the claim.
 
     Args:
         what: the name.
-        refusal: text of the error. The function appends the process that holds the name, and its user.
+        refusal: text of the error. The function appends the number and the user of the process that holds the name.
         patience: seconds to wait until the process that holds the name ends.
         stopped: called while waiting; a true result ends the wait.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class RateMeter:
-    """Growth of counts per second.
+    """Measures the growth of counts per second.
 
     Args:
-        period: seconds between two computations of the rates. Calls in between return the last rates.
-        smoothing: seconds over which the rates are averaged; 0 for no averaging over earlier periods.
+        period: seconds between two computations of the rates. Calls between them return the last rates.
+        smoothing: seconds over which the rates are averaged; 0: only the last period counts.
     """
 
     def __init__(self, period: float = 0.0, smoothing: float = 0.0) -> None:
@@ -17,11 +17,11 @@ class RateMeter:
         self._rates: dict[str, float] = {}
 
     def __call__(self, now: float, **counts: float) -> dict[str, float]:
-        """Return the rates by the names of the counts; empty until the first period is over.
+        """Return the rate of each count, by the name of the count; empty until the first period is over.
 
         Args:
             now: time in seconds.
-            counts: total counts, with the same names at every call.
+            counts: total counts. Every call must pass the same names.
         """
         if self._before is None:
             self._before = now, counts

@@ -1,6 +1,6 @@
-"""Finds and reads YAML files: configurations and launch descriptions, shipped ones and the user's.
+"""Finds and reads YAML files: shipped configurations and launch descriptions, and those of the user.
 
-Shipped files are in ``td3_robot/data`` of an installed wheel, and in top-level folders of a checkout.
+An installed wheel has the shipped files in ``td3_robot/data``. A checkout has them in top-level folders.
 """
 
 from __future__ import annotations

@@ -13,19 +13,22 @@ _LISTED = 32  # words
 
 
 def one_line(value: Any, longest: int = _LONGEST) -> str:
-    """Return a value as one printable line of at most ``longest`` characters. It cannot control the terminal."""
+    """Return a value as one line of at most ``longest`` printable characters. It has no terminal control codes."""
     text = json.dumps(value) if isinstance(value, Mapping | list) else str(value)
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def similar(word: str, known: Iterable[str], most: int = 1, alike: float = _ALIKE) -> list[str]:
-    """Return the known words that are similar to this one, the most similar first."""
+    """Return at most ``most`` known words that are similar to ``word``, the most similar first."""
     return difflib.get_close_matches(word, list(known), most, alike)
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
-    """Ask for the most similar known word. If none is similar, return ``otherwise`` and the known words."""
+    """Return the question "did you mean …?" with the most similar known word.
+
+    If no known word is similar, return ``otherwise`` and the known words.
+    """
     words = list(known)
     if alike := similar(word, words):
         return f"did you mean {alike[0]!r}?"
