@@ -1,7 +1,7 @@
-"""Every message of the protocol, once: fields, types, shapes, units.
+"""All messages of the protocol, with the type, shape and unit of each field.
 
 On the wire a message is one msgpack map from field name to value, in any order. Arrays are msgpack ``bin``:
-little-endian numbers in C order. Their shapes are products of four sizes: N robots of a source, O observation channels,
+little-endian numbers in C order. Four letters name the sizes of arrays: N robots of a source, O observation channels,
 A action channels, E episodes. ``docs/reference/protocol.md`` is produced from this file.
 
 A field with a default is optional: if a message lacks the field, the reader takes the default. A reader ignores and
@@ -34,7 +34,7 @@ PROTOCOL_VERSION = 1
 class Phase(IntEnum):
     """Where a robot is in its episode, as in dm_env.
 
-    A decoder refuses unknown values: it cannot guess whether the episode continues.
+    A decoder refuses unknown values, because they do not show whether the episode continues.
     """
 
     FIRST = 0  # the first observation after a reset; its reward and action belong to no transition
@@ -54,7 +54,7 @@ class ActionOrigin(IntEnum):
     """The origin of the action that a source applied.
 
     An unknown value means that the source applied the action for a reason that this version does not know. A learner
-    uses it like any other applied action, but nobody may treat it as an action of the policy.
+    uses this action like any other applied action. No code may treat it as an action of the policy.
     """
 
     NONE = 0  # no action: every robot is at FIRST
@@ -81,10 +81,12 @@ class FieldType:
         kind: an integer type, ``f64``, ``text``, ``bytes``, ``map`` (text keys; numbers, text, lists, maps), ``list``
             (of the same) or ``array``.
         meaning, unit: text for people.
-        limit: the most characters of ``text``, or bytes of ``bytes``. MAX_BYTES of the message limits maps and lists.
-        dtype, shape: of an array: a little-endian numpy type code, and sizes out of N, O, A, E.
-        tolerance: t. A replay on another kind of machine may compute a number that differs by ``t + t·|value|``. On the
-            same kind of machine it must compute the same bits.
+        limit: the maximum number of characters of ``text``, or of bytes of ``bytes``. MAX_BYTES of the message limits
+            maps and lists.
+        dtype: type of an array's numbers, as a little-endian numpy type code.
+        shape: sizes of an array; each is N, O, A or E.
+        tolerance: t. On another kind of machine, a replayed number may differ from the recorded ``value`` by at most
+            ``t + t·|value|``. On the same kind of machine, a replay must compute the same bits.
         optional: whether the field has a default.
     """
 
@@ -104,7 +106,7 @@ class FieldType:
 
 
 _BOUNDS = {"u32": {"ge": 0, "le": 2**32 - 1}, "u64": {"ge": 0}, "i64": {"le": 2**63 - 1}}
-"""Bounds of integers that msgspec must check. msgpack itself has no integers of more than 64 bits."""
+"""Bounds of integers that msgspec must check. msgpack itself limits integers to 64 bits."""
 
 
 def wire(kind: Any, meaning: str, unit: str = "", limit: int = 256) -> Meta:
@@ -119,21 +121,21 @@ def array(dtype: str, shape: str, meaning: str, unit: str = "", tolerance: float
 
 
 MAX_COMMAND = 1 << 22
-"""The most bytes of a Command. A Step has the same limit, because both use the link of a control loop."""
+"""The maximum size of a Command in bytes. A Step has the same limit, because both use the link of a control loop."""
 LONGEST_PAYLOAD = MAX_COMMAND - (1 << 14)
-"""The most bytes of the policy in a Command."""
+"""The maximum size of the policy in a Command, in bytes."""
 MAX_PAYLOAD = (1 << 26) - 4096
-"""The most bytes of the policy in a Weights message. The rest of 64 MiB is for its other fields."""
+"""The maximum size of the policy in a Weights message, in bytes. The other fields use the rest of 64 MiB."""
 
 
 class Message(msgspec.Struct, frozen=True, eq=False, weakref=True):
-    """Base of all messages. ``NAME`` is the first frame on the wire; ``MAX_BYTES`` limits the second."""
+    """Base of all messages. ``NAME`` is the first frame on the wire. ``MAX_BYTES`` limits the second frame."""
 
     NAME: ClassVar[str]
     MAX_BYTES: ClassVar[int] = 1 << 14
 
     def problem(self) -> str | None:
-        """The first mistake in the values, or None. The decoder has checked types and shapes before."""
+        """The first mistake in the values, or None. The decoder checks types and shapes before it calls this method."""
         return None
 
 
@@ -148,7 +150,7 @@ class Hello(Message, frozen=True):
     """
 
     NAME: ClassVar[str] = "hello"
-    MAX_BYTES: ClassVar[int] = 1 << 17  # small, because anybody may send it
+    MAX_BYTES: ClassVar[int] = 1 << 17  # small, because any process may send a Hello
 
     protocol: Annotated[int, wire("u32", "PROTOCOL_VERSION of the sender")]
     role: Annotated[
@@ -179,7 +181,7 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The server rejects the client. If ``code`` is hello, the server does not know this client: send Hello."""
+    """The server rejects the client. The ``code`` hello means: the server does not know the client, so send Hello."""
 
     NAME: ClassVar[str] = "refused"
 
@@ -188,7 +190,7 @@ class Refused(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """A sign of life from a client that has nothing else to send; the server returns it."""
+    """A client sends a Heartbeat when it has no other message to send. The server sends the Heartbeat back."""
 
     NAME: ClassVar[str] = "heartbeat"
 
@@ -205,7 +207,7 @@ class Bye(Message, frozen=True):
 
 
 class Step(Message, frozen=True):
-    """What the robots of a source did and observed. All experience for training comes from Steps.
+    """The observations, rewards and applied actions of a source's robots. All training data comes from Steps.
 
     A transition of robot i consists of two consecutive Steps of the same source, incarnation and episode[i].
     """
@@ -275,8 +277,8 @@ class Step(Message, frozen=True):
 class Action(Message, frozen=True):
     """The policy server's answer to one Step. A source ignores the actions of robots whose episode has ended.
 
-    ``weights_version`` 0 marks the safe action: the server, or its watch over this source, is not active. A later
-    Action for the same Step replaces an earlier one.
+    ``weights_version`` 0 marks the safe action. The server sends the safe action if the server, or its watch over this
+    source, is not active. A later Action for the same Step replaces the earlier Action.
     """
 
     NAME: ClassVar[str] = "action"
@@ -303,7 +305,7 @@ class Action(Message, frozen=True):
 
 
 class Throttle(Message, frozen=True):
-    """Limits the Steps of a source to keep the replay ratio. A lost Throttle does no harm: its counts are totals."""
+    """Limits the Steps of a source to keep the replay ratio. The counts are totals, so a lost Throttle does no harm."""
 
     NAME: ClassVar[str] = "throttle"
 
@@ -320,11 +322,11 @@ class Throttle(Message, frozen=True):
 
 
 class SimulatorState(Message, frozen=True):
-    """Lock-step: the complete state of a simulator after the Step before ``answers``.
+    """Lock-step: the complete state of a simulator after the Step with the sequence ``answers`` - 1.
 
-    A simulator sends it when a Throttle asks for it, and the learner keeps it with its checkpoint. To repeat the run
-    from the checkpoint, the learner sends it back. Then the simulator restores the state, answers with an empty
-    ``payload`` and sends its newest Step again. Only the kind of simulator that made a state can read it.
+    A simulator sends its state when a Throttle asks for it. The learner keeps the state with its checkpoint. To repeat
+    the run from the checkpoint, the learner sends the state back. Then the simulator restores the state, answers with
+    an empty ``payload`` and sends its newest Step again. Only the kind of simulator that made a state can read it.
     """
 
     NAME: ClassVar[str] = "state"
@@ -337,7 +339,7 @@ class SimulatorState(Message, frozen=True):
 
 
 class Weights(Message, frozen=True):
-    """A complete policy with its hash; the newest version wins."""
+    """A complete policy with its hash. A receiver uses the newest version."""
 
     NAME: ClassVar[str] = "weights"
     MAX_BYTES: ClassVar[int] = 1 << 26
@@ -352,7 +354,7 @@ class Weights(Message, frozen=True):
 
 
 class Evaluation(Message, frozen=True):
-    """Results of episodes without noise, with one version of the weights, in the environment of the evaluator."""
+    """Results of evaluation episodes without noise. The evaluator runs them with one version of the weights."""
 
     NAME: ClassVar[str] = "evaluation"
     MAX_BYTES: ClassVar[int] = 1 << 16
@@ -365,7 +367,7 @@ class Evaluation(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """A node's state and figures, for the supervisor and for people."""
+    """The state, measurements and counters of a node, for the supervisor and for people."""
 
     NAME: ClassVar[str] = "status"
     MAX_BYTES: ClassVar[int] = 1 << 16
@@ -386,8 +388,8 @@ class Status(Message, frozen=True):
 class Command(Message, frozen=True):
     """An operator's command to a policy server or a robot. One Reply with the same ``id`` answers it.
 
-    The server executes it or relays it to the robot in ``target``. A robot may send ``estop`` for all robots; the robot
-    gets no Reply.
+    The server executes the command, or relays it to the robot in ``target``. A robot may send ``estop`` for all robots.
+    The server does not reply to such a robot.
     """
 
     NAME: ClassVar[str] = "command"
@@ -442,7 +444,7 @@ class LifecycleChange(Message, frozen=True):
 
 
 class Start(Message, frozen=True):
-    """The settings of a node's core, recorded once. A replay makes the core from them and feeds it the Turns."""
+    """The settings of a node's core, recorded once. A replay makes the core from them, then replays the Turns."""
 
     NAME: ClassVar[str] = "start"
     MAX_BYTES: ClassVar[int] = 1 << 20
@@ -459,9 +461,9 @@ class Turn(Message, frozen=True):
     """The time and the inputs of one turn of a core. The Start and all Turns determine the outputs of the core.
 
     An input is a list of origin, topic and fields. The origin is the link of a server, or ``#`` and the key of a
-    client's connection. A message with arrays or a policy has the field ``named`` instead of its own fields. It
-    identifies the recorded message. A Step or Action also has ``wire``, its payload in base64, and ``robots``, its N,
-    because its sender may die before the recorder has the message.
+    client's connection. A message with arrays or a policy has the field ``named`` instead of its own fields. ``named``
+    identifies the recorded message. A Step or Action also has ``wire``, its payload in base64, and ``robots``, its N.
+    With these fields a replay can decode the message even if its sender died before the recorder received it.
     """
 
     NAME: ClassVar[str] = "turn"
@@ -485,7 +487,7 @@ class Turn(Message, frozen=True):
 
 
 class RobotReport(Message, frozen=True):
-    """The state that a robot reports to its driver besides observations; recorded at each change."""
+    """The problems and stops that a robot reports to its driver. The driver records each change."""
 
     NAME: ClassVar[str] = "heard"
     MAX_BYTES: ClassVar[int] = 1 << 16
@@ -508,7 +510,7 @@ class MotorCommand(Message, frozen=True):
 
 
 class Latches(Message, frozen=True):
-    """Stops and other latches of a policy server, recorded at each change. Only a person releases them."""
+    """Emergency stops and other latches of a policy server, recorded at each change. Only a person releases them."""
 
     NAME: ClassVar[str] = "latches"
     MAX_BYTES: ClassVar[int] = 1 << 22
@@ -538,12 +540,12 @@ class Record(Message, frozen=True):
 
 
 MESSAGES: dict[str, type[Message]] = {message.NAME: message for message in Message.__subclasses__()}
-"""The messages of this file by their topics, in their order."""
+"""All message types by topic, in the order of this file."""
 
 
 @functools.cache
 def wire_fields(message: type[Message]) -> dict[str, FieldType]:
-    """The fields of a message in their order, each with its wire format."""
+    """The wire format of each field of a message, by field name, in the order of the fields."""
     result = {}
     for item in msgspec.structs.fields(message):
         meta = next(part for part in get_args(item.type) if isinstance(part, Meta))

@@ -1,4 +1,4 @@
-"""Recordings from Python: as messages, arrays, transitions and data frames."""
+"""Reads recordings in Python: as messages, arrays, transitions and data frames."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Transitions:
 
 
 class Recording:
-    """A recording of a training or a robot. :func:`open_recording` returns one.
+    """A recording of a training run or a robot. :func:`open_recording` returns it.
 
-    A row of a table is one robot in one message, or one message if its topic has no arrays.
+    In tables, each robot in a message has one row. A message without arrays has one row.
 
     Args:
         session: the open recording.
@@ -105,9 +105,9 @@ class Recording:
         """Return the numbers of a topic as arrays with R rows.
 
         Returns:
-            By field name: arrays [R] for one number a row, and [R, O] or [R, A] for channels, with the dtypes of
-            docs/protocol.md. ``received_s`` (float64[R], s since 1970) is the time at which the recorder received the
-            row. Fields with text or maps are left out; :meth:`to_pandas` has them.
+            Arrays by field name. Their shape is [R] for one number per row, and [R, O] or [R, A] for channels. Their
+            dtypes are those of docs/protocol.md. ``received_s`` (float64[R], s since 1970) is the time at which the
+            recorder received the row. The result has no fields with text or maps; :meth:`to_pandas` has them.
 
         Raises:
             SessionError: the recording has no such messages, is damaged, or its robots have different channels.
@@ -165,7 +165,7 @@ class Recording:
         """Return a topic as a data frame, with the columns of ``td3-robot export``.
 
         Needs the extra ``pandas``. Channels are columns such as ``observation.torso.height``. Maps and lists are JSON
-        text; bytes are given as their number.
+        text. A field of bytes becomes its number of bytes.
 
         Raises:
             SessionError: the recording has no such messages, is damaged, or its robots have different channels.

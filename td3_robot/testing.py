@@ -12,13 +12,13 @@ from td3_robot.transport.memory import MemoryBus, Network
 
 
 class ManualClock:
-    """A clock in seconds. It moves only when the test calls :meth:`advance`."""
+    """A clock in seconds. Only :meth:`advance` changes its time."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
 
     def advance(self, seconds: float) -> float:
-        """Move the clock forward; returns the new time.
+        """Move the clock forward. Returns the new time.
 
         Raises:
             ValueError: ``seconds`` is negative.
@@ -33,7 +33,9 @@ class ManualClock:
 
 
 class FakeRobot:
-    """One robot (N = 1), connected in memory to a policy server's core, with the real handshake and encoding.
+    """One robot (N = 1) that is connected in memory to the core of a policy server.
+
+    The connection uses the real handshake and encoding.
 
     Args:
         policy: the core that answers the robot's Steps.
@@ -56,7 +58,7 @@ class FakeRobot:
         self._exchange()
 
     def observe(self, observation: Float32, reward: float = 0.0, phase: Phase = Phase.MID) -> Action | None:
-        """Publish an observation, float32[O]; returns the Action that answers it, or None.
+        """Publish an observation, float32[O]. Returns the Action that answers it, or None without an answer.
 
         The Step says that the robot applied the last Action. The first observation, and the first one after the end of
         an episode, always get the phase FIRST.

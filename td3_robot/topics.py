@@ -20,13 +20,16 @@ class Topic:
     """One row of the table.
 
     Attributes:
-        link: the server whose endpoint carries it: policy, learner, supervisor, recorder, monitor, or any.
-        rate: in words, because most rates follow the configuration.
-        queue: what happens at a full queue. *never drop*: the sender waits if it may block; otherwise it drops and
-            counts the message. *keep latest*: the receiver drains its queue, uses the newest message and counts the
-            rest. *never wait*: the sender drops and counts the message. *handshake*: the rules of the handshake.
-        recorded: which side copies the message to a recorder. *sent*: the publisher, once for all subscribers. *taken*:
-            the subscriber, because the publisher has no recorder. *no*: neither.
+        link: the name of the server whose endpoint carries the topic: policy, learner, supervisor, recorder, monitor,
+            or any.
+        rate: how often the publisher sends the message. The rate is text, because most rates depend on the
+            configuration.
+        queue: what happens when the queue is full. *never drop*: a sender that may block waits; another sender drops
+            and counts the message. *keep latest*: the receiver empties its queue, uses the newest message and counts
+            the other messages. *never wait*: the sender drops and counts the message. *handshake*: the handshake
+            decides.
+        recorded: which side copies the message to a recorder. *sent*: the publisher copies it once for all subscribers.
+            *taken*: the subscriber copies it, because the publisher has no recorder. *no*: no side copies it.
     """
 
     message: type[Message]
@@ -39,16 +42,16 @@ class Topic:
 
 
 RECORDER = "recorder"
-"""The link to the recorder. Messages to it go into the recording and nowhere else."""
+"""The link to the recorder. A message sent on this link goes only into the recording."""
 MONITOR = "monitor"
-"""The link to a monitor, which gets the same messages as the recorder."""
+"""The link to a monitor. A monitor gets the same messages as the recorder."""
 LISTENERS = (RECORDER, MONITOR)
 """The links that get copies of the messages of every node. No node waits for them."""
 LINKS = ("policy", "learner", "supervisor", *LISTENERS)
 """The links of a run, named after their servers."""
 
 QUEUE_LENGTH = 1000
-"""The most messages that a link queues in each direction (ZeroMQ's high-water mark)."""
+"""The maximum number of messages that a link queues in each direction (ZeroMQ's high-water mark)."""
 
 TOPICS: tuple[Topic, ...] = (
     Topic(messages.Hello, "client", "server", "any", "at connect, and when asked", "handshake", "sent"),

@@ -1,7 +1,7 @@
-"""Messages to bytes and back: msgpack, typed and size-capped.
+"""Encodes messages as msgpack, and decodes them. Limits their types and sizes.
 
-msgspec checks types and bounds of the fields while it decodes. This module adds the checks of arrays, and of the values
-inside maps and lists.
+msgspec checks types and bounds of the fields while it decodes. This module also checks arrays, and the values inside
+maps and lists.
 """
 
 from __future__ import annotations
@@ -22,21 +22,27 @@ from td3_robot.util.arrays import finite
 MAX_BYTES = max(message.MAX_BYTES for message in MESSAGES.values())
 """Largest payload of any message, in bytes."""
 MAX_SIZE = 1 << 16
-"""The largest N, O, A or E, and the most elements of any list or map."""
+"""The maximum of N, O, A and E, and of the number of elements in a list or map."""
 MAX_PARTS = 1 << 12
-"""The most maps and lists in a field of kind map, because each check takes time. In a field of kind list: MAX_SIZE."""
+"""The maximum number of maps and lists in a field of kind map, because each check takes time.
+
+In a field of kind list the maximum is MAX_SIZE.
+"""
 MAX_DEPTH = 8
-"""How deep a field of kind map may nest. A field of kind list holds such maps, so it may nest three levels deeper."""
+"""Maximum depth of nested maps and lists in a field of kind map.
+
+A field of kind list contains such maps, and may be three levels deeper.
+"""
 MOST_RECORDS = 256
-"""The most Records in one payload."""
+"""The maximum number of Records in one payload."""
 
 _SIMPLE = frozenset({str, int, float, bool, type(None)})  # the leaves of maps and lists
-_LAYOUTS = 256  # combinations of sizes that a plan remembers
-_LONGEST_TEXT = 200  # characters of msgspec's explanation
+_LAYOUTS = 256  # maximum number of combinations of sizes that a plan remembers
+_LONGEST_TEXT = 200  # maximum number of characters of msgspec's error text to repeat
 
 Dims = Mapping[str, int]
 Buffer = bytes | memoryview
-"""A frame. A long one is a view of the received bytes, not a copy."""
+"""A frame. A long frame is a view of the received bytes, not a copy."""
 
 
 def encode(message: Message) -> bytes:
@@ -48,7 +54,7 @@ def encode(message: Message) -> bytes:
     plan = _PLANS[type(message)]
     if plan.arrays:
         for value, (name, dtype, sizes) in zip(plan.contents(message), plan.arrays):  # noqa: B905
-            # The comparison of identity is ten times as fast as that of types.
+            # Comparing identities is ten times as fast as comparing types.
             if value is ZEROS or ((value.dtype is dtype or value.dtype == dtype) and value.ndim == len(sizes)):
                 continue
             raise ValueError(f"{message.NAME}.{name}: {value.dtype}{list(value.shape)} is not {dtype.str}")
@@ -59,7 +65,7 @@ def encode(message: Message) -> bytes:
 
 
 def kind_of(name: str, size: int) -> type[Message]:
-    """The message type of a topic, after a check that it allows ``size`` bytes of payload. Unpacks nothing.
+    """Check that a topic allows ``size`` bytes of payload. Returns its message type. Does not unpack the payload.
 
     Raises:
         ProtocolError: with ``kind`` unknown-topic or oversize.
@@ -73,13 +79,13 @@ def kind_of(name: str, size: int) -> type[Message]:
 
 
 def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
-    """The message of a topic name and its payload frame.
+    """Decode a message from its topic name and payload frame.
 
     Args:
         name: the topic.
         payload: the frame. The arrays of the message are read-only views of it.
-        dims: sizes by letter (N, O, A) that a handshake fixed. The first array with another letter determines its
-            size. All arrays must agree.
+        dims: sizes that a handshake fixed, by letter (N, O, A). The first array with another letter determines the size
+            for this letter. All arrays must have the same size for a letter.
 
     Raises:
         ProtocolError: with ``kind`` one of unknown-topic, oversize, malformed, fields, shape, value.
@@ -112,16 +118,18 @@ def decode_as(message: type[Message], payload: Buffer, dims: Dims | None = None)
 def extra_fields(message: type[Message], payload: Buffer) -> int:
     """The number of fields in a decoded payload that this version does not know.
 
-    The function only counts fields: each missing optional field hides one unknown field.
+    The result is too low if optional fields are missing, because the function compares only the numbers of fields.
     """
     first = payload[0]
-    width = 0 if first < 0x90 else 2 if first == 0xDE else 4  # map 16 or map 32; else the first byte holds the number
+    width = (
+        0 if first < 0x90 else 2 if first == 0xDE else 4
+    )  # map 16, map 32; in other maps, the first byte is the size
     count = int.from_bytes(payload[1 : 1 + width], "big") if width else first & 0x0F
     return max(0, count - _PLANS[message].size)
 
 
 def encode_records(records: Sequence[Record]) -> bytes:
-    """The payload frame of up to MOST_RECORDS Records: an array."""
+    """The payload frame of an array of up to MOST_RECORDS Records."""
     return _pack(records)
 
 
@@ -134,13 +142,13 @@ def decode_records(payload: Buffer) -> list[Message]:
     parts: Sequence[Any]
     try:
         parts = _split(payload)
-    except msgspec.MsgspecError:  # a single Record, or malformed: decode finds out which
+    except msgspec.MsgspecError:  # one Record, or malformed bytes; decode distinguishes these cases
         parts = [payload]
     return [decode(Record.NAME, memoryview(part)) for part in parts]
 
 
 def source_of(payload: bytes) -> str:
-    """The field ``source`` of a payload, or an empty text. It helps a reader to find the sizes of the arrays."""
+    """The field ``source`` of a payload; empty without this field. A reader finds the sizes of the arrays with it."""
     try:
         return _unpack_source(payload).source
     except Exception:  # decode raises the right error later
@@ -155,12 +163,12 @@ class _Plan:
     """How to encode and decode one message, prepared once.
 
     Attributes:
-        arrays: name, type of the numbers, and letters of the shape of each array.
-        trees: name, allowed depth and allowed number of parts of each map and list.
+        arrays: for each array: its name, the type of its numbers, and the letters of its shape.
+        trees: for each map and list: its name, and the allowed depth and number of parts.
         numbers: names of the floating-point fields.
-        floats: indices of the arrays of floating-point numbers, which have one type, ``float``.
+        floats: indices of the arrays of floating-point numbers. All these arrays have the type ``float``.
         optional: indices of the arrays with a default.
-        layouts: shapes of the arrays, by their lengths and the sizes of the handshake.
+        layouts: known shapes of the arrays. The key is the lengths of the arrays and the sizes from the handshake.
     """
 
     def __init__(self, message: type[Message]) -> None:
@@ -200,7 +208,7 @@ def _take_arrays(message: Message, plan: _Plan, dims: Dims | None) -> None:
         if len(plan.layouts) >= _LAYOUTS:
             plan.layouts.clear()
         plan.layouts[key] = layout
-    if plan.floats:  # one check of all arrays together is faster than a check per array
+    if plan.floats:  # one check of all arrays together is faster than one check for each array
         numbers = b"".join([contents[index] for index in plan.floats])
         if not finite(np.frombuffer(numbers, plan.float)):
             wrong = (index for index in plan.floats if not finite(np.frombuffer(contents[index], plan.float)))
@@ -221,7 +229,7 @@ def _layout(topic: str, plan: _Plan, contents: Sequence[bytes], dims: Dims) -> l
         zeros = index in plan.optional and not content and known.keys() >= set(sizes)
         count, rest = divmod(len(content), dtype.itemsize)
         for size in sizes:
-            if size not in known:  # the length of an array determines one unknown size, not two
+            if size not in known:  # the length of an array can determine only one unknown size
                 others = math.prod(known.get(other, 1) for other in sizes if other != size)
                 known[size] = count // max(others, 1)
         shape = tuple(known[size] for size in sizes)
@@ -271,7 +279,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a message cannot hold {type(value).__name__}")
 
 
-_pack = msgspec.msgpack.Encoder(enc_hook=np.ndarray.tobytes).encode  # a hook in C: encoding costs a quarter less
+_pack = msgspec.msgpack.Encoder(enc_hook=np.ndarray.tobytes).encode  # a hook in C makes encoding take 25 % less time
 _pack_with_numbers = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _split = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=MOST_RECORDS)]).decode
 _unpack_source = msgspec.msgpack.Decoder(_Source).decode

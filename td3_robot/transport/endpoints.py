@@ -1,4 +1,4 @@
-"""Addresses of links, checked before a socket opens."""
+"""Checks the addresses of links before a socket opens."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
         keys: whether this process has keys.
 
     Raises:
-        EndpointError: the endpoint is malformed or too long, or leaves this machine without keys. With ``bind`` also:
-            another process serves the ``ipc://`` path, or the path is not a socket.
+        EndpointError: the endpoint is malformed or too long, or other machines can reach it and this process has no
+            keys. With ``bind``, also if another process serves the ``ipc://`` path, or the path is not a socket.
     """
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and rest:
@@ -64,14 +64,14 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
 
 
 def is_tcp(endpoint: str) -> bool:
-    """Whether an endpoint is TCP and needs keys. The file mode protects a socket file."""
+    """Whether an endpoint uses TCP. TCP needs keys; the file mode protects a socket file."""
     return endpoint.startswith("tcp://")
 
 
 def ipv6(endpoint: str) -> bool:
     """Whether a well-formed endpoint needs IPv6: an IPv6 address, or a host name that has only such addresses.
 
-    The call waits for a look-up of the name. Robots should use addresses, or names in their hosts file.
+    This function waits until the host name is resolved. Robots should use addresses, or names in their hosts file.
     """
     match = _TCP.fullmatch(endpoint.removeprefix("tcp://")) if is_tcp(endpoint) else None
     if match is None or match[1] or match[2] == "*":
@@ -87,19 +87,19 @@ def local(endpoint: str) -> bool:
         return True
     match = _TCP.fullmatch(endpoint.removeprefix("tcp://"))
     host = (match[1] or match[2]) if match else ""
-    with contextlib.suppress(ValueError):  # a name
+    with contextlib.suppress(ValueError):  # a host name, not an address
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
 
 
 def absolute(endpoint: str) -> str:
-    """The endpoint with an absolute path, which is valid in every working folder."""
+    """The endpoint with an absolute path. It is valid in every working folder."""
     scheme, _, rest = endpoint.partition("://")
     return f"ipc://{Path(rest).resolve()}" if scheme == "ipc" else endpoint
 
 
 def _check_free(endpoint: str, path: Path) -> None:
-    """Raise EndpointError if libzmq would silently delete or take over the path at bind."""
+    """Raise EndpointError if libzmq would silently delete or replace the path when it binds."""
     if not path.parent.is_dir():
         raise EndpointError(f"endpoint {endpoint!r}: the folder {str(path.parent)!r} does not exist")
     if path.exists() and not path.is_socket():

@@ -10,15 +10,15 @@ from td3_robot.transport.codec import Buffer
 from td3_robot.transport.link import MOST_FRAMES
 
 _NOW = int(zmq.DONTWAIT)  # a plain integer is faster than an enum flag
-_SHORT = 65536  # bytes up to which a copy is cheaper than a view
-_BATCH = 256  # frames between two readings of the clock
+_SHORT = 65536  # bytes; a copy of a frame up to this size is cheaper than a view
+_BATCH = 256  # number of frames to drop before the next look at the clock
 
 
 class Receiver:
     """Reads messages from the sockets of one bus. A message may have any number of frames.
 
     Args:
-        turn: the longest time in seconds to drop frames of one message before other sockets get their turn.
+        turn: the maximum time in seconds to drop frames of one message. After this time, other sockets get their turn.
         clock: a clock in seconds.
     """
 
@@ -45,10 +45,10 @@ class Receiver:
         return frames
 
     def finish(self, socket: zmq.Socket[bytes]) -> None:
-        """Drop the other frames of a message that had too many. Call this before the next message.
+        """Drop the remaining frames of a message with too many frames. Call this before you read the next message.
 
         Raises:
-            zmq.Again: the time ended before all frames were dropped; the socket has more frames to read.
+            zmq.Again: there was not enough time to drop all frames. The socket has more frames to read.
         """
         if socket not in self._unfinished:
             return

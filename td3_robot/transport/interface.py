@@ -1,4 +1,4 @@
-"""The interface of a transport: the links of one process.
+"""The interface of a transport, which holds the links of one process.
 
 A transport only moves frames; :mod:`td3_robot.transport.link` does the handshake and decodes messages. Every
 implementation passes the tests in ``tests/contract/transport.py``.
@@ -20,8 +20,8 @@ from td3_robot.transport.link import ClientLink, Frames, ServerLink
 class Transport(ABC):
     """All links of one process, used from one thread.
 
-    Each link keeps the order of its messages and holds at most QUEUE_LENGTH of them in each direction. A sender cannot
-    add to a full queue. A transport drops no accepted message while the connection lasts.
+    Each link keeps the order of its messages and queues at most QUEUE_LENGTH messages in each direction. A sender
+    cannot add a message to a full queue. While the connection lasts, a transport drops no message from a queue.
 
     Args:
         clock: a monotonic clock, in seconds.
@@ -36,7 +36,7 @@ class Transport(ABC):
         self.clients: dict[str, ClientLink] = {}
         self._clock = clock
         self._waiting: list[Input] = []  # inputs for the next ``receive``
-        self._unreachable: set[tuple[str, bytes]] = set()  # clients, by link and key, that have closed
+        self._unreachable: set[tuple[str, bytes]] = set()  # link and key of each client that closed its connection
 
     @abstractmethod
     def serve(self, endpoint: str, server: ServerLink) -> str:
@@ -51,7 +51,7 @@ class Transport(ABC):
 
     @abstractmethod
     def connect(self, endpoint: str, client: ClientLink) -> None:
-        """Connect a client. The server may start later; Hello goes out before any other message.
+        """Connect a client. The server may start later. The client sends Hello before any other message.
 
         Raises:
             EndpointError: the endpoint is malformed or not allowed.
@@ -74,8 +74,8 @@ class Transport(ABC):
 
         Args:
             reason: ``reason`` of the Byes.
-            in_order: whether to send a Bye to all servers. After a crash this is False, and only recorders and monitors
-                get a Bye: a core must not take a crash for a normal exit.
+            in_order: whether this is a normal exit. If True, all servers get a Bye. After a crash this is False, and
+                only recorders and monitors get a Bye, so that no core mistakes the crash for a normal exit.
         """
 
     @abstractmethod
@@ -93,8 +93,8 @@ class Transport(ABC):
         """Queue a message for a peer.
 
         Returns:
-            False if the queue is full or the client is gone. Also False for a Step after LONG_SILENCE: the server may
-            have forgotten this process, so the core may have to repeat earlier Steps first.
+            False if the queue is full or the client is gone. Also False for a Step after LONG_SILENCE. In this case the
+            server may have forgotten this process, and the core may have to repeat earlier Steps first.
         """
         if isinstance(to, Peer):
             return to.key in self.servers[to.link].peers and self._reply(to.link, to.key, message)
@@ -112,7 +112,7 @@ class Transport(ABC):
         return False
 
     def adopt(self, link: str, spec: RobotSpec) -> None:
-        """Serve this robot on a link from now on, and refuse clients with another robot."""
+        """Accept only clients with this robot on a link from now on."""
         inputs, replies = self.servers[link].adopt(spec)
         self._waiting += inputs
         for key, message in replies:
@@ -127,7 +127,7 @@ class Transport(ABC):
         return list(self.servers[link].peers.values())
 
     def dropped(self) -> Counter[str]:
-        """Counts, by kind, of malformed, refused and unexpected inputs on all links."""
+        """The number of malformed, refused and unexpected inputs on all links, by kind."""
         total: Counter[str] = Counter()
         for server in self.servers.values():
             total += server.tally.counts
@@ -150,7 +150,10 @@ class Transport(ABC):
             self._post(client.link, message)
 
     def _reply(self, link: str, key: bytes, message: Message) -> bool:
-        """Send a message to a client. If it has closed, ``receive`` forgets it after its last messages."""
+        """Send a message to a client.
+
+        If the client has closed its connection, ``receive`` reads its last messages and then forgets the client.
+        """
         try:
             sent = self._post(link, message, key)
         except ClientGoneError:
@@ -160,14 +163,14 @@ class Transport(ABC):
         return sent
 
     def _from_server(self, client: ClientLink, frames: Frames, now: float) -> list[Input]:
-        """Take one message from a server; answer it if the handshake needs an answer."""
+        """Take one message from a server. Send an answer if the handshake needs it."""
         inputs = client.receive(frames, now)
         if client.state != "welcome":
             self._introduce(client, now)
         return inputs
 
     def _from_client(self, server: ServerLink, key: bytes, frames: Frames, now: float, owner: str = "") -> list[Input]:
-        """Take one message from a client; send the direct replies."""
+        """Take one message from a client, and send the direct replies."""
         inputs, replies = server.receive(key, frames, now, owner)
         for to, message in replies:
             self._reply(server.link, to, message)

@@ -1,4 +1,4 @@
-"""Links within one process: the same handshake and bytes as over ZeroMQ, in queues in memory."""
+"""Links within one process. They use the same handshake and bytes as ZeroMQ, with queues in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Connection:
         key: routing identity, unique among all connections.
         client: the client's bus.
         link: the link's name at the client.
-        waiting: frames for an endpoint that has no server yet.
+        waiting: frames that wait until a server starts at the endpoint.
         closed: whether the client has left.
     """
 
@@ -45,13 +45,13 @@ class Network:
         self._keys = itertools.count()
 
     def connect(self, endpoint: str, client: MemoryBus, link: str) -> Connection:
-        """A new connection of a client's bus."""
+        """Make a connection for the bus of a client."""
         key = b"%d" % next(self._keys)
         connection = self.connections[key] = Connection(endpoint, key, client, link)
         return connection
 
     def to_server(self, connection: Connection, frames: Frames) -> bool:
-        """Queue frames for the server of a connection, which may start later; False if the queue is full."""
+        """Queue frames for the server of a connection. The server may start later. False if the queue is full."""
         server = self.servers.get(connection.endpoint)
         if server:
             return server.offered(connection, frames)
@@ -66,10 +66,10 @@ class MemoryBus(Transport):
 
     Args:
         network: shared by the buses that connect to each other.
-        clock: in seconds; also shared.
+        clock: a clock in seconds. All connected buses share it.
 
     Attributes:
-        tap: a function that gets link, message and payload of every message that this bus sends; or None.
+        tap: called with the link, message and payload of every message that this bus sends; or None.
     """
 
     def __init__(self, network: Network, clock: Callable[[], float]) -> None:
@@ -93,19 +93,19 @@ class MemoryBus(Transport):
         return endpoint
 
     def connect(self, endpoint: str, client: ClientLink) -> None:
-        """Connect a client. Its Hello goes out with the next call of ``receive`` or ``send``."""
+        """Connect a client. The next call of ``receive`` or ``send`` sends its Hello."""
         self.clients[client.link] = client
         self._connections[client.link] = self._network.connect(endpoint, self, client.link)
 
     def send(self, to: Origin, message: Message) -> bool:
-        """Hand a message to a link; first send a Hello if one is due. See :meth:`Transport.send`."""
+        """Send a message. If a Hello is due, send the Hello first. See :meth:`Transport.send`."""
         client = self.clients.get(to) if isinstance(to, str) else None
         if client and client.state == "connecting":
             self._introduce(client, self._clock())
         return super().send(to, message)
 
     def receive(self, timeout: float) -> list[Input]:
-        """Return all inputs that have arrived. It never waits: no message can arrive during a wait."""
+        """Return all inputs that have arrived. This method never waits, because no message can arrive during a wait."""
         del timeout
         now = self._clock()
         inputs, self._waiting = self._waiting, []
@@ -138,7 +138,7 @@ class MemoryBus(Transport):
         self._endpoints.clear()
 
     def offered(self, connection: Connection, frames: Frames) -> bool:
-        """Take frames from the other end of a connection; False if this bus's queue is full."""
+        """Take frames from the other end of a connection. Returns False if the queue of this bus is full."""
         if self._queued[connection] >= QUEUE_LENGTH:
             return False
         self.deliver(connection, frames)

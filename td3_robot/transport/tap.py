@@ -18,24 +18,27 @@ log = logging.getLogger(__name__)
 
 RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded != "no")
 _KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2}
-"""How many of the newest messages a late recorder gets. It needs them to know the source of each Step."""
+"""Number of newest messages that a tap keeps for a late recorder, by type.
+
+The recorder needs these messages to know the source of each Step.
+"""
 _KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {LifecycleChange: 64}}
-"""The same, for one link only: a new monitor must show the state of every node."""
-_MOST = 1024  # messages to gather in one turn, or for an expected recorder that has not connected yet
-_MOST_BYTES = 1 << 25  # bytes of these messages: operators can load several policies
+"""More types to keep, by link. A new monitor must show the state of every node."""
+_MOST = 1024  # maximum number of gathered messages, in one turn or until an expected recorder connects
+_MOST_BYTES = 1 << 25  # maximum size of the gathered messages; operators can load several policies
 _RESEND_S = 2.0
 """Seconds for which a tap keeps sent messages for a restarted recorder, and gathers new ones while it reconnects."""
 _RESEND_BYTES = 1 << 22
 GATHERED_S = 0.1
-"""Seconds between two sends. Waking the recorder costs as much as ten messages."""
+"""Seconds between two sends. To wake the recorder costs as much time as ten messages."""
 _GATHERED_BYTES = 1 << 16  # bytes after which a tap sends at once
-_STEPS = 2 * QUEUE_LENGTH  # Steps to remember: a source repeats Steps to a learner that reconnects
-_RECENT = 4  # newest messages of a topic to compare with a new one
+_STEPS = 2 * QUEUE_LENGTH  # number of Steps to remember, because a source repeats Steps when a learner reconnects
+_RECENT = 4  # number of newest messages of a topic to compare with a new message
 
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """A Record, the number of its message among all messages of the tap, and whether the tap has sent it."""
+    """A Record, its number among all Records of the tap, and whether the tap has sent it."""
 
     number: int
     record: Record
@@ -43,11 +46,11 @@ class _Entry:
 
 
 class Deduplicator:
-    """Finds messages that were offered before, for another subscriber or as a repetition."""
+    """Finds messages that the caller offered before, for another subscriber or as a repetition."""
 
     def __init__(self) -> None:
         self._recent: dict[type[Message], deque[Message]] = {kind: deque(maxlen=_RECENT) for kind in RECORDED}
-        self._steps: dict[tuple[int, int], None] = {}  # the newest ones, oldest first, by incarnation and sequence
+        self._steps: dict[tuple[int, int], None] = {}  # newest Steps, oldest first, by incarnation and sequence
 
     def is_new(self, message: Message) -> bool:
         """Whether this message is new and of a recorded type."""
@@ -61,7 +64,7 @@ class Deduplicator:
         return not (isinstance(message, Step) and self._is_repeated(message))
 
     def _is_repeated(self, step: Step) -> bool:
-        """Whether a source repeats a Step, as a new object, for a learner that reconnects."""
+        """Whether a source repeats this Step, because a learner reconnects. The repeated Step is a new object."""
         key = step.incarnation, step.sequence
         if key in self._steps:
             return True
@@ -72,13 +75,13 @@ class Deduplicator:
 
 
 class Tap:
-    """Makes one Record of each message that a node sends, however many subscribers the message has.
+    """Makes one Record of each message that a node sends, also if the message has several subscribers.
 
     Args:
         session: the handshake with the recorder. A node that the recorder refuses runs without recording.
-        post: sends a topic name and a payload to the recorder; False if there is no recorder or no room.
-        expected: whether the run has a recorder. If so, the first messages wait for it, and the tap counts missed
-            messages from the start.
+        post: sends a topic name and a payload to the recorder. It returns False if there is no recorder or no room.
+        expected: whether the run has a recorder. If True, the first messages wait until the recorder connects, and the
+            tap counts missed messages from the start.
         wall: the wall clock, in nanoseconds since 1970.
     """
 
@@ -100,16 +103,16 @@ class Tap:
         self._kept: dict[type[Message], deque[_Entry]] = {kind: deque(maxlen=size) for kind, size in kept.items()}
         self._gathered: list[_Entry] = []
         self._gathered_bytes = 0
-        self._sent: deque[tuple[float, list[_Entry]]] = deque()  # with the time of sending (s), newest last
+        self._sent: deque[tuple[float, list[_Entry]]] = deque()  # time of sending (s) and Records, newest last
         self._sent_bytes = 0
-        self._reconnect_until: float | None = None  # time (s) to wait for a recorder that knew this node
+        self._reconnect_until: float | None = None  # time (s) until which the tap waits for the recorder to reconnect
         self._offered = 0
         self._before_first = expected  # no recorder has connected yet
         self._due = float("-inf")
         self._missed = 0
 
     def offer(self, link: str, message: Message, payload: bytes) -> None:
-        """Record a message that was sent on a link."""
+        """Record a message that this node has sent on a link."""
         if not self._duplicates.is_new(message):
             return
         sequence = self._sequence[message.NAME]
@@ -153,14 +156,14 @@ class Tap:
         return self._before_first or self._reconnect_until is not None
 
     def receive(self, frames: Frames, now: float) -> list[Input]:
-        """Take a message of the recorder at ``now`` (s). A new recorder gets the messages kept for it.
+        """Take a message from the recorder at ``now`` (s). Send the kept messages to a new recorder.
 
         Returns:
-            An empty list: a recorder sends nothing to the core.
+            An empty list, because a recorder sends no message to the core.
         """
         state, server = self._session.state, self._session.session
         if self._session.receive(frames, now):
-            # A recorder drops repeated messages. A monitor does not, so a monitor gets each message once.
+            # A recorder drops repeated messages. A monitor does not drop them, so it must get each message only once.
             new = self._to_recorder or server != self._session.session
             kept = [entry for entries in self._kept.values() for entry in entries if new]
             self._forget_sent(now)
@@ -200,7 +203,7 @@ class Tap:
             self._post(Bye.NAME, codec.encode(Bye(reason)))
 
     def _greet(self, now: float) -> bool:
-        """After a long silence the recorder may have forgotten this node: send Hello. Returns whether it sent one."""
+        """Send Hello after a long silence: the recorder may have forgotten this node. Returns whether Hello was due."""
         if not self._session.needs_hello(now):
             return False
         self._note_loss("welcome", now)
@@ -208,14 +211,14 @@ class Tap:
         return True
 
     def _note_loss(self, state: str, now: float) -> None:
-        """If the session has lost its recorder since it was in ``state``, gather messages until it reconnects."""
+        """If the session was in ``state`` and has lost its recorder, gather messages until the recorder reconnects."""
         if state == "welcome" and self._session.state == "connecting" and self._to_recorder:
             self._reconnect_until = now + _RESEND_S
 
     def counts(self) -> Counter[str]:
-        """The number of messages that the recorder missed since it was expected or connected.
+        """The number of messages that the recorder missed since the tap expected it or since it connected.
 
-        Messages that a monitor missed do not count: monitors come and go, and see the gaps themselves.
+        The result does not count messages that a monitor missed, because a monitor may leave and detects gaps itself.
         """
         missed = self._missed + len(self._gathered) * self._waits
         missed += sum(not entry.sent for _, entries in self._sent for entry in entries)
@@ -234,7 +237,7 @@ class Tap:
         self._forget_sent(now)
 
     def _forget_sent(self, now: float) -> None:
-        """Forget the oldest sent messages: those that are too old or too many to send again."""
+        """Forget the oldest sent messages if they are too old, or if the sent messages are too large to keep."""
         while self._sent and (now - self._sent[0][0] > _RESEND_S or self._sent_bytes > _RESEND_BYTES):
             _, entries = self._sent.popleft()
             self._sent_bytes -= _size(entries)

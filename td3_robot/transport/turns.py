@@ -1,4 +1,7 @@
-"""Turns: the inputs of a core in a short form. A name stands for a message that the recording holds elsewhere."""
+"""Makes and reads Turns, which hold the inputs of a core in a short form.
+
+If the recording already contains a message, a Turn holds only the name that identifies the message.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,9 @@ _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
     Evaluation: lambda it: [it.version, it.env_steps, it.updates],
     Command: lambda it: [it.id, it.target, it.verb, it.reason, it.version, it.sha256],
 }
-"""For each type with arrays or policies: the values that identify one message."""
+"""The values that identify a message, for each type of message with arrays or policies."""
 NAMED = tuple(kind.NAME for kind in _NAMED)
-"""The topics of messages that a Turn names."""
+"""The topics of messages that a Turn holds only as a name."""
 _FIELDS = {kind: tuple(wire_fields(kind)) for kind in MESSAGES.values() if kind not in _NAMED}
 
 Name = tuple[Any, ...]
@@ -46,19 +49,19 @@ def turn(now: float, inputs: Sequence[Input]) -> Turn:
 
 
 def name_of(message: Message) -> Name | None:
-    """The name that a Turn gives this message; None if a Turn holds the whole message."""
+    """The name that identifies this message in a Turn; None if a Turn holds the whole message."""
     named = _NAMED.get(type(message))
     return (message.NAME, *named(message)) if named else None
 
 
 def named_in(topic: str, fields: dict[str, Any]) -> Name | None:
-    """The name in an input of a Turn; None if its fields are the whole message."""
+    """The name in an input of a Turn; None if the input holds the whole message."""
     names = fields.get("named")
     return (topic, *names) if isinstance(names, list) else None
 
 
 def repeated_in(topic: str, fields: dict[str, Any]) -> Message | None:
-    """The message whose payload an input holds; None if it holds none.
+    """The message that an input of a Turn holds in ``wire``; None without ``wire``.
 
     Raises:
         ProtocolError: the bytes are not a message of this topic.
@@ -76,7 +79,7 @@ def is_peer(origin: str) -> bool:
 
 
 def only_here(inputs: Sequence[Input]) -> Iterator[Message]:
-    """The inputs that only their receiver records: Commands of operators, because operators have no recorder."""
+    """The inputs that their receiver must record. These are the Commands of operators, which have no recorder."""
     for origin, message in inputs:
         if isinstance(message, Command) and isinstance(origin, Peer) and origin.role == "operator":
             yield message
