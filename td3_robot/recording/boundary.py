@@ -1,10 +1,10 @@
-"""Records the inputs of a core, and the facts that ``step`` does not return. The core does not know the recorder.
+"""Records the inputs of a core, and the outputs that ``step`` does not return. The core does not use the recorder.
 
 The outputs of a core depend only on its construction arguments, its turns and, for a driver, its robot's reports.
 These messages are enough to replay a core bit for bit:
 
 =============== =====================================================================================================
-Start           construction arguments, and state restored from disk; the node records it once
+Start           construction arguments, and state restored from disk; the node records one Start
 Turn            the inputs and the time of one call of ``step``
 RobotReport     the robot's refusals, problem and stop reason (not in its Steps): an input of a driver's core
 MotorCommand    the action that the robot's motors get: an output of a driver's core
@@ -28,7 +28,7 @@ from td3_robot.topics import RECORDER
 _LONGEST = 4096  # characters of a problem or a stop reason; the rest is not recorded
 
 Observer = Callable[[Sequence[Output], float], Iterable[Message]]
-"""Called after a turn with its outputs and its time (s). Returns the messages to record besides the outputs."""
+"""Called after a turn, with the outputs and time (s) of the turn. Returns other messages to record."""
 
 
 class Sink(Protocol):
@@ -134,7 +134,7 @@ class RecordedBody:
         self._note_report(self._newest.refused)
 
     def step(self, action: Float32) -> int | None:
-        """End a control period. If the result is None, no Step follows."""
+        """End a control period. Returns None if no Step follows."""
         made: int | None = self._body.step(action)
         self._stepped = made is not None
         self._note_report(int(made is None))
@@ -151,7 +151,7 @@ class RecordedBody:
         return facts
 
     def _note_report(self, refused: int) -> None:
-        """Keep the robot's report after a call if it differs from the previous report."""
+        """Note a call of the robot. Keep the robot's report if it differs from the previous report."""
         self._calls += 1
         report = RobotReport(self._calls, refused, self._body.problem[:_LONGEST], self._body.stop[:_LONGEST])
         previous = self._newest

@@ -1,4 +1,4 @@
-"""Decodes recorded messages. It learns the array sizes from the recording; a live peer gets them in the handshake."""
+"""Decodes recorded messages. The decoder learns the sizes of arrays from the recording."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def _needs_sizes(message: type[Message]) -> bool:
-    """Whether the bytes alone leave the array sizes open. They do if the first array has two dimensions."""
+    """Whether the bytes alone do not determine the array sizes. This is so if the first array has two dimensions."""
     shapes = [wire.shape for wire in wire_fields(message).values() if wire.kind == "array"]
     return bool(shapes) and len(shapes[0]) > 1
 
@@ -27,11 +27,12 @@ class Decoder:
     """Decodes entries of one recording.
 
     Args:
-        label: names the recording in errors.
+        label: name of the recording, for error texts.
 
     Attributes:
         sizes: N, O and A of each known source.
-        unknown_fields: number of messages, by topic, with fields that this version does not know. It ignores them.
+        unknown_fields: number of messages, by topic, with fields that this version does not know. The decoder ignores
+            these fields.
     """
 
     def __init__(self, label: str) -> None:
@@ -47,7 +48,7 @@ class Decoder:
         """
         try:
             sizes = None
-            if entry.topic in _NEED_SIZES:  # the publisher is the source, or answers the source
+            if entry.topic in _NEED_SIZES:  # either the publisher is the source, or the message answers a source
                 sizes = self.sizes.get(entry.publisher) or self.sizes.get(codec.source_of(entry.payload))
             message = codec.decode(entry.topic, entry.payload, sizes)
         except ProtocolError as error:
@@ -67,7 +68,7 @@ class Decoder:
             return True  # decoding it reports the error
 
     def learn(self, entry: Entry) -> None:
-        """Learn the sizes of a source from its Hello or a Step. Known sizes stay.
+        """Learn the sizes of a source from its Hello or a Step. Known sizes do not change.
 
         Raises:
             SessionError: the entry is not a message of this protocol.

@@ -19,10 +19,10 @@ METRICS = "metrics.jsonl"
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
 """Number of earlier messages that every new file repeats: the newest messages of each topic, publisher and link.
 
-A reader can thus read one file of a series alone.
+Thus a reader does not need the other files of a series.
 """
 ON_THE_WAY_NS = 500_000_000
-"""Longest delay of a message to the recorder. Nodes send messages in groups, which delays the first ones."""
+"""Maximum delay of a message to the recorder, in ns. Nodes send messages in groups, which delays the first messages."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Entry:
     """A recorded message with its publisher and times.
 
     Attributes:
-        publisher, incarnation: the node that sent it.
-        topic, link: name of the message, and the link it was sent on.
+        publisher, incarnation: the node that sent the message.
+        topic, link: name of the message, and the link on which the node sent it.
         sequence: counts 0, 1, 2, … for each topic of a publisher; a jump shows missing messages.
         published: time on the publisher's clock, in ns since 1970.
         received: time on the recorder's clock, in ns since 1970; never decreases within a recording.
-        payload: the wire bytes.
+        payload: the bytes of the message on the wire.
     """
 
     publisher: str

@@ -15,7 +15,7 @@ from td3_robot.specs import Float32
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """T consecutive transitions of one robot, T at least 1.
+    """T consecutive transitions of one robot. T is at least 1.
 
     Attributes:
         steps: the T + 1 Steps of these transitions.
@@ -78,7 +78,7 @@ class Episode:
 
     @property
     def world(self) -> dict[str, float]:
-        """The randomized parameters of this episode, by name. Empty without parameters or without the first Step."""
+        """The randomized parameters of this episode, by name. Empty if there are none or the first Step is missing."""
         drawn: dict[str, float] = self.steps[0].world.get(str(self.robot), {}) if self.begun else {}
         return drawn
 
@@ -87,7 +87,7 @@ class Episodes:
     """Splits the Steps of any number of sources into episodes, with the learner's rules for consecutive Steps."""
 
     def __init__(self) -> None:
-        self._alone = 0  # Steps of a robot without a preceding and a following Step; they are in no episode
+        self._alone = 0  # number of Steps of a robot without a preceding and a following Step; no episode contains them
         self._assemblers: dict[str, Assembler] = {}
         self._open: dict[tuple[str, int], list[Step]] = {}
 
@@ -109,7 +109,7 @@ class Episodes:
         return over
 
     def finish(self) -> list[Episode]:
-        """Close the open episodes and return them. Their ends are not recorded."""
+        """Close and return the episodes whose ends are not recorded."""
         return [episode for source, robot in list(self._open) for episode in self._close(source, robot)]
 
     def lost(self) -> Counter[str]:

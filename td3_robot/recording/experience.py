@@ -1,4 +1,4 @@
-"""Reads Steps and the robot specification from recordings, for a learner."""
+"""Reads Steps and the robot specification from recordings. A learner uses them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from td3_robot.specs import RobotSpec
 def recordings(files: Sequence[Path]) -> list[list[Path]]:
     """Group files by recording. A group holds the parts that one recorder wrote, in any order.
 
-    Each part repeats messages of the part before it. This function finds the parts by these messages.
+    Each part repeats messages of the previous part. This function uses these messages to find the parts.
 
     Raises:
         SessionError: a file cannot be read.
@@ -69,10 +69,10 @@ def spec_of(session: Session) -> RobotSpec:
 
 
 def check(path: Path, spec: RobotSpec) -> None:
-    """Check that a recording is of this robot.
+    """Check that a recording was made with this robot.
 
     Raises:
-        SessionError: the recording is of another robot, or for a reason of :func:`spec_of`.
+        SessionError: the recording has another robot, or :func:`spec_of` raises this error.
     """
     if difference := spec.difference(spec_of(Session([path]))):
         raise SessionError(f"{str(path)!r} is of another robot: {difference}")

@@ -11,7 +11,7 @@ from td3_robot.recording.entries import Entry
 from td3_robot.safety.lifecycle import State
 from td3_robot.transport import codec
 
-_MOST = 200  # different faults that are kept, so that a peer cannot fill the memory with invented faults
+_MOST = 200  # maximum number of different faults to keep, so that a peer cannot fill the memory with invented faults
 
 
 def failure(message: Message) -> str | None:
@@ -34,9 +34,9 @@ def failure_in(entry: Entry) -> str | None:
 
 
 def lost(name: str, bye: Bye) -> str | None:
-    """The loss of the client ``name``, as text; None if the client left in order.
+    """Text about the loss of the client ``name``; None if the client left normally.
 
-    If a client disappears without a Bye, the link makes one with the reason.
+    If a client disappears without a Bye, the link makes a Bye with the reason.
     """
     return f"{name}: {bye.reason}" if Farewell.of(bye) is Farewell.OTHER else None
 
@@ -46,7 +46,7 @@ class Faults:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, int]] = {}  # first time (ns) and count
-        self._stamps: dict[str, int] = {}  # stamp of the newest LifecycleChange of a fault; servers repeat them
+        self._stamps: dict[str, int] = {}  # stamp of each fault's newest LifecycleChange, to detect repetitions
         self._others = 0
 
     def add(self, entry: Entry, message: Message) -> None:

@@ -28,10 +28,10 @@ from td3_robot.transport.link import PEER_TIMEOUT
 
 log = logging.getLogger(__name__)
 
-_PAUSE = 0.1  # seconds to sleep if no message arrived, because waking up costs more than writing a message
+_PAUSE = 0.1  # seconds to sleep if no message arrived, because to wake up costs more time than to write a message
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _DRAIN = 10.0  # seconds that the recorder waits at the end for the last messages of a run's nodes
-_DRAIN_CALLS = 100  # receive calls after that; each returns up to some hundred messages
+_DRAIN_CALLS = 100  # number of receive calls after _DRAIN; each call returns up to some hundred messages
 _EXAMPLES = """examples:
   td3-robot record walk.mcap --run runs/walker2d
   td3-robot record walk.mcap --run runs/walker2d --split-mb 500
@@ -128,7 +128,7 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
 
 
 def _keep_memory() -> None:
-    """Make glibc keep freed memory, because new pages for each copy of a policy cost time."""
+    """Make glibc keep freed memory. New memory pages for each copy of a policy would cost time."""
     with contextlib.suppress(AttributeError, OSError):  # the C library is not glibc
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 25)

@@ -71,7 +71,8 @@ class Recorder:
     def trigger(self, reason: str) -> None:
         """Write the ring soon.
 
-        The recorder first waits until all messages sent so far have arrived. It writes at most one file in ``ring_s``.
+        The recorder first waits for the messages that nodes have already sent. It writes at most one file in ``ring_s``
+        seconds.
         """
         if not self._config.ring_s:
             log.info("%s does nothing without --ring-s: the recorder writes everything at once", reason)
@@ -126,9 +127,9 @@ class Recorder:
             self._remember(entry)
 
     def _begin(self, now: float, since: int = 0, why: str = "") -> SessionWriter:
-        """Begin a file for messages received since a time (ns since 1970).
+        """Begin a file for messages received from the time ``since`` on (ns since 1970).
 
-        The repeated older messages get this time as their received time, so that the file's duration stays correct.
+        The file repeats older messages with ``since`` as received time, so that the duration of the file stays correct.
         """
         path = free_name(self.path)
         facts = replace(self._facts, metadata={**self._facts.metadata, REASON: why}) if why else self._facts

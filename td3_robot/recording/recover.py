@@ -69,7 +69,7 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
 
 
 def _by_topic(counts: Mapping[tuple[str, int, str], int]) -> dict[str, int]:
-    """The counts above 0, by publisher and topic. Sums over incarnations."""
+    """The sums of the counts over incarnations, by publisher and topic. Only sums above 0."""
     total: Counter[str] = Counter()
     for (publisher, _, topic), count in counts.items():
         total[f"{publisher}/{topic}"] += count

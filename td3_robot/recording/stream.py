@@ -8,18 +8,18 @@ from td3_robot.recording.entries import ON_THE_WAY_NS, Entry
 
 
 class Stream:
-    """The statistics of a stream. Call :meth:`add` with each of its messages, also with the first one.
+    """The statistics of a stream. Call :meth:`add` with every message, including the first.
 
     Attributes:
         first, last: times at which the first and the newest message were received, in ns since 1970.
-        count, size: number of messages, and bytes of their payloads.
-        gaps, missing: number of jumps in the sequence, and number of messages missing there.
+        count, size: number of messages, and total size of their payloads in bytes.
+        gaps, missing: number of jumps in the sequence, and number of messages missing in these jumps.
     """
 
     def __init__(self, begin: Entry) -> None:
         self.first = self.last = begin.received
         self.count = self.size = self.gaps = self.missing = 0
-        self._begins_at = self._sequence = begin.sequence  # the first one, and the highest one so far
+        self._begins_at = self._sequence = begin.sequence  # first and highest sequence
         self._published = begin.published
         self._span = 0  # ns between publishing the first and the newest message
         self._longest = 0.0  # seconds between publishing two consecutive messages
@@ -28,7 +28,7 @@ class Stream:
         if self.count and entry.sequence > self._sequence + 1:
             self.gaps += 1
             self.missing += entry.sequence - self._sequence - 1
-        # The publisher's clock is exact, unless somebody sets it. The recorder's clock shows whether that happened.
+        # The publisher's clock is exact, unless somebody changes it. The recorder's clock shows such a change.
         passed, about = entry.published - self._published, entry.received - self.last
         passed = passed if abs(passed - about) <= ON_THE_WAY_NS else about
         self._span += passed

@@ -15,7 +15,7 @@ from td3_robot.recording.entries import METADATA, Attachment, Entry, Facts
 from td3_robot.util import files
 
 CHUNK_S = 0.5
-"""Longest time (s) that data stays in this process. After that, the operating system keeps it, even after a crash."""
+"""Maximum time (s) that data stays in this process. A crash of this process does not lose older data."""
 _CHUNK_BYTES = 4 << 20
 PROFILE = "td3-robot"
 
@@ -35,7 +35,7 @@ class SessionWriter:
 
     Args:
         path: the file to write; it must not exist.
-        facts: metadata and attachments; they come first in the file.
+        facts: metadata and attachments. They come first in the file.
         now: time in seconds, on the same clock as in :meth:`turn`.
 
     Attributes:
@@ -49,12 +49,12 @@ class SessionWriter:
         self.path = path
         self.begun = now
         self._file = io.BufferedWriter(_File(path, "x"))
-        # Most bytes are weights. They hardly shrink, so use LZ4: zstd takes 5 times as long.
+        # Most bytes are weights, which compression hardly shrinks. So use LZ4, because zstd takes 5 times as long.
         self._writer = Writer(self._file, _CHUNK_BYTES, CompressionType.LZ4, enable_data_crcs=True)
         self._schemas: dict[str, int] = {}
         self._channels: dict[tuple[str, int, str, str], int] = {}
         self._due = now + CHUNK_S
-        self._open = self._at = 0  # bytes in the open chunk, file length when it began
+        self._open = self._at = 0  # bytes in the open chunk, and length of the file when the chunk began
         self._writer.start(PROFILE)
         self._writer.add_metadata(METADATA, dict(facts.metadata))
         for attachment in facts.attachments:

@@ -27,13 +27,13 @@ from td3_robot.transport.tap import Tap
 
 log = logging.getLogger(__name__)
 
-_IO_THREADS = 2  # libzmq spreads connections over its threads, so large data of a stranger delays only half of them
+_IO_THREADS = 2  # libzmq distributes connections over two threads, so large data of a stranger delays only half of them
 _FAREWELL = 1000  # ms that a closing socket may take to send its last messages
-_DRAIN = 256  # messages to take from one socket before the others get their turn
+_DRAIN = 256  # maximum number of messages to take from one socket before the other sockets
 FOREIGN = 16
-"""The most messages without an input for the core that one turn takes from a socket. Such messages come from strangers,
-are malformed, or belong to a handshake. With the limit, a flood of them delays the core only a little."""
-_TURN = 0.001  # seconds to spend on one socket, so that a peer that floods this process does not starve the others
+"""The maximum number of messages without an input for the core that one turn takes from a socket. Such messages come
+from strangers, are malformed, or belong to a handshake. The limit keeps the delay of the core short in a flood."""
+_TURN = 0.001  # maximum seconds for one socket, so that a flood from one peer does not block the other peers
 _TIMER = REVOCATION_TIME  # seconds between two checks of handshakes, timeouts and keys
 _DELIVERY = 0.5  # seconds in which libzmq delivers the messages that arrived while this process was suspended
 _DEAD = 5_000  # ms of silence until libzmq closes a TCP connection; its client then connects again
@@ -65,15 +65,15 @@ class Bus(Transport):
         self._context = zmq.Context(io_threads=_IO_THREADS)
         self._poller = zmq.Poller()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}  # by link
-        self._take: dict[zmq.Socket[bytes], Callable[[float], list[Input]]] = {}  # takes one message, at a time in s
-        self._read_other: dict[zmq.Socket[bytes], Callable[[float], None]] = {}  # of sockets without messages
+        self._take: dict[zmq.Socket[bytes], Callable[[float], list[Input]]] = {}  # takes one message at a time in s
+        self._read_other: dict[zmq.Socket[bytes], Callable[[float], None]] = {}  # for sockets that carry no messages
         self._gatekeeper: curve.Gatekeeper | None = None
         self._pins: list[curve.Pin] = []
         self._tally = Tally()
         self._receiver = Receiver(_TURN, clock)
         self._taps: list[tuple[zmq.Socket[bytes], Tap]] = []
         self._paths: dict[Path, int] = {}  # socket files that this process serves, with their inodes
-        self._behind: dict[str, float] = {}  # served links with unread messages: since when (s)
+        self._behind: dict[str, float] = {}  # by link: time (s) since which messages are unread
         self._next_timer = self._timed_at = self._awake_since = float("-inf")
         self._awake_until = float("-inf")
 
@@ -111,18 +111,18 @@ class Bus(Transport):
         self.clients[client.link] = client
         self._sockets[client.link] = socket
         self._take[socket] = lambda now: self._from_server(client, self._receiver.frames(socket), now)
-        self._introduce(client, self._clock())  # now, so that Hello goes out before any other message
+        self._introduce(client, self._clock())  # send Hello before any other message
 
     def record(self, endpoint: str, client: ClientLink, *, expected: bool = False) -> None:
         """Copy every message that this bus sends to the recorder or monitor at an endpoint.
 
         Args:
-            endpoint: of the recorder or monitor.
-            client: the handshake with it.
+            endpoint: the endpoint of the recorder or monitor.
+            client: the handshake with the recorder or monitor.
             expected: whether the run has this recorder, see :class:`~td3_robot.transport.tap.Tap`.
 
         Raises:
-            EndpointError: malformed or not allowed.
+            EndpointError: the endpoint is malformed or not allowed.
         """
         socket = self._connected(endpoint, client, immediate=True)
         tap = Tap(client, lambda name, payload: self._write(socket, [name.encode(), payload]), expected)
@@ -130,7 +130,7 @@ class Bus(Transport):
         self._take[socket] = lambda now: tap.receive(self._receiver.frames(socket), now)
 
     def _connected(self, endpoint: str, client: ClientLink, *, immediate: bool = False) -> zmq.Socket[bytes]:
-        """A connected DEALER. With ``immediate`` it refuses messages while there is no connection."""
+        """A connected DEALER socket. With ``immediate``, it accepts no messages while there is no connection."""
         endpoints.check(endpoint, bind=False, keys=self.keys is not None)
         socket = self._socket(zmq.DEALER, endpoint, {Welcome, Refused, *client.accepts})
         socket.setsockopt(zmq.IMMEDIATE, immediate)
@@ -158,7 +158,7 @@ class Bus(Transport):
         while True:
             inputs, self._waiting = self._waiting, []
             now = self._clock()
-            for _, tap in self._taps:  # only now: the core's outputs go out before their copies
+            for _, tap in self._taps:  # the core's outputs must go out before their copies
                 tap.flush(now)
             wait = 0.0 if inputs or self._unreachable else max(0.0, min(end, self._next_timer) - now)
             for socket, _ in self._readable(now + wait, now):
@@ -252,7 +252,7 @@ class Bus(Transport):
         self._expire(now)
 
     def _expire(self, now: float) -> None:
-        """Forget silent clients, but first read the messages that arrived while this process was suspended."""
+        """Forget silent clients. First wait until the bus has read the messages that arrived during a suspension."""
         if now - self._timed_at > HEARTBEAT_PERIOD:  # the process was suspended, and perhaps libzmq's threads too
             self._behind.clear()
             self._awake_since = now
@@ -309,7 +309,7 @@ class Bus(Transport):
         return self._from_client(server, first.bytes, frames, now, owner)
 
     def _forget_unreachable(self) -> list[Input]:
-        """Forget clients that have closed, once the server has read their last messages."""
+        """Forget clients that closed their connection, after the server has read their last messages."""
         inputs: list[Input] = []
         for link, key in sorted(self._unreachable):
             if not self._has_more(self._sockets[link]):

@@ -1,8 +1,8 @@
-"""CURVE on sockets: options, who may connect (ZAP, ZeroMQ RFC 27), and what to do after a failed handshake.
+"""CURVE on sockets: options, access control (ZAP, ZeroMQ RFC 27), and retries after failed handshakes.
 
 A server accepts only clients whose key is on its allow-list. A client accepts only the server whose key it has pinned.
-Changes of the list take effect while nodes run. The ZAP handler runs in the bus's loop: a thread of its own would
-compete with the control loop.
+Changes of the list take effect while nodes run. The ZAP handler runs in the loop of the bus, because a separate thread
+would compete with the control loop.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from td3_robot.transport.keys import AllowList
 from td3_robot.transport.link import ClientLink, Tally
 
 _ADDRESS = "inproc://zeromq.zap.01"
-_BURST = 2  # handshakes to answer in one turn: a flood of strangers must not delay robots
-_RETRY = 1.0  # seconds until a client repeats a failed handshake; libzmq itself gives up when a server refuses
+_BURST = 2  # maximum number of handshakes to answer in one turn, so that a flood of strangers does not delay robots
+_RETRY = 1.0  # seconds until a client repeats a failed handshake, because libzmq does not repeat a refused one
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
@@ -38,7 +38,7 @@ def owner(frame: zmq.Frame) -> str:
 
 
 class Gatekeeper:
-    """Answers libzmq's ZAP requests, which ask whether a client with a proved key may connect."""
+    """Answers libzmq's ZAP requests. A request asks whether a client, which has proved its key, may connect."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: AllowList, tally: Tally) -> None:
         self._keys = keys
@@ -67,9 +67,9 @@ class Gatekeeper:
 
 
 class Pin:
-    """A client's connection to the server whose key it has pinned.
+    """A client's connection to a server with a pinned key.
 
-    It connects again after a failed handshake, and when the allow-list names another key for the server.
+    The client connects again after a failed handshake, and when the allow-list has another key for the server.
 
     Attributes:
         monitor: socket on which libzmq reports failed handshakes.

@@ -6,10 +6,10 @@
     ``NAME KEY``: give this file to the other machine.
 ``allowed``
     One line for each known key: ``NAME KEY ROLES``. Commas separate the ROLES. With a role of Hello (``driver``,
-    ``operator``, …) the key may connect to our servers in that role; with ``client``, in every role except operator.
-    With ``server:LINK`` the server of LINK must have this key. Nodes read a changed file again while they run. The
-    machine's own key may connect in every role. The server of a link without a ``server:`` line must have the
-    machine's own key. So the processes of one machine trust each other.
+    ``operator``, …) the key may connect to this machine's servers in that role. With ``client`` the key may connect in
+    every role except operator. With ``server:LINK`` the server of LINK must have this key. Running nodes read a changed
+    file again. The machine's own key may connect in every role. The server of a link without a ``server:`` line must
+    have the machine's own key. So the processes of one machine trust each other.
 
 Keys are 32 bytes in Z85 (ZeroMQ RFC 32), 40 characters; the algorithm is CurveZMQ (RFC 26).
 """
@@ -39,7 +39,7 @@ CLIENT = "client"
 SERVER = "server:"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_OLDEST = (4, 3, 3)  # older libzmq with CURVE has CVE-2020-15166, and leaks memory for each stranger
+_OLDEST = (4, 3, 3)  # older versions with CURVE have CVE-2020-15166, and leak memory for each stranger
 
 
 def default_folder() -> Path:

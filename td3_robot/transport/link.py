@@ -1,4 +1,4 @@
-"""The two ends of a link, without sockets: handshake, heartbeat, decoding, counting of malformed messages.
+"""The two ends of a link: handshake, heartbeat, decoding, counts of malformed messages. They use no sockets.
 
 A ServerLink turns frames from many clients into inputs for a core. A ClientLink turns frames from one server into
 inputs for a core. Both take the time in seconds as an argument, so that tests, replay and training in one process run
@@ -28,7 +28,7 @@ HEARTBEAT_PERIOD = 1.0
 PEER_TIMEOUT = 5.0
 """Seconds of silence after which a server forgets a client."""
 LONG_SILENCE = PEER_TIMEOUT - HEARTBEAT_PERIOD
-"""Seconds without a message to its server after which a client sends Hello first: the server may have forgotten it."""
+"""Seconds of a client's silence after which it must send Hello, because the server may have forgotten the client."""
 DRIVER_SILENCE = 2 * HEARTBEAT_PERIOD
 """Seconds of silence after which another process may take a driver's name. Two processes must never move one robot."""
 LOG_PERIOD = 10.0
@@ -37,7 +37,7 @@ LOG_PERIOD = 10.0
 _LONGEST_LINE = 1000  # characters of a log line
 
 MOST_FRAMES = 3
-"""The most frames of one message to keep. A valid message has two; a third shows that it is malformed."""
+"""The maximum number of frames to keep. A valid message has two frames, so a third frame proves a mistake."""
 
 Frames = Sequence[codec.Buffer]
 Replies = list[tuple[bytes, Message]]
@@ -46,7 +46,7 @@ Replies = list[tuple[bytes, Message]]
 
 @dataclass
 class Tally:
-    """Counts events by kind. It logs the first event of a kind at once, and then at most one in LOG_PERIOD."""
+    """Counts events by kind. For each kind, it logs the first event, and later at most one event in LOG_PERIOD."""
 
     counts: Counter[str] = field(default_factory=Counter)
     _logged: dict[str, float] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class ServerLink:
         agreement: configuration that clients must share, see ``Config.agreement``.
         session: a random number, new at each start of the server.
         spec: the robot; None until the first simulator, driver or weights name it.
-        may: on a link with keys: a function that says whether a public key may have a role.
+        may: a function that returns whether a public key may have a role; None on a link without keys.
         peers: the welcomed clients, by routing identity.
     """
 
@@ -113,7 +113,7 @@ class ServerLink:
     _active: set[bytes] = field(default_factory=set)  # clients that sent a message since their last Hello
 
     def receive(self, key: bytes, frames: Frames, now: float, owner: str = "") -> tuple[list[Input], Replies]:
-        """Take one multipart message from a client. Raises no error for any bytes.
+        """Take one multipart message from a client. Malformed bytes raise no error.
 
         Args:
             key: the client's routing identity.
@@ -203,7 +203,7 @@ class ServerLink:
                 # The client waits and asks again. A message to the rival shows whether its connection is closed.
                 wait = Heartbeat(int(now * 1e9), self.session)
                 return [], [(key, wait), (rival.key, wait)]
-            if received > asked:  # this refusal comes first: the rival driver is active and moves the robot
+            if received > asked:  # this reason is the most important: the rival driver is active and moves the robot
                 taken = f"name {hello.name!r} is taken by a driver that is connected"
                 refused = Refused("name", refused.reason if refused else taken)
         self._waiting_since.pop(key, None)
@@ -226,9 +226,9 @@ class ServerLink:
         inputs: list[Input] = []
         for other, peer in list(self.peers.items()):
             same_process = peer.hello.client == hello.client
-            # A new process may use the routing identity of an old one. A client that sent messages since its last
-            # Hello starts again, so the core must start again too. A Hello right after a Hello changes nothing, unless
-            # the client now serves other weights: Hellos wait in a queue while the server is away.
+            # A new process may use the routing identity of an old process. A client that sent messages since its last
+            # Hello starts again, so the core must start again too. A Hello directly after a Hello changes nothing,
+            # because Hellos wait in a queue while no server runs. The exception is a Hello with other weights.
             newer = hello.weights_version != peer.hello.weights_version
             starts_again = not same_process or key in self._active or newer
             if starts_again if other == key else peer.name == hello.name:
@@ -256,7 +256,7 @@ class ServerLink:
         return self._taken(hello, owner) or self._other_robot(hello)
 
     def _taken(self, hello: Hello, owner: str) -> Refused | None:
-        """The refusal of a client if another client keeps the same name; None if the name is free."""
+        """The refusal of a client if another client has the same name and keeps it; None if the name is free."""
         peer = self._holder(hello.name)
         if peer is None:
             return None
@@ -271,7 +271,7 @@ class ServerLink:
         return None
 
     def _holder(self, name: str) -> Peer | None:
-        """The client that has this name; no two clients have one name."""
+        """The client that has this name, or None. Two clients never have the same name."""
         return next((peer for peer in self.peers.values() if peer.name == name), None)
 
     def _other_robot(self, hello: Hello) -> Refused | None:
@@ -316,7 +316,7 @@ class ClientLink:
         self._dims = {**sizes, "N": self.hello.robots} if self.hello.robots else sizes
 
     def due(self, now: float) -> list[Message]:
-        """The messages of the handshake to send now: Hello until an answer comes, or Heartbeat after silence."""
+        """The handshake messages to send now: Hello until the server answers, or Heartbeat after silence."""
         if now - self._asked_at < HELLO_PERIOD:
             return []
         self.needs_hello(now)
@@ -334,7 +334,7 @@ class ClientLink:
         return [message]
 
     def needs_hello(self, now: float) -> bool:
-        """Whether this client was silent for LONG_SILENCE and must send Hello first; True only once."""
+        """Whether this client was silent for LONG_SILENCE and must send Hello first. The next call returns False."""
         if self.state != "welcome" or now - self._sent_at < LONG_SILENCE:
             return False
         self.state, self._asked_at = "connecting", float("-inf")
@@ -366,7 +366,7 @@ class ClientLink:
             return self._welcomed(message)
         if isinstance(message, Refused):
             if message.code == "hello":
-                if self.state == "welcome":  # only once: the server may refuse each of many queued messages
+                if self.state == "welcome":  # react only once, because the server may refuse many queued messages
                     self.state, self._asked_at = "connecting", float("-inf")
             else:
                 self.state, self.refusal = "refused", message
