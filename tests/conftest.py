@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # the launch description sets it too; sums need the same order
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as in the launch description; the order of summation must be the same
 
 import contextlib
 import queue
@@ -27,7 +27,7 @@ from td3_robot.bundle import Bundle, Exploration, layer_shapes
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Channel, RobotSpec
 
-# Examples have no deadline, because test machines are shared. A failure prints how to repeat it.
+# Hypothesis examples have no deadline, because test machines are shared. A failure prints how to repeat the example.
 settings.register_profile("td3-robot", deadline=None, print_blob=True)
 settings.load_profile("td3-robot")
 
@@ -60,8 +60,8 @@ def spec() -> RobotSpec:
 def make_bundle(spec: RobotSpec) -> Callable[..., Bundle]:
     """Builds random bundles for the toy robot.
 
-    Weights come from N(0, 1). ``tame`` scales them to the size of a trained actor's weights. Without it, sums are so
-    large that the order of summation shows in the action.
+    Weights come from N(0, 1). ``tame`` scales them to the size of a trained actor's weights. Without ``tame``, sums
+    are so large that the order of summation changes the action.
     """
 
     def make(
@@ -108,10 +108,10 @@ def make_step() -> Callable[..., Step]:
 
 
 def install_metadata(folder: Path, module: str, group: str, row: str) -> None:
-    """Make a module in a folder on the path an installed package with one entry point.
+    """Write package metadata for a module, so that it looks like an installed package with one entry point.
 
     Args:
-        folder: the folder that holds the module.
+        folder: the folder that holds the module; it is on the import path.
         module: the module's name.
         group: the entry point group, as ``td3_robot.noises``.
         row: the entry point, as ``sign = sign_noise:Sign``.
@@ -178,7 +178,7 @@ class Command:
         """Wait for the next line that matches ``pattern`` and ``check``, and return it.
 
         Raises:
-            AssertionError: there was no such line within ``timeout`` seconds; the message has all output.
+            AssertionError: no line matched within ``timeout`` seconds. The message contains all output.
         """
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
@@ -195,21 +195,21 @@ class Command:
         raise AssertionError(f"no line like {pattern!r} in:\n{self.output()}")
 
     def wait_for_steps(self, steps: int, timeout: float = 240) -> int:
-        """Wait for a progress line with at least ``steps`` environment steps. Unread earlier lines count too.
+        """Wait for a progress line with at least ``steps`` environment steps. Unread earlier lines also count.
 
         Returns:
-            The environment steps of that line.
+            The number of environment steps in the line that matched.
         """
         line = self.wait_for(r"^([\d,]+)/[\d,]+ steps", lambda match: int(match[1].replace(",", "")) >= steps, timeout)
         return int(line.split("/")[0].replace(",", ""))
 
     def wait_for_more_steps(self, steps: int) -> None:
-        """Wait until the training has made ``steps`` more environment steps, counted from the next progress line."""
+        """Wait for the next progress line, and then until the training has made ``steps`` more environment steps."""
         self._take_lines()
         self.wait_for_steps(self.wait_for_steps(0) + steps)
 
     def _take_lines(self) -> None:
-        """Read all lines that are in the queue. Leave the end marker there."""
+        """Read all lines that are in the queue. Leave the end marker in the queue."""
         with contextlib.suppress(queue.Empty):
             while (line := self._queue.get_nowait()) is not None:
                 self.lines.append(line)
@@ -245,7 +245,7 @@ class Command:
         return "\n".join(self.lines)
 
     def children(self) -> dict[str, psutil.Process]:
-        """Return the running processes of the run by name."""
+        """Return the running child processes of the command, with their names as keys."""
         found = {}
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):  # the child just ended
@@ -295,9 +295,9 @@ SMALL = (
     "learner.compile=false",
     "evaluation.every=0",
 )
-"""Overrides for a quick training, for tests of the processes rather than of learning.
+"""Overrides for a quick training, for tests of the processes. Tests of learning need other settings.
 
-Precision is set because ``auto`` may first measure it in another process.
+Precision is set because ``auto`` may first start another process that measures the precisions.
 """
 
 

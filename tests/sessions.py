@@ -27,7 +27,7 @@ BEGIN = 1_700_000_000 * SECOND
 
 
 def entries_of(messages: Iterable[tuple[str, Message]], period: int = SECOND // 60) -> list[Entry]:
-    """Return entries that are one period (ns) apart. Each stream has its own sequence numbers."""
+    """Return entries that are one period (ns) apart. Each stream (publisher and topic) has its own sequence numbers."""
     sequence: Counter[tuple[str, str]] = Counter()
     result = []
     for number, (publisher, message) in enumerate(messages):
@@ -67,7 +67,7 @@ Save = Callable[..., Path]
 
 @pytest.fixture
 def save(tmp_path: Path) -> Save:
-    """``save(name, entries, facts=…)`` writes a session file. With ``close=False`` the end of the file is missing."""
+    """``save(name, entries, facts=…)`` writes a session file. With ``close=False``, the file has no end."""
 
     def run(name: str, entries: Iterable[Entry], facts: Facts | None = None, close: bool = True) -> Path:
         writer = SessionWriter(tmp_path / name, facts or facts_of_this_machine(Config()), 0.0)

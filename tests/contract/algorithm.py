@@ -37,7 +37,7 @@ class AlgorithmContract:
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
-        """Use one thread: more threads do not speed up small networks, and cause waits on a busy machine."""
+        """Use one thread. More threads do not speed up small networks, and slow the test down on a busy machine."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         yield
@@ -47,7 +47,7 @@ class AlgorithmContract:
         return self.algorithm(O, A, HIDDEN, replace(self.config, **changes), seed)
 
     def batch(self, seed: int) -> Any:
-        """Return one batch of random transitions. A quarter of them terminate."""
+        """Return one batch of random transitions. A quarter of the transitions end an episode."""
         random = np.random.default_rng(seed)
         buffer = ReplayBuffer(64, O, A, seed)
         observation, following = (random.standard_normal((64, O)).astype(np.float32) for _ in range(2))
@@ -171,7 +171,7 @@ class AlgorithmContract:
             assert values is None or (values.shape == (32, 1) and bool(values.isfinite().all()))
 
     def test_errors_are_one_number_for_each_transition(self) -> None:
-        """Prioritised replay learns its priorities from them."""
+        """Prioritised replay computes its priorities from these errors."""
         errors = self.make().learn(self.batch(1))
         assert all(error.shape == (32, 1) and bool(error.isfinite().all()) for error in errors)
 

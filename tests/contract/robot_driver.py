@@ -71,7 +71,7 @@ class RobotContract:
         assert np.isfinite(float(robot.reward(observation, action)))
 
     def test_robot_makes_episodes(self, robot: Robot) -> None:
-        """The driver's loop resets the robot and gives FIRST, then one transition per period, without a problem."""
+        """The driver's loop resets the robot and reports FIRST. Each later period gives one transition."""
         body = RobotBody(robot)
         body.command(safe_action(robot)[None])
         assert body.step(body.commanded) == 0
@@ -90,7 +90,7 @@ class RobotContract:
             assert np.isfinite(np.asarray(robot.observe(), np.float32)).all()
 
     def test_robot_can_be_stopped_twice_and_closed(self, robot: Robot) -> None:
-        """Another thread calls stop(), as after a hang. No call raises an error."""
+        """Another thread calls stop() twice, because a hang does this, too. No call raises an error."""
         robot.reset()
         errors: list[BaseException] = []
 
@@ -109,7 +109,7 @@ class RobotContract:
         robot.close()
 
     def test_hang_stops_the_robot_and_ends_the_process(self, robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
-        """observe() hangs. The driver calls stop(), if the robot has one, and ends with exit code 70."""
+        """observe() hangs. The driver calls stop() if the robot defines this method, and ends with exit code 70."""
         codes: queue.Queue[int] = queue.Queue()
         ended = threading.Event()
         stops: list[Callable[[], None] | None] = []

@@ -1,6 +1,7 @@
 """An example of an algorithm in an installed package: an actor that learns the sign of the mean observation.
 
-It ignores rewards. It has momentum, noise and a parameter outside a module, so its state covers every kind of value.
+The algorithm ignores rewards. It has momentum, noise and a parameter outside a module, so that its saved state contains
+every kind of value.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class SimulatorBackendContract:
         for wrong in (np.zeros(size + 1, np.float32), np.zeros((1, size), np.float32)):
             with pytest.raises(ValueError, match="has shape"):
                 environment.step(wrong)
-        for number in (np.nan, np.inf, 3e38):  # the square of the last overflows
+        for number in (np.nan, np.inf, 3e38):  # the square of 3e38 overflows
             with pytest.raises(ValueError, match="is not finite"):
                 environment.step(np.full(size, number, np.float32))
         assert len(environment.save_state()["actions"]) == 0, "a refused action was stored"

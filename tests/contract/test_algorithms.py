@@ -105,7 +105,7 @@ class PolicyGradient(A2C):
 def test_an_on_policy_algorithm_of_another_package_needs_no_replay_buffer(
     monkeypatch: pytest.MonkeyPatch, spec: RobotSpec
 ) -> None:
-    """100 robots are too many for the band of replay ratios, which counts only with a replay buffer."""
+    """100 robots are too many for the replay ratio band. The band applies only to algorithms with a replay buffer."""
     rows = {"mine": f"{__name__}:PolicyGradient", "theirs": f"{__name__}:SumOfCritics"}
     monkeypatch.setattr(ALGORITHMS, "_own", {**ALGORITHMS._own, **rows})
     values = {"robots": 100, "network": {"hidden": [5]}}

@@ -78,7 +78,7 @@ class TestCart(RobotContract):
 
 
 def test_installed_package_adds_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``python -m td3_robot.driver cart --config robot.yaml`` drives its robot under that name."""
+    """``python -m td3_robot.driver cart --config robot.yaml`` drives the package's robot under the name ``cart``."""
     point = metadata.EntryPoint("cart", f"{__name__}:Cart", "td3_robot.drivers")
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point] if group == DRIVERS.group else [])
     monkeypatch.setattr(by_name, "DRIVERS", Registry(DRIVERS.kind, {}, DRIVERS.group))

@@ -25,12 +25,12 @@ from td3_robot.transport import codec
 from td3_robot.transport.interface import Transport
 from td3_robot.transport.link import LONG_SILENCE, PEER_TIMEOUT, ClientLink, ServerLink, hello
 
-ENDLESS = 1_000_000  # messages; no queue may hold so many
+ENDLESS = 1_000_000  # messages; every queue must be full before
 _DEADLINE = 60.0  # s
 
 
 class Stranger(ABC):
-    """A client that sends arbitrary frames."""
+    """A client that the server does not know, and that sends arbitrary frames."""
 
     @abstractmethod
     def send(self, frames: list[bytes]) -> None:
@@ -79,7 +79,7 @@ class Harness(ABC):
 
     @abstractmethod
     def make(self) -> Transport:
-        """Make a transport that uses :meth:`clock` and reaches the others of this harness."""
+        """Make a transport that uses :meth:`clock` and can connect to the other transports of this harness."""
 
     @abstractmethod
     def stranger(self) -> Stranger:
@@ -124,10 +124,10 @@ def of(inputs: list[Input], kind: type[Message]) -> list[Any]:
 
 
 def pump(condition: Callable[[list[list[Input]]], bool], *buses: Transport) -> list[list[Input]]:
-    """Receive from all buses in turn until ``condition`` is true for the inputs so far.
+    """Receive from all buses in turn until ``condition`` is true for all inputs received so far.
 
     Returns:
-        The inputs of each bus.
+        For each bus, the list of its inputs.
     """
     got: list[list[Input]] = [[] for _ in buses]
     end = time.monotonic() + _DEADLINE
@@ -264,7 +264,7 @@ class TransportContract:
             sent += 1
             assert sent < ENDLESS
         assert sent > 0.9 * QUEUE_LENGTH
-        sent += joining.send("policy", make_step(sent))  # a thread of the transport may have made room meanwhile
+        sent += joining.send("policy", make_step(sent))  # a thread of the transport may have emptied a place
         (got,) = pump(lambda got: len(of(got[0], Step)) == sent, serving)
         assert [step.sequence for step in of(got, Step)] == list(range(sent))
         pump(lambda _: joining.send("policy", make_step(sent)), joining)
@@ -278,7 +278,7 @@ class TransportContract:
             sent += 1
             assert sent < ENDLESS
         assert sent > 0.9 * QUEUE_LENGTH
-        assert serving.receive(0.0) == []  # the client is slow, not gone
+        assert serving.receive(0.0) == []  # no Bye: the client is only slow
         (got,) = pump(lambda got: len(of(got[0], Action)) == sent, joining)
         assert [message.answers for message in of(got, Action)] == list(range(sent))
         assert serving.send(peer, action(sent))
@@ -365,7 +365,7 @@ class TransportContract:
         serving, _, peer = linked
 
         def later(got: list[list[Input]]) -> bool:
-            harness.elapsed += 0.5  # s; a longer pause would look like a pause of the server itself
+            harness.elapsed += 0.5  # s; after a longer pause, the server would assume that it was suspended itself
             return bool(got[0])
 
         (got,) = pump(later, serving)
@@ -387,7 +387,7 @@ class TransportContract:
     def test_new_server_welcomes_the_clients_of_the_old_one(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
-        """Steps for the old server reach the new one. It asks for a Hello and gives none of the Steps to its core."""
+        """Steps for the old server reach the new server. The new server asks for a Hello and drops these Steps."""
         old, joining, _ = linked
         harness.leave(old)
         for number in range(50):

@@ -13,9 +13,9 @@ from td3_robot.specs import Channel, RobotSpec
 
 
 def test_actor_matches_a_hand_calculation() -> None:
-    """One hidden unit: h = relu(2·1 + 3·(-1) + 1.5) = 0.5; output tanh(4·0.5 - 1) = tanh(1) = 0.76159416.
+    """One hidden unit: h = relu(2·1 + 3·(-1) + 1.5) = 0.5. The output is tanh(4·0.5 - 1) = tanh(1) = 0.76159416.
 
-    Limits [-1, 3]: half range 2, middle 1: action = 0.76159416 · 2 + 1 = 2.5231883.
+    Limits [-1, 3] have half range 2 and middle 1. The action is 0.76159416 · 2 + 1 = 2.5231883.
     """
     spec = RobotSpec(
         "Hand", (Channel("a", "1", -5, 5), Channel("b", "1", -5, 5)), (Channel("u", "N", -1.0, 3.0),), 0.02
@@ -65,9 +65,10 @@ def test_each_call_returns_a_new_array(make_bundle: Callable[..., Bundle], rng: 
 
 
 def test_normalisation_matches_a_hand_calculation() -> None:
-    """Means 1 and 0, deviations 0.5 and 0.01: (2, -0.02) becomes (2, -2), and (2, 5) becomes (2, 10), the limit.
+    """Means 1 and 0, deviations 0.5 and 0.01: (2, -0.02) becomes (2, -2), and (2, 5) becomes (2, 10), clipped to 10.
 
-    One hidden unit: h = relu(2·2 + 3·(-2) + 3) = 1 and u = tanh(1/2). At the limit, h = 37 and u = tanh(18.5) = 1.
+    One hidden unit: h = relu(2·2 + 3·(-2) + 3) = 1 and u = tanh(1/2).
+    The clipped observation gives h = 37 and u = tanh(18.5) = 1.
     """
     spec = RobotSpec(
         "Hand", (Channel("a", "1", -5, 5), Channel("b", "1", -5, 5)), (Channel("u", "N", -1.0, 1.0),), 0.02

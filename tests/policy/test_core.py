@@ -60,7 +60,8 @@ def test_uniform_warm_up_fills_the_limits_of_each_dimension(
         assert (action.noise_kind, action.noise_seed) == (2, 9)
         actions.append(action.action[0])
     drawn = np.array(actions)
-    # 2000 draws from U[-1, 3] and U[-0.5, 0.5]: the extremes come within 1 % of the range (0.99^2000 ~ 2e-9).
+    # 2000 draws from U[-1, 3] and U[-0.5, 0.5]: the extremes are within 1 % of the range from the limits
+    # (this fails with probability 0.99^2000 ~ 2e-9).
     for column, (low, high) in enumerate([(-1, 3), (-0.5, 0.5)]):
         assert low <= drawn[:, column].min() < low + 0.01 * (high - low)
         assert high - 0.01 * (high - low) < drawn[:, column].max() <= high
@@ -115,7 +116,7 @@ def test_only_the_newest_valid_weights_are_decoded(
     assert (core.version, decoded) == (5, ["weights version 5"])
     assert core.counters == {"weights_refused": 1, "weights_skipped": 4}
     lockstep.step(queued, 0.0)
-    assert sorted(lockstep.store.held) == [2, 3, 4, 5]  # lock-step keeps all versions: a Step may require any
+    assert sorted(lockstep.store.held) == [2, 3, 4, 5]  # lock-step keeps each version: a Step may require it
 
 
 def test_weights_that_arrive_before_a_command_are_applied_before_it(make_bundle: Callable[..., Bundle]) -> None:
@@ -174,7 +175,7 @@ def test_a_step_with_another_observation_size_is_not_answered(
 
 
 def test_in_lockstep_the_server_goes_back_with_the_learner(make_bundle: Callable[..., Bundle]) -> None:
-    """The server holds versions 1 to 5. The learner resumes at 3, so 4 and 5 are dropped and will be sent again."""
+    """The server holds versions 1 to 5. The learner resumes at 3 and will send 4 and 5 again, so they are dropped."""
     core = PolicyCore(seed=9, lockstep=True)
     for version in (1, 2, 3, 4, 5):
         core.load(version, make_bundle(seed=version))

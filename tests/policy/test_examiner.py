@@ -1,4 +1,4 @@
-"""The thread that examines new policies: it delays only weights, and changes no other result."""
+"""The thread that examines new policies. It delays only weights, and changes no other result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _thread() -> str:
 
 @dataclass
 class Gate:
-    """An ``examine`` that blocks until the test opens it, and records each call."""
+    """Replaces ``examine``. Each call is recorded and blocks until the test calls :meth:`open`."""
 
     passes: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     asked: list[tuple[int, str]] = field(default_factory=list)
@@ -83,17 +83,17 @@ def weights(version: int, bundle: Bundle) -> Weights:
 
 
 def every(_: Weights) -> bool:
-    """A core that wants all weights."""
+    """Accept all weights, in place of a core."""
     return True
 
 
 def until(what: Callable[[], object], turn: Callable[[], object] = lambda: None) -> None:
-    """Run turns until a condition holds."""
+    """Run turns until the condition ``what`` is true."""
     poll_until(lambda: (turn(), what())[1], lambda: "it did not come", _PATIENCE)
 
 
 def wait(examiner: Examiner, count: int) -> list[int]:
-    """Run turns without inputs until this many versions are delivered. Returns them."""
+    """Run turns without inputs until ``count`` versions are delivered, and return these versions."""
     delivered: list[int] = []
 
     def turn() -> None:
@@ -164,7 +164,7 @@ def test_invalid_weights_are_refused_as_without_an_examiner(
 def test_weights_that_the_core_would_refuse_are_delivered_at_once(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle]
 ) -> None:
-    """This holds for far too many bytes, and for all weights while the server is frozen."""
+    """Two cases: the payload is far too large, and the server is frozen."""
     core = PolicyCore(seed=9, examine=examiner)
     core.load(1, make_bundle())
     large: list[Input] = [("learner", Weights(2, 0, 0, "0" * 64, bytes(3_000_000)))]
@@ -181,7 +181,7 @@ def test_weights_that_the_core_would_refuse_are_delivered_at_once(
 def test_the_newest_weights_are_examined_first_and_older_ones_only_if_it_is_invalid(
     examiner: Examiner, gate: Gate, counters: Counter[str], make_bundle: Callable[..., Bundle]
 ) -> None:
-    """2 to 4 arrive during the examination of 1. 4 is invalid, so 3 follows, and then 5, which arrives late."""
+    """2, 3 and 4 arrive while 1 is examined. 4 is invalid, so 3 is examined next. 5 arrives late and comes last."""
     core = PolicyCore(seed=9, examine=examiner)
 
     def take(*arrived: Weights) -> None:
@@ -191,20 +191,20 @@ def test_the_newest_weights_are_examined_first_and_older_ones_only_if_it_is_inva
     take(good[1])
     take(good[2], good[3], replace(good[5], version=4, sha256="0" * 64))
     gate.open(2)
-    until(lambda: core.counters["weights_refused"] == 1, take)  # 1, then 4
+    until(lambda: core.counters["weights_refused"] == 1, take)  # versions 1 and 4 are examined
     until(lambda: len(gate.asked) == 3, take)  # 3 is under examination
     take(good[5])
     gate.open(2)
     until(lambda: core.version == 5, take)
     assert gate.asked == [(1, "examiner"), (4, "examiner"), (3, "examiner"), (5, "examiner")]
     assert core.counters["weights_refused"] == 1
-    assert counters == {"weights_not_examined": 1}  # 2
+    assert counters == {"weights_not_examined": 1}  # version 2
 
 
 def test_the_waiting_queue_is_bounded(
     examiner: Examiner, gate: Gate, counters: Counter[str], make_bundle: Callable[..., Bundle]
 ) -> None:
-    """While one is examined, only the four newest others stay in memory."""
+    """While one version is examined, only the four newest waiting versions stay in memory."""
     bad = replace(weights(1, make_bundle()), sha256="0" * 64)
     examiner.sift([("learner", bad)], every)
     left = [replace(bad, version=version, payload=bytes(bytearray(1000))) for version in range(2, 10)]
@@ -220,7 +220,7 @@ def test_the_waiting_queue_is_bounded(
 def test_a_loaded_policy_replaces_all_weights_that_came_before_it(
     examiner: Examiner, gate: Gate, counters: Counter[str], operator: Peer, make_bundle: Callable[..., Bundle]
 ) -> None:
-    """7 is under examination and 8 waits. One turn then brings 9, the load command, and 10."""
+    """Version 7 is being examined and 8 waits. The next turn receives 9, the load command, and 10."""
     core = PolicyCore(seed=9, examine=examiner)
     core.load(4, make_bundle())
     new = {version: weights(version, make_bundle(version)) for version in (7, 8, 9, 10)}
@@ -244,7 +244,7 @@ def test_a_loaded_policy_replaces_all_weights_that_came_before_it(
 def test_refused_weights_are_freed(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are not in a reference cycle either: a policy server may have disabled the garbage collector."""
+    """No reference cycle keeps the weights: a policy server may have disabled the garbage collector."""
     caplog.set_level(logging.CRITICAL)  # a captured log record would keep the error and the weights alive
     core = PolicyCore(seed=9, examine=examiner)
     core.load(1, make_bundle())
@@ -266,7 +266,7 @@ def test_refused_weights_are_freed(
 def test_an_error_in_the_examiner_is_raised_in_the_core(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle], failure: BaseException
 ) -> None:
-    """The core gets the error of the thread, and the thread keeps running."""
+    """The error of the thread is raised in the core, and the thread continues."""
     gate.failure = failure
     gate.open(2)
     new = weights(1, make_bundle())
@@ -284,7 +284,7 @@ def test_an_error_in_the_examiner_is_raised_in_the_core(
 
 @given(turns=st.lists(st.lists(st.booleans(), max_size=4), max_size=12))
 def test_the_newest_valid_weights_are_always_delivered(turns: list[list[bool]]) -> None:
-    """True means valid. Each version is delivered once or counted. After a valid one, no older ones follow."""
+    """True means valid. Each version is delivered once or counted. After a valid version, no older one is delivered."""
     released = threading.Semaphore(0)
     policy = Actor.__new__(Actor)
     versions = iter(range(1, 100))
@@ -307,7 +307,7 @@ def test_the_newest_valid_weights_are_always_delivered(turns: list[list[bool]]) 
         return offered.version > newest
 
     def turn(*new: int) -> None:
-        """Run one turn as a core does."""
+        """Run one turn: offer the new versions, and record what is delivered."""
         nonlocal newest
         inputs: list[Input] = [
             ("learner", Weights(version, 0, 0, "good" if arrived[version] else "", b"w")) for version in new

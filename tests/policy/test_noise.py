@@ -1,4 +1,4 @@
-"""Exploration noise depends only on the identity (seed, source, incarnation) and on episode and step."""
+"""Exploration noise depends only on identity (seed, source, incarnation, robot), episode and step."""
 
 from __future__ import annotations
 
@@ -96,7 +96,10 @@ def test_noise_kinds_are_independent() -> None:
 
 
 def test_the_distributions_have_the_expected_moments() -> None:
-    """10,000 draws (a fixed seed): means within four standard errors, 4 · 1/√10⁴ = 0.04 and 4 · 0.289/√10⁴ = 0.012."""
+    """10,000 draws with a fixed seed.
+
+    The means are within four standard errors: 4 · 1/√10⁴ = 0.04 and 4 · 0.289/√10⁴ = 0.012.
+    """
     normal, uniform = (
         np.concatenate([ask(noise, [0], [step]) for step in range(1000)])
         for noise in (Gaussian(**IDENTITY), Uniform(**IDENTITY))
@@ -122,7 +125,7 @@ def test_pinned_values() -> None:
 
 
 def test_categorical_draws_from_the_softmax_of_the_scores(make_bundle: Callable[..., Bundle]) -> None:
-    """10,000 draws (a fixed seed): each frequency within four standard errors, 4 · √(p (1 - p) / 10⁴) <= 0.02.
+    """10,000 draws with a fixed seed. Each frequency is within four standard errors: 4 · √(p (1 - p) / 10⁴) <= 0.02.
 
     The last layer has weights of zero, so the scores are tanh(bias) · half + middle for every observation.
     """
@@ -148,9 +151,9 @@ def test_categorical_draws_from_the_softmax_of_the_scores(make_bundle: Callable[
 
 @pytest.mark.parametrize("theta", [0.15, 0.5])
 def test_ornstein_uhlenbeck_equals_its_definition_as_a_sum(theta: float, seed: int) -> None:
-    """x(t) is the sum of (1 - θ)^k ε(t - k) over all k. With θ = 1, x is ε. float32 resolves 6e-8 of it.
+    """x(t) is the sum of (1 - θ)^k ε(t - k) over all k. With θ = 1, x is ε. The relative precision of float32 is 6e-8.
 
-    The omitted numbers have weights of at most (1 - θ)^(64 · 2) = 9e-10 for θ = 0.15.
+    The noise omits old terms. For θ = 0.15, their weights are at most (1 - θ)^(64 · 2) = 9e-10.
     """
     noise, white = made(OrnsteinUhlenbeck, seed, 1, 3, theta=theta), made(OrnsteinUhlenbeck, seed, 1, 3, theta=1.0)
     driving = np.concatenate([ask(white, [4], [step]) for step in range(400)]).astype(np.float64)
@@ -161,7 +164,10 @@ def test_ornstein_uhlenbeck_equals_its_definition_as_a_sum(theta: float, seed: i
 
 
 def test_ornstein_uhlenbeck_remembers_only_the_blocks_it_needs() -> None:
-    """(1 - θ)^(64 n) <= 2^-24: 0.85^64 = 3e-5, 0.85^128 = 9e-10; 0.99^64 = e^-0.6432, n = 24 ln 2 / 0.6432 = 25.9."""
+    """n blocks are enough if (1 - θ)^(64 n) <= 2^-24.
+
+    0.85^64 = 3e-5, 0.85^128 = 9e-10; 0.99^64 = e^-0.6432, n = 24 ln 2 / 0.6432 = 25.9.
+    """
     assert blocks_remembered(0.15) == 2
     assert blocks_remembered(0.01) == 26
     assert blocks_remembered(1.0) == 1
@@ -171,7 +177,8 @@ def test_ornstein_uhlenbeck_remembers_only_the_blocks_it_needs() -> None:
 def test_ornstein_uhlenbeck_has_the_expected_variance_and_correlation() -> None:
     """The variance tends to 1 / (1 - 0.85²) = 3.6036, a deviation of 1.898. Neighbours correlate by 0.85.
 
-    4,000 steps of 10 actions (a fixed seed) equal about 4000 · 0.15 · 10 / 2 = 3000 independent ones: within 4 %.
+    4,000 steps of 10 actions with a fixed seed are as good as 4000 · 0.15 · 10 / 2 = 3000 independent numbers.
+    The error of the deviation is then below 4 %.
     """
     noise = OrnsteinUhlenbeck(**IDENTITY, theta=0.15)
     x = np.concatenate([ask(noise, [0], [step]) for step in range(4000)])[200:]
@@ -180,7 +187,7 @@ def test_ornstein_uhlenbeck_has_the_expected_variance_and_correlation() -> None:
 
 
 def test_robot_scales_match_a_hand_calculation() -> None:
-    """crc32("a") = 0xE8B7BE43, 0.90905 of 2^32: robots 0 to 3 of 4 are at (i + 0.90905) / 4 between 0.1 and 0.5."""
+    """crc32("a") = 0xE8B7BE43 = 0.90905 · 2^32. Robot i of 4 has the scale 0.1 + 0.4 · (i + 0.90905) / 4."""
     scales = robot_scales((0.1, 0.5), "a", 4)
     assert scales.shape == (4, 1)
     np.testing.assert_allclose(scales[:, 0], [0.190905, 0.290905, 0.390905, 0.490905], atol=1e-5)
@@ -227,7 +234,7 @@ def test_an_installed_package_adds_a_noise(
     make_step: Callable[..., Step],
     peer: Peer,
 ) -> None:
-    """A zero actor gives the middle, (1, 0). Half ranges are 2 and 0.5, so ±2 · 0.1 is ±0.4 and ±0.1."""
+    """A zero actor gives the middle, (1, 0). Half ranges are 2 and 0.5, so noise of ±2 · 0.1 moves by ±0.4 and ±0.1."""
     install(1000)
     config = loading.parse({"exploration": {"kind": "sign", "parameters": {"size": 2.0}}}).exploration
     exploration = Exploration(config.kind, config.noise, config.noise_parameters())

@@ -49,12 +49,12 @@ def test_low_pass() -> None:
 
 
 def test_low_pass_comes_before_rate() -> None:
-    """The change to 1.71539 exceeds 0.5 N (25 N/s), so the rate limits it."""
+    """The low-pass result is 1.71539, a change of 0.71539. The rate of 25 N/s allows 0.5 N, so the result is 1.5."""
     assert filtered(SafetyConfig(low_pass=10.0, rate=25.0), [2, 0], [1, 0]) == pytest.approx([1.5, 0])
 
 
 def test_limits_win_over_rate() -> None:
-    """The applied action was outside the limits. The next one is at the limit, even if that exceeds the rate."""
+    """The applied action is outside the limits. The next action is at the limit, even if that exceeds the rate."""
     assert filtered(SafetyConfig(limits={"left": (-1.0, 0.5)}, rate=5.0), [3, 0], [2, 0]) == [0.5, 0]
 
 
@@ -84,7 +84,7 @@ def test_bounds_hold_for_any_input(action: Float32, applied: Float32) -> None:
 
 
 def test_the_filter_has_no_memory() -> None:
-    """The same input gives the same result, regardless of calls in between."""
+    """The same input gives the same result, even if other calls come between."""
     safety = SafetyFilter(joined(SafetyConfig(rate=5.0, low_pass=3.0), SafetyConfig(), SPEC), SPEC)
     rng = np.random.default_rng(0)
     action, applied = rng.normal(size=(2, 4, 2)).astype("f4")

@@ -61,7 +61,7 @@ def test_an_empty_safety_state_changes_nothing(peer: Peer, make_bundle: Made, ma
     assert core.safety_state == SafetyState()
     before = core.safety_state
     core.step([(peer, make_step(2))], 0.01)
-    assert core.safety_state is before  # a turn without a change keeps the object
+    assert core.safety_state is before  # a turn without a change returns the same object
     restarted = PolicyCore(9, safety=SAFE)
     restarted.load(1, make_bundle(1))
     assert restarted.resume(core.safety_state, 0.0) == []
@@ -113,7 +113,7 @@ AUTOMATIC = SafetyConfig(observation_deadline_ms=100, recovery="automatic", reco
 def test_only_reset_and_activate_end_a_stop_of_one_robot(
     peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step], until: str
 ) -> None:
-    """Automatic recovery ends a FAULT after 50 ms of observations. 28 Steps, 10 ms apart, are long enough for it."""
+    """Automatic recovery ends a FAULT after 50 ms of observations. 28 Steps, 10 ms apart, are enough for a recovery."""
 
     def moved(core: PolicyCore) -> set[int]:
         return {version for n in range(2, 30) for version in versions(core.step([(peer, make_step(n))], n / 100))}
@@ -193,7 +193,7 @@ def test_the_file_keeps_the_newest_state(tmp_path: Path) -> None:
 
 
 def test_the_longest_possible_list_of_stops_fits_into_the_file(tmp_path: Path) -> None:
-    """1024 names of 256 characters, six bytes in JSON for each: 1.5 MB. A truncated file would count as damaged."""
+    """1024 names of 256 characters need 1.5 MB: JSON needs six bytes per character. A truncated file is damaged."""
     names = tuple(f"{number:04}{252 * chr(1)}" for number in range(1024))
     file = StateFile(tmp_path / "policy.state")
     file.keep(SafetyState(stopped=names))
@@ -204,7 +204,7 @@ def test_the_longest_possible_list_of_stops_fits_into_the_file(tmp_path: Path) -
 
 
 def test_a_failed_write_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A disk that is full for a while must not lose a stop."""
+    """A stop must survive a disk that is full for some time."""
     folder = tmp_path / "disk"
     folder.mkdir()
     file = StateFile(folder / "policy.state")
@@ -266,7 +266,7 @@ OLD = {
 
 
 def test_the_file_of_version_0_1_0_is_read(tmp_path: Path) -> None:
-    """In that version, only the text of a reason marks a stop."""
+    """Version 0.1.0 marks a stop only by the text of the reason."""
     path = tmp_path / "policy.state"
     path.write_text(json.dumps(OLD))
     file = StateFile(path)
@@ -283,7 +283,7 @@ def test_the_file_of_version_0_1_0_is_read(tmp_path: Path) -> None:
         withdrawn=("00ff",),
     )
     assert file.kept.plain() == OLD
-    again = StateFile(path)  # rewritten by this version
+    again = StateFile(path)  # this version has rewritten the file
     again.close()
     assert again.kept == file.kept
 
