@@ -43,7 +43,7 @@ def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
 
 
 def numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a map that PlotJuggler can plot. Bytes become their length; text is left out."""
+    """The values of a map that PlotJuggler can plot. Bytes become their length. The result has no text."""
     plotted: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):

@@ -26,7 +26,7 @@ from td3_robot.recording.values import rows as by_robot
 from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.progress import Working
 
-_BATCH = 5000  # rows that are written to a Parquet file together
+_BATCH = 5000  # number of rows to write to a Parquet file together
 _WITHOUT_TABLES = {"ros2": "steps and statuses", "minari": "steps"}  # formats, and the messages that they convert
 _EXAMPLES = """examples:
   td3-robot export session.mcap --out tables
@@ -164,7 +164,7 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
 
 
 def check_one_kind(session: Session, topics: Sequence[str]) -> dict[str, Names]:
-    """The channel names of each source, for the tables of these topics. Without topics: for all tables.
+    """The channel names of each source, for the tables of these topics. If ``topics`` is empty: for all tables.
 
     Raises:
         SessionError: channels are columns of a table, and the robots have different channels.
@@ -186,8 +186,8 @@ def check_one_kind(session: Session, topics: Sequence[str]) -> dict[str, Names]:
 def _names(session: Session) -> dict[str, Names]:
     """The channel names of each source.
 
-    A source without a recorded Hello gets the names of another source with as many channels. Without such a source,
-    the names are numbers.
+    A source without a recorded Hello gets the names of another source with the same number of channels. If there is no
+    such source, the names are numbers.
     """
     recorded = {entry.publisher: names for entry, hello in session.robots() if (names := names_of(hello)) is not None}
 
@@ -209,7 +209,7 @@ def _has_channels(topic: str) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     minari: Any = None
-    if options.format == "minari":  # imported here, because it needs an extra, and td3_robot must not import simulators
+    if options.format == "minari":  # needs an extra, and td3_robot must not import simulators
         minari = importlib.import_module("td3_robot_sims.minari_export")
     with Working(f"export {options.files[0]}"):
         counts, lines = _export(options, minari)

@@ -45,7 +45,7 @@ def scheduled(
     """Yields each entry with the time to play it, in seconds since playing began.
 
     Args:
-        origin: the beginning of the recording, in ns since 1970.
+        origin: the time at which the recording begins, in ns since 1970.
         rate: factor of the speed.
         start: seconds of the recording to skip.
         duration: seconds of the recording to play; None for all.
@@ -143,7 +143,7 @@ def _play(options: argparse.Namespace) -> int:
 def _play_once(
     player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, stopped: Sequence[int]
 ) -> str | None:
-    """Play all messages once. Returns why this failed; None if it did not."""
+    """Play all messages once. Returns the reason of a failure; None without a failure."""
     if missing := _meet(player, stopped):
         return f"nobody answers on {', '.join(missing)} within {_WAIT:g} s"
     player.introduce()
@@ -161,7 +161,7 @@ def _meet(player: Player, stopped: Sequence[int]) -> list[str]:
 
 
 def _run(player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, stopped: Sequence[int]) -> str:
-    """Send all scheduled messages. Returns a server that stopped answering; empty if all answer."""
+    """Send all scheduled messages. Returns the name of a server that stopped answering; empty if all answer."""
     begin = pause.now()
     for offset, entry in schedule:
         while (wait := begin + offset - pause.now()) > 0 or pause.paused:

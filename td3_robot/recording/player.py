@@ -22,7 +22,7 @@ from td3_robot.transport.keys import AllowList
 from td3_robot.transport.link import HEARTBEAT_PERIOD, ClientLink, ServerLink
 
 _LINKS = ("policy", "learner")
-_PLAYED = (Step, Action, Throttle, Weights)  # no Commands: only people give these
+_PLAYED = (Step, Action, Throttle, Weights)  # no Commands, because only people may give Commands
 _INCARNATIONS = 1000  # added to the recorded incarnations in each loop
 _ACCEPTED: dict[str, tuple[type[Message], ...]] = {
     **dict.fromkeys(ROBOT_ROLES, (Step,)),
@@ -33,7 +33,7 @@ _ACCEPTED: dict[str, tuple[type[Message], ...]] = {
 
 @cache
 def playable() -> dict[str, list[tuple[str, bool]]]:
-    """The links that carry each topic, each with True if the server of the link publishes the topic."""
+    """The links that carry a topic, by topic. True marks a link whose server publishes the topic."""
     found: dict[str, list[tuple[str, bool]]] = {}
     for row in TOPICS:
         if row.link in _LINKS and row.message in _PLAYED:
@@ -53,7 +53,7 @@ class Player:
         topics: the topics to play.
         endpoints: endpoints by link: policy, learner, monitor. A monitor gets messages of every topic.
         names: new names of publishers, by recorded name.
-        loop: number of completed loops. Each loop uses higher incarnations for the robots.
+        loop: number of completed loops. In each loop the robots get higher incarnations.
         keys: keys of this machine, for endpoints beyond loopback.
 
     Raises:
@@ -193,7 +193,7 @@ class Player:
         return Record(entry.topic, entry.link, self._number(entry), time.time_ns(), codec.encode(message))
 
     def _number(self, entry: Entry) -> int:
-        """The sequence number for a monitor. Numbers continue when the incarnation changes. Gaps stay."""
+        """The sequence number for a monitor. Numbers continue when the incarnation changes. Gaps do not change."""
         stream = entry.publisher, entry.topic
         incarnation, base, newest = self._numbers.get(stream, (entry.incarnation, 0, -1))
         if incarnation != entry.incarnation:

@@ -35,7 +35,7 @@ _MAGIC = b"\x89MCAP0\r\n"
 _HEAD = struct.Struct("<BQ")  # of a record: opcode, length of the body
 _FOOTER = struct.Struct("<BQQQI8s")  # record head, offset of the index, offset of its summary, checksum, magic
 _MESSAGE = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
-_MAX_CHUNK = 1 << 28  # unpacked bytes: our chunks close at 4 MiB, and a message has at most 64 MiB
+_MAX_CHUNK = 1 << 28  # unpacked bytes; a recorder closes chunks at 4 MiB, and a message has at most 64 MiB
 
 Kind = TypeVar("Kind", bound=Message)
 
@@ -79,11 +79,11 @@ class SessionFile:
 
     @property
     def all_damages(self) -> list[Damage]:
-        """The damage of data and index."""
+        """All damage of the data and the index."""
         return [*self.damages, self.index] if self.index else [*self.damages]
 
     def items(self) -> Iterator[Item]:
-        """Everything in the file, in file order.
+        """All items of the file, in file order.
 
         Raises:
             SessionError: the file cannot be read, or is not a recording.
@@ -133,7 +133,7 @@ class SessionFile:
             yield from items
 
     def _read_index(self, file: BinaryIO) -> None:
-        """Read the channels and message counts from the index. The chunk that declares a channel may be damaged."""
+        """Read channels and message counts from the index, because the chunk that declares a channel may be damaged."""
         counts: Counter[tuple[str, int, str]] = Counter()
         begin = file.tell()
         with contextlib.suppress(Exception):  # the reader finds and reports the damage later
@@ -173,7 +173,7 @@ class SessionFile:
         return []
 
     def _chunk(self, chunk: records.Chunk, offset: int) -> Iterator[Entry]:
-        """The messages of a chunk. This is ten times as fast as the reader of the mcap library."""
+        """The messages of a chunk. This method is ten times as fast as the reader of the mcap library."""
         data = _unpacked(chunk)
         if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
             raise ValueError("its checksum does not match")
@@ -230,7 +230,7 @@ def _unpacked(chunk: records.Chunk) -> bytes:
 
 
 def other_protocol(metadata: Mapping[str, str]) -> str | None:
-    """Why this version cannot read the messages of a recording; None if it can read them."""
+    """The reason why this version cannot read the messages of a recording; None if it can read them."""
     version = metadata.get("protocol", "none")
     if version == str(PROTOCOL_VERSION):
         return None
@@ -238,7 +238,7 @@ def other_protocol(metadata: Mapping[str, str]) -> str | None:
 
 
 def _begins(path: Path) -> int:
-    """Time (ns) at which the first message of a part was received. Messages repeated from older parts do not count."""
+    """Received time (ns) of the first message of a part, without messages that the part repeats from older parts."""
     received = 0
     for item in SessionFile(path).items():
         if isinstance(item, Entry):
@@ -320,7 +320,7 @@ class Session:
             raise SessionError(f"{self._label} holds no {absent[0]!r}; it holds {known}")
 
     def entries(self, topics: Collection[str] = ()) -> Iterator[Entry]:
-        """The entries of these topics, in recorded order and without copies. Without topics: all entries."""
+        """The entries of these topics, in recorded order, without repetitions. If ``topics`` is empty: all entries."""
         for item in self._items():
             if isinstance(item, Entry) and (not topics or item.topic in topics):
                 yield item
@@ -334,7 +334,7 @@ class Session:
         newest: dict[tuple[str, int], int] = {}
         for number, entry in enumerate(self.entries(topics)):
             node, earliest = (entry.publisher, entry.incarnation), entry.received - ON_THE_WAY_NS
-            # Somebody may have set a node's clock. So keep the order of its messages, and stay near the received time.
+            # The clock of a node may jump. So keep the order of its messages, and stay near the received time.
             time = max(entry.published + self._delay[node], earliest, newest.get(node, earliest))
             newest[node] = time = min(time, entry.received)
             heapq.heappush(waiting, (time, number, replace(entry, received=time)))
@@ -363,7 +363,7 @@ class Session:
         return self.decode.label
 
     def _items(self) -> Iterator[Item]:
-        """The items of all files, without copies of messages. Parts begin with copies, and files of a ring overlap."""
+        """The items of all files, without repeated messages. Parts repeat messages, and files of a ring overlap."""
         newest: dict[tuple[str, int, str], int] = {}
         for path in self.paths:
             file, before = SessionFile(path), dict(newest)

@@ -30,7 +30,10 @@ CORES: dict[str, str] = {
     "simulator": "td3_robot_sims.replay",
     "learner": "td3_robot.replay.learner",
 }
-"""The module of each core, with ``replay(session)``. These are names, because td3_robot must not import simulators."""
+"""The name of each core's module, which has a function ``replay(session)``.
+
+The table has names instead of modules, because td3_robot must not import simulators.
+"""
 _EXAMPLES = """examples:
   td3-robot replay tests/replay/sessions/*.mcap
   td3-robot replay session.mcap --core policy --json
@@ -49,7 +52,8 @@ def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = N
     """Replay a session through the named cores. Without names, use all installed cores.
 
     Args:
-        exact: True compares to the bit, False within tolerance. None decides by the recorded machine and versions.
+        exact: True requires the same bits. False allows differences within the tolerance. With None, the recorded
+            machine and versions decide.
 
     Raises:
         SessionError: the recording is damaged, or a core fails on its inputs.

@@ -42,8 +42,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     MotorCommand.NAME: ("step",),
     SimulatorState.NAME: ("source", "incarnation", "answers"),
 }
-"""The fields that form the key of a message, by topic. Messages of other topics are paired by position."""
-_SHOWN = 10  # differences that are kept in full; further ones are only counted
+"""The fields that form the key of a message, by topic. Messages of other topics form pairs by position."""
+_SHOWN = 10  # number of differences to keep; the comparison only counts further differences
 _AXES = {"N": "robot", "O": "channel", "A": "channel", "E": "episode"}
 _WIDTH, _HEIGHT = 60, 5
 
@@ -74,7 +74,7 @@ class Comparison:
         compared: number of pairs of messages.
         first: the first differences, in recorded order.
         counts: number of messages that differ, by field; also counts ``missing``, ``not expected``, ``order``.
-        places: the Step at which a message was sent, by the key of the message as text.
+        places: the Step at which the node sent a message, by the key of the message as text.
         errors: by field, the largest error in each compared message; infinite for values that are not numbers.
     """
 
@@ -120,7 +120,7 @@ def compare(
 
     Args:
         exact: True requires equal bits. False allows numbers to differ by the tolerance of their field.
-        where: the Step at which a message was sent, by ``id`` of the message. Only for the report.
+        where: the Step at which the node sent a message, by ``id`` of the message. Only the report uses it.
     """
     ours, theirs = _keyed(topic, got), _keyed(topic, expected)
     result = Comparison(topic)
@@ -191,7 +191,7 @@ def _compare_field(
     values = repr(expected[place].item()), repr(got[place].item())
     result.note(name, Difference(_text(key), f"{name}[{where}]{more}", *values))
     error = np.abs(got[wrong].astype(np.float64) - expected[wrong].astype(np.float64))
-    return float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max()) or 5e-324  # not 0 if only a zero's sign differs
+    return float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max()) or 5e-324  # above 0 for -0.0
 
 
 def _within(expected: Any, got: Any) -> tuple[str, Any, Any]:

@@ -1,4 +1,4 @@
-"""Replays the driver's core: recorded turns and robot reports must give the recorded Steps and states."""
+"""Replays the driver's core. From recorded turns and robot reports, it must produce the recorded Steps and states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from td3_robot.replay.outcome import Outcome
 from td3_robot.specs import Float32, RobotSpec
 
 TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, RobotReport.NAME, MotorCommand.NAME)
-"""The topics of a driver that are compared."""
+"""The topics of a driver that replay compares."""
 _PACKAGES = ("numpy",)
 
 
@@ -80,7 +80,7 @@ class ReplayedBody(OneRobot):
 
 
 class _ReplayedRecordedBody(RecordedBody):
-    """Records a replayed robot. Its reports are inputs, so it returns the recorded ones unchanged."""
+    """Records a replayed robot. Robot reports are inputs, so :meth:`observe` returns the recorded reports unchanged."""
 
     def observe(self, outputs: Sequence[Output], now: float) -> list[Message]:
         actions = [fact for fact in super().observe(outputs, now) if not isinstance(fact, RobotReport)]

@@ -1,8 +1,9 @@
-"""Replays the learner's core. It must produce the recorded weights, Throttles, losses and transitions.
+"""Replays the learner's core. The core must produce the recorded weights, Throttles, losses and transitions.
 
-Start and Turns determine all messages of a learner, also without lock-step: the Turns show which Steps came before
-which update. Some computations cannot be repeated here, for example those of a GPU. Then replay uses a learner that
-only stores, and compares transitions and counters. If the turns are missing, replay rebuilds them from the Steps.
+Start and Turns determine all messages of a learner, also without lock-step, because the Turns show which Steps came
+before which update. Some computations, for example on a GPU, cannot be repeated on this machine. In this case, replay
+uses a learner that only stores transitions, and compares transitions and counters. If the turns are missing, replay
+rebuilds them from the Steps.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from td3_robot.replay.outcome import Outcome, Replayed
 from td3_robot.specs import Float32
 
 TOPICS = (Weights.NAME, Throttle.NAME, SimulatorState.NAME)
-"""The topics that are compared if the learner's computations can be repeated."""
+"""The topics that replay compares if it can repeat the learner's computations."""
 REFERENCE = "reference/transitions.safetensors"
 """The attachment with the expected transitions."""
 _COUNTED = ("begun", "transitions", "gaps", "missed", "cut")
@@ -59,7 +60,7 @@ _CONTINUED = "it continued from a checkpoint or a replay file, which the recordi
 
 
 class Transition(Message, frozen=True):
-    """A row of the replay buffer. It is compared like a message, and never sent."""
+    """A row of the replay buffer. Replay compares it like a message. No node sends it."""
 
     NAME: ClassVar[str] = "transition"
 
@@ -71,7 +72,7 @@ class Transition(Message, frozen=True):
 
 
 class Losses(Message, frozen=True):
-    """A line of metrics.jsonl about training, without times. It is compared like a message, and never sent."""
+    """A line of metrics.jsonl about training, without times. Replay compares it like a message. No node sends it."""
 
     NAME: ClassVar[str] = "loss statistics"
 
@@ -82,7 +83,7 @@ def replay(session: Session) -> Outcome:
     """Replay every learner of a session.
 
     Raises:
-        SessionError: the recording or its reference is damaged, or it holds no configuration.
+        SessionError: the recording or its reference is damaged, or the recording has no configuration.
     """
     recording = _Recording(session)
     if not recording.steps:
@@ -140,7 +141,7 @@ class _Recording:
 
     @property
     def rows(self) -> int:
-        """The most transitions that the Steps can make."""
+        """The maximum number of transitions in the Steps."""
         return sum(len(step.phase) for _, step in self.steps)
 
     def unknown(self) -> str:
@@ -148,7 +149,7 @@ class _Recording:
         return ", ".join(sorted(self._sources - self.hellos.keys()))
 
     def not_counted(self) -> str | None:
-        """Why rebuilt turns cannot reproduce the counters of a learner; None if they can."""
+        """The reason why rebuilt turns cannot reproduce the counters of a learner; None if they can."""
         if missing := self.unknown():
             return f"the recording has no Hello of {missing}, so the robot is unknown"
         if len(self._sources) != 1:
@@ -181,16 +182,16 @@ class _Recording:
 
 
 class _Learner:
-    """Feeds the same turns to two cores. One repeats the recorded learning, the other only stores transitions.
+    """Feeds the same turns to two cores. One core repeats the recorded learning. The other only stores transitions.
 
-    The storing core never ends and never updates. Its buffer holds all transitions.
+    The storing core never ends and never does an update. Its buffer holds all transitions.
 
     Args:
         rows: upper bound of the number of transitions.
-        learning: the core that learns; None if its computations cannot be repeated.
+        learning: the core that learns; None if replay cannot repeat its computations.
 
     Attributes:
-        counted: for each number of Steps, the counters at that time.
+        counted: the counters of the storing core, by the number of Steps that it had received.
     """
 
     def __init__(self, life: Life, rows: int, learning: LearnerCore | None) -> None:
@@ -221,7 +222,7 @@ class _Learner:
         return outputs
 
     def rows(self) -> list[Transition]:
-        """All transitions, in the order of storing."""
+        """All transitions, in the order in which the core stored them."""
         spec = self._storing.spec
         if spec is None:
             return []
@@ -234,7 +235,7 @@ class _Learner:
 def _storing(config: Config, rows: int) -> LearnerCore:
     learner = replace(
         config.learner,
-        algorithm=LearnerConfig().algorithm,  # one with a replay buffer
+        algorithm=LearnerConfig().algorithm,  # the default algorithm has a replay buffer
         learning_starts=_NEVER - 1,
         buffer_size=max(2, rows),
         replay_storage="memory",
@@ -286,7 +287,7 @@ def _replay_learners(
 
 
 def _not_learned(session: Session, life: Life) -> str | None:
-    """Why the learner's computations cannot be repeated; None if they can."""
+    """The reason why replay cannot repeat the learner's computations; None if it can."""
     learner = life.config.learner
     if not life.setting("new", bool):
         return _CONTINUED
@@ -302,7 +303,7 @@ def _not_learned(session: Session, life: Life) -> str | None:
 
 
 def _compiled_otherwise(life: Life, core: LearnerCore | None) -> str | None:
-    """Why the learner's results cannot be equal to the bit; None if they can."""
+    """The reason why the learner's results cannot have the same bits; None if they can."""
     weights = [message for _, message, _ in life.recorded.get(Weights.NAME, []) if isinstance(message, Weights)]
     if core is None or core.spec is None or not weights:
         return None
@@ -310,7 +311,7 @@ def _compiled_otherwise(life: Life, core: LearnerCore | None) -> str | None:
     try:  # check first and last weights: if a compiled update fails, the learner continues without compilation
         then = [Bundle.decode(weights[at].payload).provenance.get("compiled", now) for at in (0, -1)]
     except BundleError:
-        return None  # the comparison reports it
+        return None  # the comparison of Weights reports the damage
     if then == [now, now]:
         return None
     return (
@@ -321,7 +322,7 @@ def _compiled_otherwise(life: Life, core: LearnerCore | None) -> str | None:
 def _compare_counters(
     recording: _Recording, key: Key, life: Life | None, driven: _Learner | None, alone: bool, outcome: Outcome
 ) -> None:
-    """Compare the counters of a learner's last Status, or note why they are not compared."""
+    """Compare the counters of a learner's last Status. If this is impossible, note the reason."""
     what = "the learner's counters" if alone else f"counters of {key[0]} ({key[1]})"
     status = recording.statuses.get(key)
     counted: dict[int, dict[str, int]] = {}

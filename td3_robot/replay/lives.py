@@ -1,8 +1,8 @@
 """Replays recorded cores turn by turn, and collects the messages that they send.
 
-A *life* is the time of a node from a process start to its end. The Start says how to make the core; the Turns hold its
-inputs. The core must send the recorded messages again, in the same order. Replay of a life stops at the first missing
-turn, because the state of the core is unknown after it. The module of a role may rebuild missing turns.
+A *life* is the time from the start of a node's process to its end. The Start says how to make the core. The Turns hold
+the inputs of the core. The core must send the recorded messages again, in the same order. Replay of a life stops at the
+first missing turn, because the later state of the core is unknown. The module of a role may rebuild missing turns.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from td3_robot.topics import RECORDER
 from td3_robot.transport import codec, turns
 from td3_robot.transport.tap import Deduplicator
 
-_MEMORY = 256_000_000  # bytes of messages kept for later Turns that name them
-_OVERHEAD = 2000  # bytes of a message in memory besides its payload
+_MEMORY = 256_000_000  # maximum size in bytes of the messages to keep, because later Turns may name them
+_OVERHEAD = 2000  # bytes that a message needs in memory in addition to its payload
 _LATER = ("told", "latches")
 """Topics that older recordings lack. ``offers`` in a Start lists the topics that the node records."""
 
@@ -40,7 +40,7 @@ Key = tuple[str, int]
 
 
 class Memory:
-    """Recorded messages, by the name that Turns use for them. It drops the oldest if there are too many."""
+    """Recorded messages, by the name that Turns use for them. If there are too many, it drops the oldest message."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[turns.Name, tuple[Message, int]] = OrderedDict()
@@ -71,9 +71,10 @@ class Life:
         start: the recorded Start, which says how to make the core.
         recorded: recorded messages by topic, each with the number of turns that had begun before it.
         replayed: replayed messages by topic, each with the number of its turn.
-        where: the newest Step that the core knew at a message, as text, by ``id`` of the message.
+        where: for each message, by its ``id``: the newest Step that the core had at that time, as text.
         turns: number of replayed turns.
-        stopped: why some turns are not replayed; empty if all are.
+        stopped: the reason why replay stopped before the last turn; empty if it replayed all turns.
+        left: whether the recording has a Bye of the node.
     """
 
     def __init__(self, name: str, incarnation: int, start: Start) -> None:
@@ -85,7 +86,7 @@ class Life:
         self.stopped = ""
         self.left = False
         self._begun = self._next_turn = 0
-        self._lost: int | None = None  # number of turns before the first missing one
+        self._lost: int | None = None  # number of turns before the first missing turn
         self._waiting: deque[Turn] = deque()
         self._peers: dict[str, Peer] = {}
         self._core: RecordedCore | None = None
@@ -100,7 +101,7 @@ class Life:
         """The node's own configuration.
 
         Raises:
-            SessionError: this version does not understand it.
+            SessionError: this version does not understand the configuration.
         """
         try:
             return configuration.parse(yaml.safe_load(self.start.config), source=f"configuration of {self}")
@@ -144,7 +145,7 @@ class Life:
                 yield message
 
     def replay(self, memory: Memory, make: Make, *, end: bool = False) -> None:
-        """Replay the complete recorded turns, up to the first one with an input that is not in memory.
+        """Replay the complete recorded turns. Stop before a turn with an input that is not in memory.
 
         A turn is complete when the next turn begins, or at the ``end`` of the recording.
         """
@@ -163,7 +164,7 @@ class Life:
                 inputs = [self._input(origin, topic, fields, memory) for origin, topic, fields in turn.inputs]
                 self.drive(self._core, inputs, turn.now)
             except Exception as error:
-                last = end and not self._waiting  # a core may end its node with an error, in its last turn
+                last = end and not self._waiting  # in its last turn, a core may end its node with an error
                 if not (isinstance(error, SessionError) or (last and isinstance(error, Td3RobotError))):
                     raise _failed(f"turn {self.turns} of {self}", error) from error
                 self.stopped = str(error)
@@ -175,7 +176,7 @@ class Life:
             self.send(to, message)
 
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
-        """Collect the inputs that the receiving node records itself."""
+        """Collect the inputs that the receiving node must record."""
         del now
         for message in turns.only_here(inputs):
             self.send(RECORDER, message)
@@ -222,7 +223,7 @@ class Life:
         complete = self.left and self._lost is None
         got = []
         for number, (message, turn) in enumerate(self.replayed.get(topic, [])):
-            # The recording may end within a turn, and then lacks its last messages.
+            # If the recording ends within a turn, it lacks the last messages of this turn.
             if number in sequences or (number > last and (turn < self.turns or complete)):
                 got.append(message)
         offers = self.start.settings.get("offers")
@@ -237,7 +238,7 @@ class Life:
         return max((entry.sequence for entry, _ in self._comparable(topic)), default=-1)
 
     def notes(self) -> list[str]:
-        """What is not compared."""
+        """A list with a text about the turns that replay does not compare; empty if replay compares all turns."""
         if not self.stopped:
             return []
         after = self._begun - self.turns
@@ -246,7 +247,8 @@ class Life:
 
     def _comparable(self, topic: str) -> list[tuple[Entry, Message]]:
         """The recorded messages of the replayed turns."""
-        # The outputs of a lost turn seem to be outputs of the turn before it. Only the first ``known`` ones are.
+        # The outputs of a lost turn look like outputs of the previous turn. Only the first ``known`` outputs belong to
+        # the previous turn.
         known = len(self.replayed.get(topic, []))
         return [
             (entry, message)
@@ -256,7 +258,7 @@ class Life:
 
 
 Make = Callable[[Life, Memory], RecordedCore | None]
-"""Makes the core of a life. Returns None until the core's first policy has been read from the recording."""
+"""Makes the core of a life. Returns None if replay has not yet read the core's first policy from the recording."""
 
 
 def _message(topic: str, fields: dict[str, Any], memory: Memory) -> Message:

@@ -1,4 +1,7 @@
-"""Compares this machine with the recording machine. Numbers must be equal to the bit only if both are alike."""
+"""Compares this machine with the recording machine.
+
+Replayed numbers must have the same bits only if both machines are alike.
+"""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ class Replayed:
     """The recorded and the replayed messages of one topic and stream.
 
     Attributes:
-        packages: numbers must be equal to the bit only if these packages have the same versions.
+        packages: numbers must have the same bits only if the versions of these packages are the same.
         expected: the recorded messages with their entries. The entry is None if the message is from an attachment.
         got: the replayed messages.
         reference: an attachment with ``got``; only for topics that are not in MESSAGES.
         stream: the publisher and its incarnation.
-        where: the Step at which a message was sent, as text, by ``id`` of the message.
+        where: for each message, by its ``id``: the Step at which the node sent it, as text.
         older: True if the recorded node did not offer this topic. Then only a reference can be compared.
         made: metadata of the machine that made the reference, if known.
     """
@@ -43,9 +43,9 @@ class Outcome:
     Attributes:
         parts: recorded and replayed messages, by topic and stream.
         turns: number of replayed turns.
-        notes: what was not compared, and why.
+        notes: texts about messages that replay did not compare, with the reasons.
         core: name of the core.
-        comparisons: comparisons by topic. The text says how exactly numbers were compared, and why.
+        comparisons: a comparison for each topic, with a text that says whether numbers had a tolerance, and why.
         recorded_s: time from the first to the last compared message, in seconds of the recording.
         taken_s: duration of the replay in seconds.
     """

@@ -41,11 +41,11 @@ from td3_robot.transport import link as handshake
 TOPICS = (Action.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Latches.NAME)
 """The compared topics: all messages of a policy server, the Commands that it received, and its safety state."""
 _PACKAGES = ("numpy",)
-_CORES = 8  # cores that are kept in memory, one for each weights version
+_CORES = 8  # maximum number of cores in memory, one for each weights version
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every policy server of a session. A lost turn is rebuilt from each recorded Action.
+    """Replay every policy server of a session. If turns are lost, rebuild a turn from each recorded Action.
 
     Raises:
         SessionError: the recording is damaged, or has no configuration.
@@ -67,7 +67,7 @@ def _make(life: Life, memory: Memory) -> RecordedCore | None:
     weights = None
     if "version" in life.start.settings:
         name = Weights.NAME, life.setting("version", int), life.setting("sha256", str)
-        if name not in memory:  # the caller calls this function again when it has read more messages
+        if name not in memory:  # the caller reads more messages, and calls this function again
             return None
         weights = memory[name]
     core = policy_core.make(life.config, life.name, exploring=exploring, frozen=frozen)
@@ -179,7 +179,8 @@ class _LostTurns:
 class _Policies:
     """Policy cores without deadlines, one for each weights version.
 
-    A server may return to an older version, and only a turn shows when. So the core of an Action's version answers.
+    A server may return to an older version, and only a turn shows the time. So the core for the Action's version
+    computes the answer.
 
     Attributes:
         loaded: the weights that a person loaded, by version. Their safety limits also apply to later versions.
@@ -217,5 +218,5 @@ class _Policies:
 
 
 def _without_deadlines(settings: SafetyConfig) -> SafetyConfig:
-    """The settings without deadlines, because a lost turn hides when its Step reached the server."""
+    """The settings without deadlines. The time at which the Step of a lost turn reached the server is unknown."""
     return msgspec.structs.replace(settings, observation_deadline_ms=None, frozen_ms=None)

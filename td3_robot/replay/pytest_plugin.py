@@ -1,11 +1,11 @@
-"""A pytest plugin. It replays each recording in a folder as a test, and has fixtures for your own tests.
+"""A pytest plugin. It replays each recording in a folder as a test, and provides fixtures for your tests.
 
 In ``pyproject.toml``::
 
     [tool.pytest.ini_options]
     td3_robot_sessions = ["tests/sessions"]
 
-pytest loads the plugin itself. It imports the rest of td3-robot only when a test needs it.
+pytest loads the plugin automatically. The plugin imports the rest of td3-robot only when a test needs it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Updates the expected outputs of a recording to the outputs of a replay.
 
-The recorded messages stay, because they are inputs of other cores. For each stream that differs, an attachment (the
-*reference*) holds the new expected messages. A second attachment describes the machine that made the reference. Replay
-uses this machine to decide how exactly to compare the stream.
+The recorded messages do not change, because they are inputs of other cores. For each stream that differs, an
+attachment (the *reference*) holds the new expected messages. A second attachment describes the machine that made the
+reference. Replay uses this machine to decide how exactly to compare the stream.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MADE = "made/"
 
 
 def expected(session: Session, part: Replayed) -> Replayed:
-    """The part with the messages and machine of its reference. A part without a reference stays as it is.
+    """The part, with the messages and the machine of its reference. A part without a reference does not change.
 
     Raises:
         SessionError: the reference is damaged.
@@ -52,10 +52,10 @@ def expected(session: Session, part: Replayed) -> Replayed:
 def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
     """Rewrite the only file of a session with new references. Returns the changes as text; empty if there are none.
 
-    Messages, metadata and all other attachments stay.
+    Messages, metadata and all other attachments do not change.
 
     Raises:
-        OSError: the file cannot be written. The old file stays.
+        OSError: the file cannot be written. The old file does not change.
     """
     path = session.paths[0].resolve()  # the target of a symbolic link
     references = {}
@@ -70,7 +70,7 @@ def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
     made = {f"{_MADE}{name}": Attachment(f"{_MADE}{name}", "application/json", here) for name in references}
     new = {**references, **made}
     kept = [item for item in SessionFile(path).items() if isinstance(item, Attachment)]
-    attachments = [new.pop(item.name, item) for item in kept]  # readers use the first of a name
+    attachments = [new.pop(item.name, item) for item in kept]  # readers use the first attachment of a name
     attachments += new.values()
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         target = Path(folder) / path.name

@@ -65,7 +65,7 @@ class Bus(Transport):
         self._context = zmq.Context(io_threads=_IO_THREADS)
         self._poller = zmq.Poller()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}  # by link
-        self._take: dict[zmq.Socket[bytes], Callable[[float], list[Input]]] = {}  # takes one message at a time in s
+        self._take: dict[zmq.Socket[bytes], Callable[[float], list[Input]]] = {}  # takes one message; argument in s
         self._read_other: dict[zmq.Socket[bytes], Callable[[float], None]] = {}  # for sockets that carry no messages
         self._gatekeeper: curve.Gatekeeper | None = None
         self._pins: list[curve.Pin] = []
