@@ -28,7 +28,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class DamagedError(BundleError):
-    """A checkpoint file differs from what was written."""
+    """A checkpoint file is incomplete, or its content has changed since it was written."""
 
 
 def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any], keep: int) -> Path:
@@ -43,7 +43,7 @@ def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any
     with files.replacing(path) as temporary:
         try:
             safetensors.numpy.save_file(arrays, temporary, metadata={"td3_robot": json.dumps(header)})
-        except SafetensorError as error:  # only its text shows whether the disk is full
+        except SafetensorError as error:  # only the error text contains the error number of the system
             found = re.search(r"os error (\d+)", str(error))
             if not found:
                 raise
@@ -59,7 +59,7 @@ def load_newest(folder: Path) -> tuple[Path, Arrays, dict[str, Any]] | None:
 
     Raises:
         BundleError: all checkpoints are damaged, or the newest has another format.
-        OSError: a checkpoint cannot be read. It may be undamaged.
+        OSError: a checkpoint cannot be read. It is not renamed, because it may be undamaged.
     """
     damaged: list[str] = []
     for path in sorted(folder.glob("checkpoint-*.safetensors"), reverse=True):
@@ -103,7 +103,7 @@ def of_another_program(path: Path) -> bool:
     """Whether another program wrote this checkpoint. In version 0.1.0, not only the learner wrote checkpoints.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         return "parts" not in json.loads(_header(path, path.name)["scalars"])
@@ -113,7 +113,7 @@ def of_another_program(path: Path) -> bool:
 
 def tidy(folder: Path) -> None:
     """Remove the unfinished files of processes that were killed while saving."""
-    for pattern in (".checkpoint-*", ".tmp*"):  # ours, and safetensors'
+    for pattern in (".checkpoint-*", ".tmp*"):  # unfinished files of this module, and of safetensors
         for left in folder.glob(pattern):
             log.info("removing %s, which another process left unfinished", left.name)
             left.unlink(missing_ok=True)

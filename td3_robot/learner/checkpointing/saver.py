@@ -21,11 +21,11 @@ from td3_robot.specs import RobotSpec
 
 log = logging.getLogger(__name__)
 
-_SNAPSHOT_TIMEOUT = 8.0  # seconds that a stop waits for the simulators' states; less than the supervisor waits for us
+_SNAPSHOT_TIMEOUT = 8.0  # seconds that a stop waits for simulators' states; the supervisor waits longer
 
 
 def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
-    """Make the learner's core: from the newest undamaged checkpoint of the run, or new if there is no checkpoint.
+    """Create the learner's core from the newest undamaged checkpoint. Without a checkpoint, create a new core.
 
     Raises:
         BundleError: all checkpoints are damaged, or the newest does not fit the configuration.
@@ -78,7 +78,7 @@ class Saver:
 
         Raises:
             BundleError: there is no undamaged snapshot to restore.
-            OSError: the saver could not write the last checkpoint.
+            OSError: the last checkpoint of the run cannot be written.
         """
         if self._scheduler.must_roll_back:
             self._roll_back()
@@ -100,11 +100,14 @@ class Saver:
 
     @property
     def settled(self) -> bool:
-        """Whether :meth:`finish` can run now, without waiting for another snapshot."""
+        """Whether :meth:`finish` can run now, because the run needs no further snapshot."""
         return not self._scheduler.unsaved
 
     def stops(self) -> bool:
-        """Whether a stopping learner can exit: all is saved, no source is connected, or simulators did not answer."""
+        """Whether a stopping learner can exit.
+
+        It can exit if everything is saved, if no source is connected, or if the simulators do not answer in time.
+        """
         if self.settled or not self._core.sources.live():
             return True
         now = time.monotonic()
@@ -114,7 +117,11 @@ class Saver:
         return now > self._stop_by
 
     def finish(self) -> None:
-        """Save the last checkpoint, after the last turn. Raises the same OSError as a call."""
+        """Save the last checkpoint, after the last turn.
+
+        Raises:
+            OSError: the checkpoint cannot be written.
+        """
         self._scheduler.request_snapshot()
         if self._scheduler.snapshot_ready:
             self._save(last=True)
@@ -122,7 +129,7 @@ class Saver:
             log.warning("stopped between two snapshots: a resumed run continues from %d steps", max(0, self._saved_at))
 
     def _save(self, *, last: bool) -> None:
-        """Save a checkpoint. If that fails, training continues without this checkpoint, unless it is the last."""
+        """Save a checkpoint. If this fails, training continues. If it is the last checkpoint, raise OSError."""
         begin = time.monotonic()
         core, run = self._core, self._node.run
         arrays, scalars = state.save(core, begin)

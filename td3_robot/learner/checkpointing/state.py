@@ -38,7 +38,7 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
 
     Raises:
         BundleError: no robot has joined yet.
-        DivergenceError: training has diverged, so the newest checkpoint is better.
+        DivergenceError: training has diverged, so this state must not be saved.
     """
     if core.spec is None:
         raise BundleError("the learner has nothing to save yet: no simulator has joined")

@@ -1,4 +1,4 @@
-"""The parts of a checkpoint: objects that save and restore their state."""
+"""The interface of objects whose state is in checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class Stateful(Protocol):
-    """A part of the learner. Checkpoints contain its state."""
+    """A part of the learner whose state is in checkpoints."""
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Everything that :meth:`restore` needs: named arrays, and scalars fit for JSON."""

@@ -1,9 +1,9 @@
-"""From transitions to the rows of the replay buffer, with rewards of up to n steps.
+"""Turns transitions into rows of the replay buffer, each with the rewards of up to n steps.
 
 A row holds R = r₀ + γ r₁ + … + γᵐ⁻¹ rₘ₋₁, the observation m steps later, and the factor γᵐ of that observation's value
 (Sutton and Barto 2018, section 7.1). Usually m is n. For the last n - 1 steps before the end of an episode, a gap or a
-restart, m is less. A target with fewer rewards is also correct, so no transition is lost. TERMINATED makes the factor
-0; TRUNCATED and gaps do not.
+restart, m is less. A target with fewer rewards is also correct, so no transition is lost. At TERMINATED the
+factor is 0; at TRUNCATED and gaps it is γᵐ.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Rows(NamedTuple):
 
 @dataclass(eq=False)
 class _Window(Positions):
-    """The newest transitions of one source's robots, which have no row yet.
+    """The waiting transitions of one source's robots. A transition waits until its row is complete.
 
-    Between two calls of :meth:`NStep.add`, each robot has at most n - 1 of them, oldest first. Later entries of the
-    arrays are unused, except that their rewards are 0.
+    Between two calls of :meth:`NStep.add`, each robot has at most n - 1 waiting transitions, oldest first. Later
+    entries of the arrays are unused, except that their rewards are 0.
 
     Attributes:
-        count: number of transitions of each robot.
-        next_observation: at the end of the newest transition.
+        count: number of waiting transitions of each robot.
+        next_observation: observation at the end of each robot's newest transition.
     """
 
     count: NDArray[np.int64]  # [N]
@@ -67,7 +67,7 @@ class NStep:
 
     def add(self, source: str, transitions: Transitions, step: Step) -> Rows:
         """The rows that the ``transitions`` of ``step`` complete, oldest first for each robot."""
-        if self.steps == 1:  # no transition waits; the general code gives the same rows in ten times the time
+        if self.steps == 1:  # a fast path; the code below gives the same rows, ten times slower
             factor = (self.discount * ~transitions.terminated).astype(np.float32)
             return Rows(
                 transitions.observation, transitions.action, transitions.reward, transitions.next_observation, factor

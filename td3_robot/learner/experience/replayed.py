@@ -23,11 +23,11 @@ class Replayed:
     Args:
         config: the ``learner`` section; ``device`` is not ``auto``.
         observation_size, action_size: O and A.
-        seed: of the sampling.
-        storage: makes the storage for the rows of the replay buffer.
+        seed: seed of the sampling.
+        storage: creates the storage for the rows of the replay buffer.
 
     Raises:
-        ConfigError: the replay buffer does not fit.
+        ConfigError: the replay buffer does not fit into memory.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Replayed:
 
     @property
     def ready(self) -> bool:
-        """Whether :meth:`take` has a batch."""
+        """Whether :meth:`take` can return a batch."""
         return len(self.replay) > 0
 
     def add(self, transitions: Transitions, step: Step) -> None:
@@ -69,7 +69,7 @@ class Replayed:
         return self.replay.sample(self._batch_size)
 
     def example(self) -> Batch | None:
-        """A batch of random numbers, with the size and memory layout of all batches; None if sizes differ."""
+        """A batch of random numbers, with the size and memory layout of all batches."""
         return self.replay.example(self._batch_size)
 
     def learned(self, td_errors: Sequence[Tensor]) -> None:

@@ -25,11 +25,13 @@ LONGEST = 100_000
 
 @dataclass
 class _Episode:
-    """A running episode: the incarnation of its source, its number, and the steps so far that no batch has.
+    """A running episode of one robot, with its steps that are not yet in a batch.
 
     Attributes:
-        before: number of steps in earlier batches.
-        rows: one float32[W] for each step.
+        incarnation: incarnation of the source.
+        number: number of the episode.
+        before: number of the episode's steps that are already in batches.
+        rows: one float32[W] for each other step.
     """
 
     incarnation: int
@@ -42,8 +44,8 @@ class Rollouts:
     """Collects the steps of each robot, and makes one batch of each finished episode.
 
     It has the methods of :class:`td3_robot.learner.experience.replayed.Replayed`. An episode with a gap gives no batch.
-    The Assembler counts the episode as ``cut``, and this class drops its steps. A task may have no time limit: an
-    episode gives a batch every :data:`LONGEST` steps, as if it were truncated there.
+    The Assembler counts the episode as ``cut``, and this class drops its steps. For tasks
+    without a time limit, an episode also gives a batch every :data:`LONGEST` steps, as if it were truncated there.
 
     Args:
         discount: γ, 0 to 1.
@@ -99,22 +101,22 @@ class Rollouts:
         the last ``next_observation`` counts.
         """
         rows = self._ended.popleft()
-        # Memory from torch has the same alignment every time, so that equal rollouts give equal bits.
+        # Torch's memory always has the same alignment, so equal rollouts give bitwise equal results.
         memory = torch.empty(rows.shape)
         memory.numpy()[:] = rows
         return Batch(*torch.split(memory, self._widths, 1))
 
     def example(self) -> None:
-        """None: episodes, and so batches, have different sizes."""
+        """Return None, because batches have different sizes."""
 
     def learned(self, td_errors: Sequence[Tensor]) -> None:
-        """TD errors have no effect on rollouts."""
+        """Do nothing, because rollouts do not use TD errors."""
 
     def end(self) -> None:
-        """Rollouts use only whole episodes."""
+        """Do nothing, because rollouts use only whole episodes."""
 
     def recover(self) -> None:
-        """There are no rows of an earlier process."""
+        """Do nothing, because rollouts do not survive the process."""
 
     def parts(self) -> dict[str, Stateful]:
         return {"rollouts": self}

@@ -23,10 +23,10 @@ class Transitions:
     Attributes:
         robot: int[M], ascending: the index of each robot in the arrays of the Step.
         observation, next_observation: float32[M, O].
-        action: float32[M, A], the action that was applied, in the unit of its channel.
+        action: float32[M, A], the applied action, in the units of its channels.
         reward: float32[M].
-        terminated: bool[M]; False if the episode was truncated, because the value of its last observation counts.
-        ended: the returns of the episodes that ended here, if the assembler saw all their steps.
+        terminated: bool[M]; whether the episode terminated. It is False for a truncated episode.
+        ended: the returns of the episodes that ended with this Step, if the assembler received all their steps.
     """
 
     robot: NDArray[np.intp]
@@ -49,12 +49,13 @@ class Assembler:
     counts gaps and never makes a transition across a gap.
 
     After a restart from a checkpoint, the assembler expects the Step that :meth:`state` names. The source may first
-    repeat the Step before it. Then the next Step makes transitions together with the repeated Step.
+    repeat the Step before that Step. The assembler then joins the repeated Step with the next Step.
 
     Attributes:
-        counters: by name: ``steps`` (messages), ``begun`` (episodes that started), ``episodes`` (that ended and were
-            seen whole), ``transitions``, ``gaps`` (number of gaps), ``missed`` (Steps never seen), ``repeated``,
-            ``late``, and ``cut`` (episodes without an end, because the source died or Steps were missed).
+        counters: by name: ``steps`` (messages), ``begun`` (episodes that started), ``episodes`` (received
+            from their start to their end), ``transitions``, ``gaps`` (number of gaps),
+            ``missed`` (Steps never received), ``repeated``, ``late``, and ``cut`` (episodes without an end,
+            because the source died or Steps were missed).
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Compares the returns that the critic predicts for whole episodes with the observed returns.
 
-The difference is the bias of Q that Fujimoto et al. 2018 measure in section 4 (their figure 1). The second critic
-reduces it. Only whole episodes count. Their actions include exploration noise.
+The difference is the bias of Q that Fujimoto et al. 2018 measure in section 4 (their figure 1). TD3's second critic
+reduces this bias. Only whole episodes count. Their actions include exploration noise.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Episode(NamedTuple):
     """An episode that the learner received from its first to its last step.
 
     Attributes:
-        observation, action: of its first step, [O] and [A].
+        observation, action: observation [O] and action [A] of the first step.
         discounted: the observed return r₀ + γ r₁ + … + γᵀ⁻¹ r_T₋₁.
-        last_observation: the observation at its end, [O].
+        last_observation: the observation at the end, [O].
         left: γᵀ, the factor of the value of ``last_observation``; 0 if the episode terminated.
     """
 
@@ -49,8 +49,8 @@ class _Running(Positions):
 
     Attributes:
         whole: whether there was no gap since the first step of the episode.
-        observation, action: of the first step.
-        discounted, left: as in :class:`Episode`, for the steps so far.
+        observation, action: observation and action of the first step.
+        discounted, left: the same as in :class:`Episode`, computed from the steps so far.
     """
 
     whole: Bools
@@ -146,7 +146,7 @@ class ValueCheck:
         """Means over the newest whole episodes. Waits for the device.
 
         ``return_discounted_mean`` is the observed return. ``return_expected_mean`` is the return that the first critic
-        predicts now. For a truncated episode, both leave out the value of its last observation.
+        predicts now. For a truncated episode, neither includes the value of the last observation.
 
         Returns:
             The means by name. Empty before the first whole episode, or if the algorithm has no values.

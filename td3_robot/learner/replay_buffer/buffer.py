@@ -42,17 +42,17 @@ class Batch(NamedTuple):
 class ReplayBuffer:
     """The newest ``capacity`` transitions, drawn uniformly and with replacement.
 
-    A transition is one row ``[observation | action | reward | discount | next_observation]``. So a random batch needs
-    only one gather of whole rows. That takes a quarter of the time of five gathers from five arrays.
+    A transition is one row ``[observation | action | reward | discount | next_observation]``. So a random batch
+    needs only one gather of whole rows. Five gathers from five arrays would take four times as long.
 
     Args:
         capacity: number of transitions kept, at least 1.
         observation_size, action_size: O and A, at least 1.
-        seed: of the sampling, at least 0.
-        storage: makes the storage from the capacity and the row width.
+        seed: seed of the sampling, at least 0.
+        storage: creates the storage from the capacity and the row width.
 
     Attributes:
-        rows: float32[capacity, 2 O + A + 2], only for reading. Row n modulo ``capacity`` holds transition n, from 0.
+        rows: float32[capacity, 2 O + A + 2], read-only. Transition n, counted from 0, is in row n modulo ``capacity``.
         total_added: number of transitions ever added.
 
     Raises:
@@ -82,7 +82,9 @@ class ReplayBuffer:
         self._device_batch: tuple[Tensor, Batch] | None = None
 
     def use_device(self, device: torch.device) -> None:
-        """Keep a copy of the rows on a device, and draw batches from this copy. The device does not change the draws.
+        """Keep a copy of the rows on a device, and draw batches from this copy.
+
+        The random draws are the same as without the copy.
 
         The rows on the host stay, for checkpoints and files. Only :meth:`restore` and :meth:`recover` wait for the
         device.
@@ -143,7 +145,7 @@ class ReplayBuffer:
     def sample(self, batch_size: int) -> Batch:
         """Draw ``batch_size`` of the stored transitions, with replacement, into new memory.
 
-        With a device, the batch is in device memory, which the next call overwrites.
+        With a device, the batch is in device memory, and the next call overwrites this batch.
 
         Raises:
             ValueError: the buffer is empty.
@@ -157,8 +159,8 @@ class ReplayBuffer:
             if self._device_batch is None or self._device_batch[0] is not on_device:
                 self._device_batch = on_device, self._batch(on_device)
             return self._device_batch[1]
-        # torch's memory always has the same alignment, so matrix products always sum in the same order, and equal
-        # batches give equal bits. The alignment of numpy's memory varies.
+        # Use torch's memory, which always has the same alignment. Then matrix products always add in the same order,
+        # and equal batches give bitwise equal results. The alignment of numpy's memory varies.
         rows = torch.empty((batch_size, self.rows.shape[1]))
         np.take(self.rows, chosen, axis=0, out=rows.numpy(), mode="clip")  # "clip" writes into out without a copy
         return self._batch(rows)
@@ -178,7 +180,7 @@ class ReplayBuffer:
         return Batch(observation, action, reward, next_observation, discount)
 
     def learned(self, errors: Sequence[Tensor]) -> None:
-        """Use each critic's TD errors float32[B, 1] on the newest sample. Uniform sampling ignores them."""
+        """Use each critic's TD errors float32[B, 1] of the newest batch. Uniform sampling ignores them."""
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Everything :meth:`restore` needs: arrays, and scalars fit for JSON.
@@ -232,7 +234,7 @@ class ReplayBuffer:
                 f"the checkpoint has {total_added} transitions, but the journal of the replay file records {journal}; "
                 "to continue with the rows of the file, move the journal away"
             )
-        if total_added > journal:  # The rows are complete: they were written before the state was saved.
+        if total_added > journal:  # The rows are complete, because they were written before the checkpoint.
             log.warning("the replay file has no journal; the learner uses the %d rows of the checkpoint", total_added)
 
     def recover(self) -> None:

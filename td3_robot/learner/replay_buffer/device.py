@@ -20,7 +20,7 @@ class DeviceRows:
 
     Args:
         rows: float32[capacity, width] on the host.
-        device: of the copy.
+        device: the device for the copy.
 
     Raises:
         ConfigError: the device lacks the memory for all rows.
@@ -48,7 +48,7 @@ class DeviceRows:
         """Copy transitions ``since`` to ``total - 1`` to the device."""
         capacity = len(self._host)
         first = max(since, total - capacity)
-        # Only small copies use page-locked memory: for a whole buffer, torch would allocate and keep as much again.
+        # Only small copies use page-locked memory. For a whole buffer, torch would keep a second buffer of this memory.
         send = upload if total - first <= _AT_ONCE else lambda rows, _: torch.from_numpy(rows)
         while first < total:
             start = first % capacity

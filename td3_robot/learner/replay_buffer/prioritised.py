@@ -19,7 +19,7 @@ from td3_robot.learner.resources import BRANCHES, tree_levels
 Float64 = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_LARGEST_ERROR = 1e12  # keeps sums finite until the learner detects divergence
+_LARGEST_ERROR = 1e12  # this limit keeps sums finite until the learner detects divergence
 
 
 class SumTree:
@@ -41,7 +41,7 @@ class SumTree:
         self.leaves[leaves] = weights
         for below, above in zip(self._levels[:0:-1], self._levels[-2::-1], strict=True):
             children = below.reshape(-1, BRANCHES)
-            if isinstance(leaves, slice) or len(leaves) * BRANCHES > len(self.leaves):  # each sum once is faster
+            if isinstance(leaves, slice) or len(leaves) * BRANCHES > len(self.leaves):  # computing all sums is faster
                 above[: len(children)] = children.sum(1)
             else:
                 leaves = leaves // BRANCHES
@@ -50,7 +50,7 @@ class SumTree:
     def find(self, fractions: Float64) -> Indices:
         """Find a leaf for each fraction in [0, 1): the first where the running sum exceeds fraction · total.
 
-        Rounding may give the leaf after the last leaf with a positive weight.
+        Because of rounding, the result may be the leaf after the last leaf with a positive weight.
         """
         rest = torch.from_numpy(fractions * self._levels[0].sum())[:, None]
         found = torch.zeros(len(fractions), dtype=torch.int64)

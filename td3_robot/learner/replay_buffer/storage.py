@@ -23,7 +23,7 @@ ROWS, JOURNAL = "rows.float32", "journal"
 _FORMAT = 2
 _HEAD = 8  # bytes before a record: its length and CRC-32, little-endian
 _LONGEST = 1 << 20  # bytes of a record
-_COMPACT = 1 << 22  # bytes of the journal; beyond, it is rewritten with only the newest record of each source
+_COMPACT = 1 << 22  # bytes; a longer journal is rewritten with only the newest record of each source
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class Note(msgspec.Struct, frozen=True):
 
     Attributes:
         total_added: rows ever added.
-        env_steps: environment steps of the learner.
+        env_steps: number of environment steps of the learner.
         source: name of the source that sent the newest row; empty for the recordings that a run starts with.
         state: progress of that source, see ``Source.state``.
         seen: statistics of all rows so far, see ``Training.seen``.
@@ -52,9 +52,9 @@ class Storage:
 
     Attributes:
         rows: float32[capacity, width], only for reading; :meth:`write` changes them.
-        durable: recorded rows survive a kill of the process.
+        durable: whether recorded rows survive a kill of the process.
         found: whether an earlier process left rows but no journal.
-        notes: the newest note of each source; an earlier process may have written it.
+        notes: the newest note of each source, including notes of an earlier process.
     """
 
     durable = found = False
@@ -65,7 +65,7 @@ class Storage:
 
     @property
     def committed(self) -> int:
-        """Number of rows ever added, from the newest note; 0 without a note."""
+        """Number of rows ever added, as the newest note says; 0 without a note."""
         return max((note.total_added for note in self.notes.values()), default=0)
 
     def write(self, first: int, rows: Float32) -> None:
@@ -81,12 +81,12 @@ class File(Storage):
 
     Args:
         folder: created if missing.
-        recovers: continue with the existing rows. False: start without them, and keep no journal.
-        needed: the run needs existing rows; it is an error if they are missing.
+        recovers: whether to continue with the existing rows. If False, start without rows and keep no journal.
+        needed: whether missing rows are an error.
 
     Raises:
-        BundleError: the rows are damaged, of a buffer of another shape, or missing though ``needed``. The files are
-            then unchanged.
+        BundleError: the rows are damaged, have another shape, or are ``needed`` but missing. The files are then
+            unchanged.
         OSError: the disk is full or the folder cannot be written.
     """
 
@@ -113,7 +113,7 @@ class File(Storage):
             self._compact()
 
     def write(self, first: int, rows: Float32) -> None:
-        # Not through the memory map: with it, a full disk would be a fatal signal instead of an error.
+        # A write through the memory map would kill the process if the disk were full. This write raises an error.
         if len(rows):
             content = np.ascontiguousarray(rows).data.cast("B")
             with files.naming(self._rows_file):
@@ -137,7 +137,7 @@ class File(Storage):
             os.close(self._journal)
 
     def _recover(self) -> None:
-        """Read the journal. An incomplete last record is normal after a kill; any other fault is damage."""
+        """Read the journal. After a kill, an incomplete last record is normal. Any other fault is damage."""
         content = self._journal_file.read_bytes()
         payloads: list[bytes] = []
         at = 0
