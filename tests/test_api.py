@@ -72,7 +72,7 @@ FIELDS = {
     "Transitions": ["observation", "action", "reward", "next_observation", "terminated", "truncated", "episode"],
 }
 OTHERS = {"Channel", "CommandError", "RobotSpec", "Td3RobotError", "__version__"}
-"""Names whose signatures other tests hold."""
+"""Public names whose signatures other tests check."""
 
 
 def test_these_are_the_public_names() -> None:

@@ -142,7 +142,7 @@ IO = {
 
 
 def module_file(name: str) -> Path | None:
-    """Return the file of a module of this project. None for a package, a name in a module, or another project."""
+    """Return the file of a module of this project. Return None for packages, names in modules, and other projects."""
     folder = ROOT / "sims" if name.startswith("td3_robot_sims.") else ROOT
     path = folder.joinpath(*name.split(".")).with_suffix(".py")
     return path if name.startswith(("td3_robot.", "td3_robot_sims.")) and path.exists() else None

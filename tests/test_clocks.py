@@ -1,4 +1,4 @@
-"""Modules that keep deadlines do not read the wall clock, so a jump of it has no effect."""
+"""Modules that keep deadlines do not read the wall clock, so a jump of the wall clock has no effect."""
 
 from __future__ import annotations
 

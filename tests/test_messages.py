@@ -90,7 +90,7 @@ def test_golden_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_golden_bytes_are_plain_msgpack(name: str) -> None:
-    """Only msgpack reads the bytes, as in a peer in another language."""
+    """The test decodes the bytes with msgpack alone, like a peer in another language."""
     content, payload = golden(name)
     plain = msgpack.unpackb(payload)
     assert list(plain) == list(content["fields"])

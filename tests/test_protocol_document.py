@@ -159,7 +159,7 @@ def test_policy_of_the_document_equals_the_policy_servers(
 def test_peer_written_from_the_document_alone_is_served(
     tmp_path: Path, make_bundle: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver that uses only ZeroMQ and msgpack gets a Welcome, and an Action for its Step."""
+    """A driver that uses only ZeroMQ and msgpack receives a Welcome and, for its Step, an Action."""
     monkeypatch.setattr("td3_robot.transport.link.PEER_TIMEOUT", 1e9)  # s; a busy machine must not cause a timeout
     endpoint = f"ipc://{tmp_path}/policy"
     bus, core = Bus(), PolicyCore(seed=0)

@@ -191,7 +191,7 @@ def saved_by_torch(content: Any) -> bytes:
 
 
 def test_tensors_that_require_gradients_are_read(tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path]) -> None:
-    """One changed bit of a file is enough to mark a tensor so."""
+    """One changed bit of a file can set this mark of a tensor."""
     model = saved(tmp_path)
     state = torch.load(io.BytesIO(zipfile.ZipFile(model).read("policy.pth")), weights_only=True)
     marked = saved_by_torch({name: tensor.requires_grad_() for name, tensor in state.items()})

@@ -54,7 +54,7 @@ def test_a_robots_own_stop_ends_with_its_reset(make_core: Make, robot: Toy) -> N
 
 
 def test_a_driver_does_not_move_the_robot_before_the_welcome(make_core: Make, robot: Toy) -> None:
-    """Another driver may be in control. Then the server answers differently."""
+    """Another driver may be in control. In that case the server sends no Welcome."""
     core = make_core(holds_off=True)
     for now in (1.0, 1.2, 1.49):
         assert core.step([], now) == []
@@ -86,7 +86,7 @@ def test_a_driver_without_an_answer_makes_the_robot_safe(
 
 
 def test_a_driver_with_a_rival_does_not_move_the_robot(make_core: Make, robot: Toy) -> None:
-    """Another driver may have its name. Until the server knows, it sends a Heartbeat every 0.25 s, for up to 2 s."""
+    """Another driver may use its name. The server checks this for up to 2 s and sends Heartbeats, 0.25 s apart."""
     core = make_core(holds_off=True)
     wait = ("policy", Heartbeat(0, 5))
     for number in range(9):

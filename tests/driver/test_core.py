@@ -13,7 +13,7 @@ POLICY, HELD, SAFE_ORIGIN = ActionOrigin.POLICY, ActionOrigin.HELD, ActionOrigin
 
 
 def test_an_action_is_applied_at_once_and_reported_in_the_next_step(make_core: Make, robot: Toy) -> None:
-    """First observation at 0.0. Its Action comes at 0.003 and holds until the next one."""
+    """The first observation is at 0.0. Its Action comes at 0.003 and holds until the next Action."""
     core = make_core()
     assert robot.applied == [[0.25, 0.0]]  # the safe action, before any Action
     assert core.step([action(0, 1.5, -0.25)], 0.003) == []
@@ -128,7 +128,7 @@ def test_a_learner_gets_the_same_steps(make_core: Make) -> None:
 
 
 def test_the_action_deadline_is_checked_between_two_steps(make_core: Make, robot: Toy) -> None:
-    """Fed at 0.003, deadline 50 ms: active until 0.053, safe at 0.0531, between the steps at 0.04 and 0.06."""
+    """The Action comes at 0.003 and the deadline is 50 ms. The fault is after 0.053, before the Step at 0.06."""
     core = make_core()
     core.step([action(0, 1.5, 0)], 0.003)
     for now in (0.02, 0.04):

@@ -120,7 +120,7 @@ def test_automatic_recovery_after_the_recovery_time(
         actions(core.step([(peer, make_step(6 + number))], 3.0 + number * 0.02))[0].weights_version
         for number in range(5)
     ]
-    assert versions == [0, 0, 0, 1, 1]  # 3.00, .02, .04, .06: the first at or after 50 ms
+    assert versions == [0, 0, 0, 1, 1]  # 3.06 is the first Step at least 50 ms after 3.00
 
 
 def test_steps_that_queued_during_a_pause_are_answered_by_the_safe_action(
@@ -155,7 +155,7 @@ def test_a_step_that_waited_too_long_for_weights_is_stale(
 def test_invalid_observations_cause_the_safe_action_and_then_a_fault(
     safety: SafetyConfig, values: list[float], words: str, make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """Steps are 20 ms apart: at 1.04 a value unchanged since 1.00 exceeds 30 ms. Valid ones feed the watchdog."""
+    """Steps are 20 ms apart. At 1.04, a constant value is 40 ms old. Only valid observations feed the watchdog."""
     core = make_core(replace_deadline(safety))
     versions = []
     for number, value in enumerate(values):
@@ -204,7 +204,7 @@ def test_a_reconnect_does_not_end_a_fault(make_core: Cores, peer: Peer, make_ste
 
 
 def joined(core: PolicyCore, peer: Peer, number: int, name: str, step: Step, now: float) -> Peer:
-    """Connect another robot like this one and send its Step."""
+    """Connect another robot with the same specification, and send its Step."""
     robot = replace(peer, key=b"%d" % (10 + number), hello=changed(peer.hello, name=name))
     core.step([(robot, robot.hello), (robot, step)], now)
     return robot
@@ -213,7 +213,10 @@ def joined(core: PolicyCore, peer: Peer, number: int, name: str, step: Step, now
 def test_absent_robots_are_forgotten_after_1024_unless_stopped(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """The server remembers 1024 absent robots in FAULT. The last one is still present: those from 5 on are kept."""
+    """The server remembers 1024 absent robots in FAULT.
+
+    When it removes older ones, the last robot is still present. So robots 5 to 1029 remain, and r0, which is stopped.
+    """
     core = make_core()
     for number in range(1030):
         robot = joined(core, peer, number, f"r{number}", make_step(0), float(number))
@@ -255,7 +258,7 @@ def test_an_emergency_stop_overrides_actions_until_reset_and_activate(
     core.step([(peer, make_step(1))], 1.0)
     inputs: list[Input] = [(peer, make_step(2)), (operator, command("estop"))]
     outputs = core.step(inputs, 1.01)
-    assert all(map(is_safe, actions(outputs)))  # including the Step before it in the same turn
+    assert all(map(is_safe, actions(outputs)))  # also for the Step that came before the command in the same turn
     assert ("policy", "fault") in changes(outputs)
     assert [(to, m.verb) for to, m in outputs if isinstance(m, Command)] == [(peer, "estop")]
     assert "emergency stop is in force" in reply(core, operator, command("activate"), 1.02).error
@@ -420,7 +423,7 @@ def test_a_non_finite_action_is_replaced_by_the_safe_action(
 def test_memory_does_not_grow(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step], rng: np.random.Generator
 ) -> None:
-    """With all settings on, 2,000 Steps keep less than one byte each, after 1,000 Steps to settle.
+    """With all settings on, 2,000 Steps keep less than 2,000 bytes. The first 1,000 Steps are not measured.
 
     One of four measurements must pass: a leak would appear in all of them, other allocations would not.
     """
@@ -454,7 +457,7 @@ def test_a_learners_weights_neither_end_a_fault_nor_remove_the_limits(
     make_step: Callable[..., Step],
     make_bundle: Callable[..., Bundle],
 ) -> None:
-    """The server has no settings. All of them come with the deployed policy."""
+    """The server has no safety settings. The deployed policy contains them."""
     core = PolicyCore(9)
     deployed = SafetyConfig(limits={"left": (-0.5, 0.5)}, safe_action={"left": 0.25}, observation_deadline_ms=100)
     core.load(1, replace(make_bundle(1), safety=deployed))
@@ -473,7 +476,7 @@ def test_a_learners_weights_neither_end_a_fault_nor_remove_the_limits(
 
 
 def learned(bundle: Bundle) -> Bundle:
-    """Return weights without settings that give the maximum of the first action."""
+    """Return a bundle without safety settings whose first action is always the maximum."""
     tensors = {name: np.zeros_like(tensor) for name, tensor in bundle.tensors.items()}
     last = max(name for name in tensors if name.endswith("bias"))
     tensors[last][0] = 100
@@ -624,7 +627,7 @@ def test_an_unconfigured_server_reports_no_missing_observations(
 def test_a_robot_deactivated_by_name_stays_inactive(
     recovery: Any, state: str, make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """This holds when its driver restarts, and when the server restarts with only the state file."""
+    """The robot stays inactive when its driver restarts, and when the server restarts from the state file."""
     safety = SafetyConfig(safe_action={"left": 0.25}, observation_deadline_ms=100, recovery=recovery, recovery_ms=1)
     core = make_core(safety)
     core.step([(peer, make_step(1))], 1.0)
@@ -650,7 +653,7 @@ def test_a_robot_deactivated_by_name_stays_inactive(
 def test_activating_the_server_also_activates_a_robot_that_was_away(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """A robot that disconnects in between returns in its earlier state."""
+    """The robot disconnects before the ``activate``, and is active when it connects again."""
     core = make_core()
     core.step([(peer, make_step(1))], 1.0)
     core.step([(operator, command("deactivate"))], 1.01)
