@@ -88,7 +88,7 @@ def parse(
 
 
 def _culprits(text: str, overrides: Sequence[str], flags: Mapping[str, str]) -> str:
-    """Return the overrides whose keys an error names, as on the command line; empty if there are none."""
+    """Return the overrides whose keys the error names, as the user typed them; empty if there are none."""
     keys = {override.partition("=")[0]: override for override in overrides}
     named = [key for key in keys if re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", text)]
     return ", ".join(flags.get(key, f"--set {keys[key]}") for key in named)

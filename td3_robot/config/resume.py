@@ -49,8 +49,8 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
     """Check the changes at a resume, and return them, each as ``key: old → new``.
 
     Args:
-        before: the configuration of the run's last training. In both configurations ``auto`` is already replaced by
-            the choice, so that another device or precision counts as a change.
+        before: the configuration of the run's last training. In both configurations, ``auto`` is already replaced
+            by the choice, so that another device or precision counts as a change.
         after: the configuration to resume with.
         declared: keys that the user wants to change. A section means all its keys.
 

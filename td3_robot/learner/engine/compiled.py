@@ -83,13 +83,13 @@ def use(engine: FastTD3, example: Batch) -> None:
     engine.second = None
     try:
         with torch.inference_mode(), compute.flush_denormals(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns about itself
+            warnings.simplefilter("ignore")  # torch's own warnings do not help the user
             quick_critics, quick_actor = compile_whole(critics), compile_whole(actor)
             if not _alike(critics(*example, noise), quick_critics(*example, noise)):
                 raise RuntimeError("the compiled gradient of the critics is different")
             if not _alike(actor(example.observation), quick_actor(example.observation)):
                 raise RuntimeError("the compiled gradient of the policy is different")
-    except Exception as error:  # compilers raise many kinds of error; training continues without
+    except Exception as error:  # compilers raise many kinds of error; training continues without compiled code
         give_up(error)
         return
     engine.critics_gradient, engine.actor_gradient = guarded(quick_critics, critics), guarded(quick_actor, actor)

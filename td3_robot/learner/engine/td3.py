@@ -84,7 +84,7 @@ class FastTD3(Algorithm):
             target.polyak_update(network, 1.0)
         self.actor_average = actor() if config.policy_average else self.actor
         rate: float | Tensor = config.learning_rate
-        if device.type == "cuda":  # a captured update never sees a new Python number
+        if device.type == "cuda":  # a captured update would keep the old Python number
             rate = torch.tensor(rate, device=device)
         self.actor_adam = Adam(self.actor, rate, config.gradient_clip)
         self.critics_adam = Adam(self.critics, rate, config.gradient_clip)
@@ -119,7 +119,7 @@ class FastTD3(Algorithm):
         noise = torch.randn((batch_size, self.action_size), generator=self.random)
         return compute.upload(noise.numpy(), self.device)
 
-    @torch.inference_mode()  # no autograd: each operator costs less without its bookkeeping
+    @torch.inference_mode()  # without autograd, each operator is faster
     @compute.flush_denormals()
     def improve(self, batch: Batch, noise: Tensor) -> list[Tensor]:
         """Make one update with ``noise`` from :meth:`draw_noise`. It never waits for the device.
