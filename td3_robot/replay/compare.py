@@ -191,7 +191,8 @@ def _compare_field(
     values = repr(expected[place].item()), repr(got[place].item())
     result.note(name, Difference(_text(key), f"{name}[{where}]{more}", *values))
     error = np.abs(got[wrong].astype(np.float64) - expected[wrong].astype(np.float64))
-    return float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max()) or 5e-324  # above 0 for -0.0
+    # The error must not be 0, also if only the sign of a zero differs.
+    return float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max()) or 5e-324
 
 
 def _within(expected: Any, got: Any) -> tuple[str, Any, Any]:
