@@ -25,7 +25,7 @@ NOISES = Registry(
     "td3_robot.noises",
 )
 CHOSEN_BY_THE_LEARNER = ("none", "uniform", "categorical")
-"""Noises that a configuration cannot choose: none, the warm-up's random actions, and draws of discrete actions."""
+"""Noises that only the learner chooses: none, random actions of the warm-up, and draws of discrete actions."""
 
 
 class Parameter(NamedTuple):

@@ -1,4 +1,4 @@
-"""One kind of table for everything that users extend: algorithms, noises, simulator backends, drivers, verbs.
+"""The tables of everything that users can extend: algorithms, noises, simulator backends, drivers, verbs.
 
 A row is a name and a place ``module:attribute``. The table imports the module at its first use, so listing a table
 imports nothing. Tables with an entry point group also hold the rows of installed packages.

@@ -63,7 +63,7 @@ class LearnerConfig(Section, frozen=True):
       the learner may be ahead of this ratio, or behind it.
     - ``publish_every``: updates between two policies that the learner publishes.
     - ``offline_updates``: updates on ``recordings`` before the first environment step. The learned policy then acts
-      from the first step, without uniform actions.
+      from the first step, and there are no uniform actions.
     - ``start_from``: a policy bundle. A new run begins with the bundle's actor and observation normalisation, instead
       of random weights and uniform actions.
     - ``critics_first``: number of first updates that do not change the actor, because its critics are new.

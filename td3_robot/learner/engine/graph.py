@@ -39,7 +39,7 @@ def capture(work: Work) -> Work:
 
 
 def aside(work: Work) -> None:
-    """Run ``work`` on a side stream, where libraries must initialise themselves before a capture."""
+    """Run ``work`` on a side stream, so that libraries initialise themselves before a capture."""
     side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     current = torch.cuda.current_stream()
     side.wait_stream(current)
