@@ -143,7 +143,7 @@ def test_the_watchdog_fires_after_its_deadline() -> None:
 
 
 def test_automatic_recovery_needs_feeds_without_a_gap() -> None:
-    """Recovery needs 0.3 s of feeds less than 0.1 s apart. After the gap at 2.2, they count from 2.35 on."""
+    """Recovery needs 0.3 s of feeds less than 0.1 s apart. The gap after 2.2 is too long: the 0.3 s start at 2.35."""
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1, 0.3)
     watchdog.feed(1.0)
@@ -157,7 +157,7 @@ def test_automatic_recovery_needs_feeds_without_a_gap() -> None:
 
 
 def test_a_clock_that_jumps_ahead_misses_the_deadline() -> None:
-    """This happens after a suspend. The last feed then counts as old."""
+    """The clock jumps ahead after a suspend. The last feed is then too old."""
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1)
     watchdog.feed(1.0)

@@ -16,7 +16,7 @@ def test_growth_since_the_last_call() -> None:
 
 
 def test_a_smoothed_rate_approaches_the_new_one() -> None:
-    """A second of 5 has weight 1/5: 10 + (20 - 10) / 5 = 12. The first rate has no rate before it."""
+    """Smoothing over 5 s gives 1 s the weight 1/5: 10 + (20 - 10) / 5 = 12. The first rate is not smoothed."""
     meter = RateMeter(period=0.5, smoothing=5.0)
     meter(0.0, steps=0)
     assert meter(0.4, steps=999) == {}
