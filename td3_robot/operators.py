@@ -1,4 +1,4 @@
-"""The operator of a policy server: commands it and its robots, and watches their states."""
+"""The operator of a policy server commands the server and its robots, and watches their states."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FOLLOWED: dict[str, Callable[[Reply], bool]] = {
     "configure": lambda answer: answer.state != State.UNCONFIGURED,
     "activate": lambda answer: answer.state == State.ACTIVE,
 }
-"""Command to a function: returns whether a robot's Reply shows that the robot has followed the command."""
+"""Maps a command to a function. It returns whether a robot's Reply shows that the robot has followed the command."""
 
 
 class Watching(enum.Enum):
@@ -45,17 +45,17 @@ class Watching(enum.Enum):
 
 
 class Operator:
-    """Commands a policy server and its robots. :func:`connect` returns one.
+    """Commands a policy server and its robots. :func:`connect` returns an Operator.
 
     Each method connects, sends one command, waits for the answer and disconnects. So several threads may share an
-    operator. A command with ``target`` is for this robot. A command without it is for the server, which passes
-    ``configure``, ``activate``, ``deactivate``, ``reset`` and ``estop`` on to all its robots.
+    operator. A command with ``target`` is for the robot with this name. A command without ``target`` is for the server.
+    The server passes ``configure``, ``activate``, ``deactivate``, ``reset`` and ``estop`` on to all its robots.
 
-    The methods return a Reply: ``node`` is the node that answered, ``state`` its new state (unconfigured, inactive,
-    active, fault or finalized), and ``detail`` a map with more about it.
+    The methods return a Reply. ``node`` is the node that answered. ``state`` is the new state of this node:
+    unconfigured, inactive, active, fault or finalized. ``detail`` is a map with more facts about the node.
 
-    They raise a CommandError if the node refuses the command, does not answer in time, or if a connected robot does not
-    follow. They raise a UsageError if an argument is not allowed.
+    They raise a CommandError if the node refuses the command or does not answer in time, or if a connected robot does
+    not follow. They raise a UsageError if an argument is not allowed.
 
     Args:
         endpoint: address of the policy server.
@@ -73,11 +73,11 @@ class Operator:
         return self.ask(make_command("state", target))
 
     def configure(self, reason: str = "", *, target: str = "") -> Reply:
-        """Go from unconfigured to inactive."""
+        """Change the state from unconfigured to inactive."""
         return self.ask(make_command("configure", target, reason))
 
     def activate(self, reason: str = "", *, target: str = "") -> Reply:
-        """Let the policy move the robots: from inactive, or from fault."""
+        """Let the policy move the robots. The state before is inactive or fault."""
         return self.ask(make_command("activate", target, reason))
 
     def deactivate(self, reason: str = "", *, target: str = "") -> Reply:
@@ -87,9 +87,9 @@ class Operator:
     def estop(self, reason: str = "", *, target: str = "") -> Reply:
         """Stop the robots in an emergency. They apply the safe action until :meth:`reset` and :meth:`activate`.
 
-        ``detail["confirmed"]`` names the robots that have stopped. A reason above 1000 characters is cut, so that it
-        cannot prevent a stop. If a CommandError has a ``reply``, the server has stopped, but not every robot has
-        confirmed it.
+        ``detail["confirmed"]`` names the robots that have stopped. This method cuts a reason after 1000 characters,
+        because a long reason must not prevent a stop. If a CommandError has a ``reply``, the server has stopped, but
+        not every robot has confirmed its stop.
         """
         return self.ask(make_command("estop", target, reason))
 
@@ -102,13 +102,18 @@ class Operator:
 
         Args:
             policy: a policy, a shipped policy, a run folder, or a policy file.
-            reason: why, for the log; at most 1000 characters.
-            force: whether to load it as the newest version, whatever its own version is.
+            reason: why the operator loads it, for the log; at most 1000 characters.
+            force: load the policy as the newest version, even if its own version is lower.
         """
         return self.ask(load_command(policy, "", reason, force=force))
 
     def rollback(self, version: int = 0, reason: str = "") -> Reply:
-        """Serve an older policy again, and freeze. Version 0 is the previous one; ``state`` lists the others."""
+        """Serve an older policy again, and refuse the weights of learners.
+
+        Args:
+            version: version of the policy, see :meth:`state`; 0 for the previous policy.
+            reason: why, for the log.
+        """
         return self.ask(make_command("rollback", "", reason, version))
 
     def freeze(self, reason: str = "") -> Reply:
@@ -120,11 +125,11 @@ class Operator:
         return self.ask(make_command("unfreeze", "", reason))
 
     def shutdown(self, reason: str = "", *, target: str = "") -> Reply:
-        """End the process of the server, or of the driver of ``target``."""
+        """End the process of the server. With ``target``, end the driver of this robot."""
         return self.ask(make_command("shutdown", target, reason))
 
     def watch(self) -> Iterator[LifecycleChange | Watching]:
-        """Yield every change of a state, and every loss and return of the connection, without end."""
+        """Yield each change of a state, and each loss and return of the connection. The iterator never ends."""
         with self._connection() as bus:
             begin, sees, saw = time.monotonic(), None, False
             while True:
@@ -172,8 +177,8 @@ def connect(endpoint: str, keys: str | Path | None = None, *, timeout: float = 5
     """Return an operator of the policy server at an endpoint. The server may start later.
 
     Args:
-        endpoint: ``ipc://PATH`` or ``tcp://HOST:PORT``: ``endpoints.policy`` in the configuration of the server.
-        keys: folder of this machine's keys. A TCP endpoint beyond loopback needs them; None without keys.
+        endpoint: ``endpoints.policy`` in the configuration of the server: ``ipc://PATH`` or ``tcp://HOST:PORT``.
+        keys: folder of this machine's keys; None without keys. Every TCP endpoint except loopback needs keys.
         timeout: seconds to wait for each answer, above 0.
 
     Raises:
@@ -209,7 +214,7 @@ def load_command(policy: str | Path | Policy, target: str, reason: str, *, force
     """Make the Command that loads a policy; see :meth:`Operator.load`.
 
     Raises:
-        UsageError: the policy is too large for a Command, or for a reason of :func:`make_command`.
+        UsageError: the policy is too large for a Command, or :func:`make_command` raises the error.
         BundleError: there is no such policy, or its file is damaged.
     """
     policy = policy if isinstance(policy, Policy) else load_policy(policy)
@@ -223,7 +228,7 @@ def load_command(policy: str | Path | Policy, target: str, reason: str, *, force
 
 
 def _messages(bus: Bus, timeout: float) -> Iterator[Message | None]:
-    """Yield the messages of the server. Yield None one time, when the server has welcomed this client."""
+    """Yield the messages of the server. Yield None once, when the server has sent its Welcome to this client."""
     end, welcomed = time.monotonic() + timeout, False
     while time.monotonic() < end:
         for _, message in bus.receive(0.05):
@@ -253,10 +258,11 @@ def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | No
     The server passes commands on in order, so each robot gets the Command before the question.
 
     Returns:
-        The server's Reply, with the robots that have followed added to its detail.
+        The server's Reply. Its detail also has the robots that followed (``confirmed``) and the others
+        (``unconfirmed``).
 
     Raises:
-        CommandError: a robot has not followed. After an estop it is also an error if no robot has followed.
+        CommandError: a robot has not followed; or the Command is ``estop``, and no robot has followed.
     """
     answers = _states(bus, reply, messages)
     in_all = reply.detail.get("connected_in_all")
@@ -279,10 +285,11 @@ def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | No
 
 
 def with_faults(bus: Bus, reply: Reply) -> Reply:
-    """Put the faults and emergency stops of the server and its robots first into a Reply about a state.
+    """Add the faults and emergency stops of the server and its robots to a Reply about a state.
 
     Returns:
-        The Reply, with ``faults`` (reasons by node) and the states of the robots in its detail.
+        The Reply. Its detail begins with ``faults`` (node, mapped to the reason) and ``robots`` (robot, mapped to its
+        state).
     """
     answers = _states(bus, reply, _messages(bus, _ROBOTS_ANSWER))
     sources, stopped = reply.detail.get("sources"), reply.detail.get("stopped")

@@ -30,12 +30,12 @@ def find_policy(name: str | Path) -> Path:
     """Return the file of a policy.
 
     Args:
-        name: a shipped policy such as ``walker2d``, a run folder, or a policy file. A shipped name comes before a file
-            or folder of this name; write ``./walker2d`` for the folder. In a run folder, this is the best policy, or
-            the final one if the run has no best policy.
+        name: a shipped policy such as ``walker2d``, a run folder, or a policy file. If a file or folder has the name of
+            a shipped policy, the function chooses the shipped policy; write ``./walker2d`` for the folder. From a run
+            folder, the function chooses the best policy, or the final one if the run has no best policy.
 
     Raises:
-        BundleError: there is no such policy, or the folder holds none.
+        BundleError: there is no such policy, or the folder holds no policy.
     """
     shipped = shipped_policies()
     if str(name) in shipped:
@@ -74,11 +74,11 @@ def _policies_beside(path: Path) -> list[str]:
 class Policy:
     """A trained policy that acts without noise. Needs only the base install.
 
-    A policy keeps buffers between calls: give each thread its own policy.
+    A policy reuses its buffers in each call. So give each thread its own policy.
 
     Args:
         bundle: the content of a policy file.
-        source: names the policy in errors.
+        source: name of the policy in errors.
 
     Attributes:
         spec: names, units and ranges of observations and actions, and the control period in s.
@@ -133,8 +133,8 @@ def load_policy(source: str | Path) -> Policy:
     """Load a policy.
 
     Args:
-        source: a shipped policy such as ``walker2d``, a run folder (its best policy, or else the final one), or a
-            policy file. A shipped name comes before a file or folder of this name.
+        source: a shipped policy such as ``walker2d``, a run folder (its best policy, otherwise its final one), or a
+            policy file; see :func:`find_policy`.
 
     Raises:
         BundleError: there is no such policy, or its file is damaged. The error suggests similar names.

@@ -1,4 +1,4 @@
-"""Trainings from Python: start one, watch it, resume it, and read its results."""
+"""Starts, watches and resumes trainings from Python, and reads their results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TrainingProgress:
     """The state of a training, for its callback.
 
     Attributes:
-        env_steps: environment steps made so far, of all simulators.
+        env_steps: environment steps that all simulators have made so far.
         total_steps: environment steps at which the training ends.
         updates: updates of the learner so far.
         return_mean: mean undiscounted return of the newest training episodes; None before the first whole episode.
@@ -47,12 +47,12 @@ class TrainingProgress:
 
 
 Callback = Callable[[TrainingProgress], object]
-"""Called about once a second during a training. It stops the training if it returns False."""
+"""Called about once a second during a training. The training stops if the callback returns False."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A training and its results. :func:`train` and :func:`open_run` return one.
+    """A training and its results. :func:`train` and :func:`open_run` return a Run.
 
     Attributes:
         path: the run folder. It holds policies, checkpoints, metrics, logs and the configuration.
@@ -111,10 +111,11 @@ class Run:
     ) -> Run:
         """Continue the training from its newest checkpoint. Blocks until the end of the training.
 
-        A finished run without more steps stays as it is.
+        If the run is finished and ``total_steps`` does not grow, nothing changes.
 
         Args:
-            total_steps: environment steps of the whole run, with those before; None keeps the present number.
+            total_steps: environment steps of the whole run, including the steps made so far; None keeps the number of
+                the run.
             overrides: as in :func:`train`.
             callback: as in :func:`train`.
             progress: as in :func:`train`.
@@ -123,7 +124,7 @@ class Run:
             This run.
 
         Raises:
-            UsageError: the run has made more steps already, or has no checkpoint to resume from.
+            UsageError: the run has already made more than ``total_steps``, or has no checkpoint to resume from.
             ConfigError: a changed key must stay the same in a resumed run.
             RunFolderError: another process trains in the folder.
             NodeError: a process cannot run, or died too often.
@@ -144,21 +145,21 @@ def train(
     callback: Callback | None = None,
     progress: bool = True,
 ) -> Run:
-    """Train a policy with a simulator, a policy server and a learner in processes of their own.
+    """Train a policy with separate processes for simulator, policy server and learner.
 
-    Blocks until the training and the evaluation of the final policy have ended. Needs the extra ``train``. Ctrl-C stops
-    the processes, saves what was learned, and raises KeyboardInterrupt; ``open_run(out).resume()`` continues.
+    Blocks until the training and the evaluation of the final policy have ended. Needs the extra ``train``. Ctrl-C saves
+    a checkpoint, stops the processes, and raises KeyboardInterrupt. ``open_run(out).resume()`` continues the training.
 
     Args:
         config: a shipped configuration such as ``walker2d_fast``, or a YAML file; None for the default configuration.
         task: a task such as ``Walker2D`` or ``gymnasium:Pendulum-v1``; None for the task of ``config``.
-        total_steps: environment steps of the whole training, at least 1; None for those of ``config``.
-        seed: seed of everything random, at least 0; None for the seed of ``config``.
+        total_steps: environment steps of the whole training, at least 1; None for the number in ``config``.
+        seed: seed of all random streams, at least 0; None for the seed of ``config``.
         out: the new run folder; None for ``runs/NAME-DATE-TIME`` in the current folder, where NAME is
             the name of the configuration or the task.
         overrides: configuration keys and their values, for example ``{"learner.batch_size": 128}``.
         callback: called about once a second with a :class:`TrainingProgress`. If it returns False, the training stops
-            and keeps what it has learned. An exception stops the processes and passes through.
+            and saves a checkpoint. If it raises an exception, the processes stop, and ``train`` raises this exception.
         progress: whether to print the progress to ``sys.stderr``.
 
     Returns:
@@ -167,7 +168,7 @@ def train(
     Raises:
         ConfigError: the configuration does not exist, or a key or value is wrong.
         ValueError: neither ``config`` nor ``task`` is given, or a key is given twice.
-        RunFolderError: ``out`` holds files already.
+        RunFolderError: ``out`` already holds files.
         ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
         NodeError: a process cannot run, or died too often.
         KeyboardInterrupt: Ctrl-C stopped the training.
@@ -226,7 +227,7 @@ def _watch(callback: Callback, total_steps: int) -> Watch:
 
 
 def _settings(overrides: Mapping[str, Any] | None, **named: str | int | None) -> tuple[list[str], dict[str, str]]:
-    """Return configuration keys, each as ``KEY=VALUE``, and the Python argument of each key, for errors."""
+    """Return the configuration keys, each as ``KEY=VALUE``. Also return, for errors, the argument that set each key."""
     given = {key: value for key, value in named.items() if value is not None}
     settings = dict(overrides or {})
     if twice := given.keys() & settings.keys():
@@ -236,5 +237,5 @@ def _settings(overrides: Mapping[str, Any] | None, **named: str | int | None) ->
 
 
 def _plain(value: Any) -> Any:
-    """Return the JSON value of a path or a number of numpy."""
+    """Return the JSON value of a path or of a numpy number."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value.item()

@@ -1,4 +1,4 @@
-"""The process around a robot: loop, protocol, timing and stop.
+"""The process of a driver: it runs the loop, the protocol, the timing and the stop of a robot.
 
 A driver is a program of a few lines::
 
@@ -42,8 +42,9 @@ def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int
     driver has the same name, this driver does not touch the robot.
 
     Args:
-        name: of this robot at its policy server; ``--name`` overrides it.
-        arguments: of the command line, see ``--help``.
+        robot: the robot.
+        name: name of this robot at its policy server; the option ``--name`` replaces it.
+        arguments: arguments of the command line, see ``--help``.
 
     Returns:
         The exit code of the process.
@@ -54,7 +55,7 @@ def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int
 
 
 def unset(safety: SafetyConfig) -> str:
-    """A warning about safety settings that a deployed driver lacks; empty if it has them all."""
+    """Return a warning about missing safety settings of a deployed driver; empty if all of them are set."""
     missing = {
         "safety.action_deadline_ms": "without the policy server, the last action holds for ever",
         "safety.hang_ms": "if a method of the robot does not return, the last action holds for ever",

@@ -1,6 +1,6 @@
-"""Pacing, at full speed or in real time: when a source steps, and which action it applies without an Action.
+"""Pacing at full speed or in real time: decides when a source steps, and what it applies if no Action has arrived.
 
-Neither class reads a clock: callers pass the time.
+The classes do not read a clock. Callers pass the time.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class Fast:
     deadline: float | None = None
 
     def may_step(self, now: float, *, ready: bool) -> bool:
-        """Whether to step now. ``ready``: whether the source has the Action and the learner's allowance."""
+        """Return whether to step now. ``ready``: whether the source has the Action and the learner's allowance."""
         del now
         return ready
 
     def stepped(self, now: float) -> int:
-        """Note a step at ``now`` (s); returns how many deadlines passed without a step."""
+        """Register a step at ``now`` (s). Return how many deadlines passed without a step."""
         del now
         return 0
 
     def substitute(self, last: Float32) -> tuple[Float32, ActionOrigin]:
-        """The action to apply without an Action. At full speed this happens only before the first Step."""
+        """Return the action to apply without an Action. At full speed this happens only before the first Step."""
         return last, ActionOrigin.NONE
 
     def figures(self) -> dict[str, float]:
@@ -41,14 +41,14 @@ class RealTime:
     """Steps at absolute deadlines, one control period apart, with or without an Action.
 
     A late step does not move later deadlines. If a step is late by whole periods, the source skips and counts the
-    missed deadlines: to catch up would leave the policy no time to answer.
+    missed deadlines. If it caught up instead, the policy would have no time to answer.
 
     Args:
-        spec: of the robot; gives the control period and the limits of actions.
+        spec: specification of the robot, with the control period and the limits of actions.
         fallback: ``hold`` (each robot keeps its last action) or ``zero``.
 
     Attributes:
-        deadline: time of the next step, in seconds; None before the first.
+        deadline: time of the next step, in seconds; None before the first step.
         lag_max: the longest delay (s) of a step after its deadline.
     """
 
@@ -78,17 +78,21 @@ class RealTime:
             self._lag_sum += lag
             self._steps += 1
         self._periods += missed + 1
-        # Counted from the first step, so that rounding errors do not add up.
+        # Compute the deadline from the first step, so that rounding errors do not accumulate.
         self.deadline = self._begin + self._periods * self._period
         return missed
 
     def substitute(self, last: Float32) -> tuple[Float32, ActionOrigin]:
-        """The fallback within the limits; ``last``, float32[N, A], is the newest applied action, 0 after a reset."""
+        """Return the fallback action within the limits, float32[N, A].
+
+        Args:
+            last: float32[N, A], the newest applied action, 0 after a reset.
+        """
         wanted = last if self._origin is ActionOrigin.HELD else np.zeros_like(last)
         return np.clip(wanted, self._low, self._high), self._origin
 
     def figures(self) -> dict[str, float]:
-        """The delay of steps after their deadlines, in seconds."""
+        """Return the mean and the longest delay of steps after their deadlines, in seconds."""
         return {"lag_mean_s": self._lag_sum / max(1, self._steps), "lag_max_s": self.lag_max}
 
 

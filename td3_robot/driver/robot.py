@@ -25,57 +25,74 @@ class EmergencyStop(Exception):  # noqa: N818 - not an error: a person or the ro
 
 
 class Robot(ABC):
-    """A robot. One thread calls all methods but ``stop``; each should return well within a control period.
+    """A robot. One thread calls all methods except ``stop``. Each method should need much less than a control period.
 
-    An exception takes the driver to FAULT. The driver then applies the safe action once every period.
+    If a method raises an exception, the driver goes to FAULT. It then applies the safe action in every period.
 
     Attributes:
-        spec: its channels, in the order of the arrays, and its control period.
+        spec: the robot's channels, in the order of the arrays, and its control period.
     """
 
     spec: RobotSpec
 
     @abstractmethod
     def observe(self) -> Float32:
-        """The sensors now: float32[O], in the units of the specification. Not-a-number means a failed sensor."""
+        """Read the sensors: float32[O], in the units of the specification. Return NaN for a failed sensor."""
 
     @abstractmethod
     def apply(self, action: Float32) -> None:
-        """Command the motors: float32[A], in the units and limits of the specification, until the next call."""
+        """Command the motors. The command holds until the next call.
+
+        Args:
+            action: float32[A], in the units and limits of the specification.
+        """
 
     def reward(self, observation: Float32, action: Float32) -> float:
-        """The reward of a control period, for a learner: ``action``, float32[A], led to ``observation``, float32[O]."""
+        """Return the reward of the last control period, for a learner.
+
+        Args:
+            observation: float32[O], at the end of the period.
+            action: float32[A], the action of the period.
+        """
         del observation, action
         return 0.0
 
     def phase(self, observation: Float32) -> Phase:
-        """MID within an episode; TERMINATED when the task has ended (a fall); TRUNCATED when it is cut off."""
+        """Return the phase of the episode after ``observation``, float32[O].
+
+        Returns:
+            MID: the episode continues. TERMINATED: the task has ended, for example by a fall. TRUNCATED: the episode
+            ends for another reason, for example a time limit.
+        """
         del observation
         return Phase.MID
 
     def reset(self) -> None:  # noqa: B027 - many robots need no preparation
-        """Prepare an episode. The driver calls this before every episode, under the safe action. It may take long."""
+        """Prepare an episode. The driver calls this before every episode. The call may take long.
+
+        The robot has the safe action during the call.
+        """
 
     def stop(self) -> None:  # noqa: B027
-        """Bring the robot to rest, because another method is running for longer than ``safety.hang_ms``.
+        """Bring the robot to rest, because another method has been running for longer than ``safety.hang_ms``.
 
-        Another thread calls ``stop`` **while that method still runs**; then the driver ends. Write it only if it can
-        work without the hanging device: through an enable line or a second handle on the bus. A second call must do no
-        harm.
+        Another thread calls ``stop`` **while that method is running**. Then the driver ends. Write ``stop`` only if it
+        can work without the hanging device, for example through an enable line or a second handle on the bus. A second
+        call must do no harm.
         """
 
     def close(self) -> None:  # noqa: B027
-        """Release the robot: the driver ends. The safe action was applied before this call."""
+        """Release the robot, because the driver ends. The driver has applied the safe action before this call."""
 
 
 class RobotBody(OneRobot):
-    """Makes a :class:`Robot` a :class:`td3_robot.driver.body.Body`, and turns its exceptions into problems.
+    """Adapts a :class:`Robot` to :class:`td3_robot.driver.body.Body`, and turns its exceptions into problems.
 
-    A missing or non-finite observation ends the episode: TRUNCATED, with the last valid observation. The next valid
+    A missing or non-finite observation ends the episode as TRUNCATED, with the last valid observation. The next valid
     observation begins another episode.
 
     Args:
-        robot: to drive.
+        robot: the robot to drive.
         hang_s: seconds that ``observe``, ``apply``, ``phase`` and ``reward`` may take, see :class:`HangWatch`; None:
             no limit. ``reset`` and ``close`` have no limit.
     """
@@ -157,13 +174,13 @@ class RobotBody(OneRobot):
 
     @staticmethod
     def _log(problem: str, times: int, error: Exception) -> None:
-        """Log the 1st, 2nd, 4th, 8th, … time, so that a flickering problem does not fill the disk."""
+        """Log the 1st, 2nd, 4th, 8th, … occurrence, so that a problem that comes and goes does not fill the disk."""
         if times & (times - 1) == 0:
             again = f" (for the {times}th time)" if times > 2 else ""
             log.warning("%s%s", problem, again, exc_info=times == 1 and not isinstance(error, ValueError))
 
     def _ask(self, what: str, call: Callable[[], Answer]) -> Answer | None:
-        """Call the robot's code; None, and an entry in the problems, if it fails."""
+        """Call the robot's code and return its result. If it fails, store the problem and return None."""
         try:
             watched = self._hang and what not in ("reset", "close")
             answer = self._hang.over(what, call) if self._hang and watched else call()

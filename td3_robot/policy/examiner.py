@@ -1,8 +1,8 @@
-"""A thread that examines a learner's weights outside the control loop, so that no robot waits.
+"""A thread that examines a learner's weights outside the control loop, so that no robot waits for this.
 
 Hashing, checking and rearranging weights takes one millisecond for a usual actor, and tens of milliseconds for a large
-one. The core gets the weights some turns later, with the result. A policy that a person loads is examined by the core
-itself, because commands must keep their order.
+one. The core gets the weights some turns later, with the result. If a person loads a policy, the core itself examines
+it, because the core must execute commands in their order.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from td3_robot.policy.actor import Actor
 from td3_robot.policy.store import Examine, examine
 from td3_robot.runtime import realtime
 
-_MOST = 4  # waiting weights
+_MOST = 4  # highest number of waiting weights
 
 _Offer = tuple[Origin, Weights]
 
 
 @dataclass(frozen=True, eq=False)
 class _Examination:
-    """One examination. ``result`` yields a policy or an error text; it raises if the examination itself failed."""
+    """One examination. ``result`` is a policy, an error text, or the exception of an examination that failed."""
 
     offer: _Offer
     result: Future[Actor | str]
 
 
 class Examiner:
-    """Delays weights until they are examined. It examines the newest weights first, and older weights after a refusal.
+    """Delays weights until they are examined. The examiner takes the newest weights first, and then older weights.
 
-    The core calls this object as its ``examine``. It gets a finished result at once. The calling thread examines all
-    other bytes.
+    The core calls this object as its ``examine``. If the thread has examined the bytes, the call returns the result at
+    once. Otherwise the call examines the bytes itself.
 
     Args:
-        counters: counts the weights that are not examined, because newer ones serve, a person has loaded a policy
-            meanwhile, or too many wait.
+        counters: ``weights_not_examined`` counts weights that the examiner drops: because newer weights already serve,
+            because a person has loaded a policy since, or because too many weights wait.
         examine: examines bytes.
     """
 
@@ -54,7 +54,7 @@ class Examiner:
         self._thread.submit(realtime.stand_back)  # starts the thread now, so that the loop never waits for it
 
     def __call__(self, version: int, digest: str, payload: bytes) -> Actor:
-        """The policy in these bytes.
+        """Return the policy in these bytes.
 
         Raises:
             BundleError: the bytes are not a policy.
@@ -75,10 +75,10 @@ class Examiner:
         return self._current is not None or bool(self._waiting)
 
     def sift(self, inputs: list[Input], wanted: Callable[[Weights], bool]) -> list[Input]:
-        """Return the inputs for the core in this turn. The caller calls it once a turn.
+        """Return the inputs that the core gets in this turn. Call it once a turn.
 
-        Weights that the core wants pass after their examination. When a person loads a policy, all earlier weights are
-        dropped, because the person's choice replaces them. All other inputs pass at once.
+        The core gets the weights that it wants after their examination, and all other inputs at once. When a person
+        loads a policy, this method drops all earlier weights, because the person's choice replaces them.
 
         Args:
             inputs: all inputs that arrived.
@@ -95,7 +95,7 @@ class Examiner:
             if isinstance(message, Command) and message.verb == "load":
                 self._forget()
                 loads = True
-        # A load may change what the core wants, so no examination starts in the same turn.
+        # A load may change which weights the core wants, so no examination starts in the same turn.
         if self._current and self._current.result.done():
             passed.insert(0, self._current.offer)
             self._delivered, self._current = self._current, None
@@ -120,7 +120,7 @@ class Examiner:
         self._keep([])
 
     def _keep(self, kept: list[_Offer]) -> None:
-        """Keep these waiting weights, and count the others."""
+        """Keep these waiting weights. Drop and count the others."""
         if skipped := len(self._waiting) - len(kept):
             self._counters["weights_not_examined"] += skipped
             self._waiting = kept

@@ -1,4 +1,7 @@
-"""Decides which robots a policy may move: the server's own state, its watch over each robot, stops of single robots."""
+"""Decides which robots a policy may move.
+
+This depends on the state of the server, on its watch over each robot, and on stops of single robots.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,21 @@ log = logging.getLogger(__name__)
 
 _AWAY = 1024  # the most absent robots to remember that no policy may move
 _STOPS = 1024  # the most names of individually stopped robots
-_LONGEST_REASON = 500  # characters of a reason that is kept over a restart
+_LONGEST_REASON = 500  # characters of a reason that the server keeps across a restart
 
 
 class Safety:
     """Holds all stops and faults of a policy server.
 
-    An emergency stop of one robot holds for its name, whether the robot is connected or not and whether the server
-    watches over it or not. It lasts until a reset of that robot or of all robots.
+    An emergency stop of one robot holds for the robot's name, even if the robot is not connected or the server has no
+    watch over it. The stop lasts until a reset of that robot or of all robots.
 
     Args:
         node: name of the server.
 
     Attributes:
-        lifecycle: of the server itself.
-        watches: the watches over robots, by robot name. A robot without anything to watch has none.
+        lifecycle: lifecycle of the server itself.
+        watches: the watches over robots, by robot name. The server has no watch over a robot without watch settings.
         stopped: names of the individually stopped robots.
     """
 
@@ -40,16 +43,16 @@ class Safety:
 
     @property
     def due(self) -> float | None:
-        """When :meth:`missing` is needed next, in seconds."""
+        """Time of the next necessary call of :meth:`missing`, in seconds; None if no call is necessary."""
         dues = (watch.watchdog.due for watch in self.watches.values())
         return min((due for due in dues if due is not None), default=None)
 
     def acts(self, name: str) -> bool:
-        """Whether the server is active and this robot is not stopped by its name."""
+        """Return whether the server is active and this robot is not individually stopped."""
         return self.lifecycle.active and name not in self.stopped
 
     def stops(self, name: str) -> bool:
-        """Whether an emergency stop holds for this robot."""
+        """Return whether an emergency stop holds for this robot."""
         watch = self.watches.get(name)
         return self.lifecycle.stopped or name in self.stopped or bool(watch and watch.lifecycle.stopped)
 
@@ -59,13 +62,13 @@ class Safety:
         return watch
 
     def missing(self, now: float) -> Iterator[tuple[str, Step]]:
-        """The robots whose observations this call finds overdue, each with its newest Step."""
+        """Yield each robot whose observation has become overdue at ``now`` (s), with the robot's newest Step."""
         for name, watch in self.watches.items():
             if watch.missing(now) and watch.newest:
                 yield name, watch.newest
 
     def changes(self) -> list[LifecycleChange]:
-        """The changes of state since the last call."""
+        """Return the changes of state since the last call."""
         changes = self.lifecycle.changes()
         for watch in self.watches.values():
             changes += watch.lifecycle.changes()
@@ -74,21 +77,21 @@ class Safety:
     # -- commands ------------------------------------------------------------------------------------------------
 
     def command(self, name: str, command: Command, now: float, *, watched: bool = True) -> str:
-        """Apply a Command for one robot or for all robots to the stop of one robot and to the watch over it.
+        """Apply a Command to one robot: to its individual stop, and to the watch over it.
 
         Args:
-            name: of the robot.
-            command: its target is empty if it is for all robots.
+            name: name of the robot.
+            command: a Command for this robot, or with an empty target for all robots.
             now: the time, in seconds.
-            watched: apply it to the watch over the robot, too.
+            watched: whether to apply the Command to the watch over the robot.
 
         Returns:
-            Why the server refuses the Command; empty if it does not.
+            The reason why the server refuses the Command; empty if the server accepts it.
         """
         if error := self._latch(name, command):
             return error
         watch = self.watches.get(name)
-        # A Command for all robots does not deactivate a watch: the server itself is inactive then.
+        # A Command for all robots does not deactivate the watches, because it deactivates the server itself.
         verbs = ("activate", "reset", "estop", "deactivate") if command.target else ("activate", "reset", "estop")
         try:
             if watched and watch and command.verb in verbs:
@@ -98,7 +101,7 @@ class Safety:
         return ""
 
     def _latch(self, name: str, command: Command) -> str:
-        """Apply a Command to the stop of one robot. Returns the error, or an empty text."""
+        """Apply a Command to the individual stop of a robot. Return the error, or an empty text."""
         if command.verb == "reset":
             self.stopped.discard(name)
         elif command.verb in ("configure", "activate", "deactivate") and name in self.stopped:
@@ -113,13 +116,20 @@ class Safety:
     # -- robots that leave ---------------------------------------------------------------------------------------
 
     def leave(self, name: str) -> None:
-        """Forget the active watch of a robot that left. Keep any other watch, so that a return ends no fault."""
+        """Forget the watch of a robot that left if the watch is active.
+
+        Otherwise keep the watch, so that the robot cannot end a fault by leaving and returning.
+        """
         watch = self.watches.pop(name, None)
         if watch and not watch.lifecycle.active:
-            self.watches[name] = watch  # at the end: the robots that left last
+            self.watches[name] = watch  # the order is that of leaving, so this robot goes to the end
 
     def forget_the_longest_away(self, here: Container[str]) -> None:
-        """Of the robots that are not ``here``, remember the last _AWAY. An emergency stop is never forgotten."""
+        """Forget the watches of absent robots, except the _AWAY robots that left last and robots with emergency stops.
+
+        Args:
+            here: names of the connected robots.
+        """
         away = [name for name, it in self.watches.items() if name not in here and not it.lifecycle.stopped]
         for name in away[:-_AWAY]:
             log.warning("%s: forgets %r: %d robots that left later are remembered", self.lifecycle.node, name, _AWAY)
@@ -128,7 +138,7 @@ class Safety:
     # -- restarts ------------------------------------------------------------------------------------------------
 
     def state(self, *, frozen: bool, withdrawn: tuple[str, ...]) -> SafetyState:
-        """The state that a restart must keep."""
+        """Return the state that the server must keep across a restart."""
         watches = ((name, _kept(watch.lifecycle, _LONGEST_REASON)) for name, watch in self.watches.items())
         return SafetyState(
             server=_kept(self.lifecycle),
@@ -139,7 +149,7 @@ class Safety:
         )
 
     def restore(self, state: SafetyState, now: float) -> list[str]:
-        """Restore the robots' stops and faults after a restart. Return one log line for each."""
+        """Restore the robots' stops and faults after a restart. Return lines for the log."""
         lines = []
         for name, held in state.sources.items():
             lifecycle = self.watch(name, now).lifecycle
@@ -157,7 +167,7 @@ class Safety:
 
 
 def _kept(lifecycle: Lifecycle, longest: int | None = None) -> Held | None:
-    """Why a lifecycle is not active, in a form that survives a restart. Cuts the reason to ``longest`` characters."""
+    """Return why a lifecycle is not active, as the state file stores it. Cut the reason to ``longest`` characters."""
     held = lifecycle.held
     if held is None or held.cause is Cause.INACTIVE:
         return held and Held(Cause.INACTIVE)
