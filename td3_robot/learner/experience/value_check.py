@@ -1,6 +1,6 @@
 """Compares the returns that the critic predicts for whole episodes with the observed returns.
 
-The difference is the bias of Q that Fujimoto et al. 2018 measure in section 4 (their figure 1). TD3's second critic
+The difference is the bias of Q that Fujimoto et al. 2018 measure in section 4 (their figure 1). A second critic
 reduces this bias. Only whole episodes count. Their actions include exploration noise.
 """
 
