@@ -1,8 +1,8 @@
 """Functions for all benchmarks: options, turns, worker processes, medians and ratios, and printing.
 
 A benchmark declares its options and its contestants. The contestants take turns, so that a change of the machine's load
-affects all of them alike. A figure is the median over the rounds. A ratio compares two figures of the same round; the
-benchmark reports the median of the ratios.
+affects all of them alike. A figure is the median over all rounds. A benchmark computes a
+ratio of two contestants in each round, and reports the median of these ratios.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Options(Parser):
         command: the command line that runs the benchmark.
         description: what the benchmark measures.
         examples: arguments for the examples in the help text.
-        needs: packages that the benchmark needs and no extra of td3-robot installs.
+        needs: packages that the benchmark needs and that no extra of td3-robot installs.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ def run_script(main: Callable[[], int]) -> NoReturn:
 
 
 def describe(*packages: str) -> dict[str, Any]:
-    """Describe this machine, and add the versions of those named packages that are installed."""
+    """Describe this machine. Add the versions of these packages if they are installed."""
     return machine.describe([name for name in packages if machine.version(name)])
 
 
@@ -95,7 +95,7 @@ def take_turns(
     Args:
         contestants: functions by name; each call makes one measurement.
         rounds: how many results to return for each contestant.
-        warm_up: first make one more round, and drop its results.
+        warm_up: make an additional first round, and drop its results.
     """
     names = list(contestants)
     results: dict[_Name, list[_Result]] = {name: [] for name in names}
@@ -123,9 +123,9 @@ def repeat_for(seconds: float, run: Callable[[int], object], block: int) -> tupl
     """Run blocks of calls until the time is over. Run at least one block.
 
     Args:
-        seconds: the least time to run.
-        run: makes the number of calls in its argument.
-        block: calls between two readings of the clock.
+        seconds: the shortest time to run.
+        run: takes a number, and makes this many calls.
+        block: number of calls between two readings of the clock.
 
     Returns:
         The number of calls, and their total time in s.
@@ -139,7 +139,7 @@ def repeat_for(seconds: float, run: Callable[[int], object], block: int) -> tupl
 
 
 def summary(unit: str, values: Sequence[float]) -> dict[str, Any]:
-    """Return median, lowest and highest value, and ``rounds``: all values. The key of the median is the unit."""
+    """Return median, lowest value, highest value, and all values (``rounds``). The key of the median is the unit."""
     return {unit: statistics.median(values), "lowest": min(values), "highest": max(values), "rounds": list(values)}
 
 
@@ -149,7 +149,7 @@ def ratio(ours: Iterable[float], theirs: Iterable[float]) -> float:
 
 
 PERCENTILES = f"{'µs':24} {'p50':>9} {'p99':>9} {'p99.9':>9} {'max':>10}"
-"""Head of a table with rows from :func:`percentile_row`."""
+"""Header of a table with rows from :func:`percentile_row`."""
 
 
 def percentiles(nanoseconds: Any) -> dict[str, float]:
@@ -166,7 +166,9 @@ def percentile_row(name: str, figures: Mapping[str, float]) -> str:
 
 @contextlib.contextmanager
 def process_of(name: str) -> Iterator[Callable[..., Any]]:
-    """Start a process for one contestant, with its own threads and memory. Yield a function that makes a call in it.
+    """Start a process for one contestant, with its own threads and memory.
+
+    Yield a function that makes a call in this process.
 
     Raises:
         NodeError: a call failed.

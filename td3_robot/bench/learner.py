@@ -43,13 +43,13 @@ _LEARNING = {
 """Kind of update, mapped to values of the learner's configuration."""
 
 Run = Callable[[int], None]
-"""Makes this many updates, and returns when the last update is done."""
+"""Takes a number, makes this many updates, and returns when the last update is done."""
 Contestants = dict[str, Callable[[], Run]]
 """Contestant's name, mapped to a function that prepares its updates. The function runs in the contestant's process."""
 
 
 class LacksError(Td3RobotError):
-    """This machine lacks something that a contestant needs; the message names it."""
+    """This machine lacks something that a contestant needs. The message names what is missing."""
 
 
 class Turn(NamedTuple):
@@ -83,8 +83,9 @@ def measure(
     """Measure every kind of update with each network and number of threads.
 
     Args:
-        options: of :func:`options`.
-        others: returns additional contestants. Its arguments are the widths of the networks, threads and device.
+        options: result of parsing :func:`options`.
+        others: returns additional contestants. Its arguments are the widths of the networks, the number of threads, and
+            the device.
     """
     device = compute.device(options.device)
     problem = compute.bf16_problem(device)
@@ -124,7 +125,7 @@ def measure(
 
 
 def _kinds(device: torch.device, threads: int, *, compiled: bool) -> list[str]:
-    """Return the kinds of update that differ on this device with this number of threads."""
+    """Return the kinds of update to measure: those that differ on this device with this number of threads."""
     kinds = ["fp32", "bf16"]
     if device.type == "cpu":
         kinds += ["operators fp32", "operators bf16"] * (threads > 1) + ["compiled fp32"] * compiled
@@ -166,7 +167,10 @@ def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, la
 def take_turns(
     contestants: Contestants, seconds: float, repetitions: int, missing: dict[str, str]
 ) -> dict[str, list[Turn]]:
-    """Let contestants take turns of this many seconds. Write to ``missing`` why a contestant cannot run here."""
+    """Let contestants take turns of this many seconds.
+
+    If a contestant cannot run here, write the reason to ``missing``.
+    """
     with contextlib.ExitStack() as stack:
         turns: dict[str, Callable[[], Turn]] = {}
         for kind, make in contestants.items():

@@ -37,7 +37,7 @@ class Link:
 
     Attributes:
         transport: one of :data:`TRANSPORTS`.
-        folder: for sockets and keys.
+        folder: folder for sockets and keys.
     """
 
     transport: str
@@ -115,7 +115,7 @@ def _processors(text: str) -> list[int]:
 
 
 def round_trips(link: Link, robots: int, trips: int) -> dict[str, Any]:
-    """Measure this many round trips to the policy server after a warm-up; return their percentiles."""
+    """Measure ``trips`` round trips to the policy server after a warm-up. Return their percentiles."""
     with link.policy() as served, link.robot(served, robots) as robot:
         taken = [robot.round_trip() for _ in range(_WARM_UP + trips)]
     return {"policy": percentiles(taken[_WARM_UP:])}
@@ -124,9 +124,9 @@ def round_trips(link: Link, robots: int, trips: int) -> dict[str, Any]:
 def control_loop(link: Link, rate: float, seconds: float) -> dict[str, Any]:
     """Run a control loop. It sends a Step at every deadline; the Action must arrive before the next deadline.
 
-    ``late`` is the time from a deadline to the start of its turn: the jitter of the robot's own loop. ``round_trip`` is
-    the time from a Step to its Action. If a deadline passes while the process does not run, the loop skips the turn
-    and counts a missed deadline.
+    ``late`` is the jitter of the robot's own loop: the time from a deadline to the start of the turn. ``round_trip`` is
+    the time from a Step to its Action. If a deadline passes while the operating system does not run this process, the
+    loop skips the turn and counts a missed deadline.
     """
     period, turns = 1 / rate, max(1, round(seconds * rate))
     late: list[int] = []

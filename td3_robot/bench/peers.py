@@ -23,7 +23,7 @@ TIMEOUT = 30.0  # seconds to wait for a server
 
 @contextlib.contextmanager
 def serving(endpoint: str, *options: str) -> Iterator[tuple[int, str]]:
-    """Start :mod:`td3_robot.bench.server`; yield its process id and endpoint. Stop it at the end of the block."""
+    """Start :mod:`td3_robot.bench.server`. Yield its process id and endpoint. Stop it at the end of the block."""
     command = [sys.executable, "-m", "td3_robot.bench.server", "--endpoint", endpoint, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -53,14 +53,14 @@ class Robot:
         self._sent = self.version = 0
 
     def send(self) -> int:
-        """Send the next Step. Return its sequence."""
+        """Send the next Step. Return its sequence number."""
         step = self._steps[self._sent % len(self._steps)]
         self._sent += 1
         self.bus.send("policy", step)
         return step.sequence
 
     def answered(self, sequence: int, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for the Action that answers a Step. Return whether it came.
+        """Wait up to ``timeout`` seconds for the Action that answers a Step. Return whether the Action came.
 
         After a silence of some seconds, the server ends the session and refuses the Step. The robot then waits for a
         new Welcome and sends the Step again.

@@ -77,7 +77,7 @@ class _Server:
 
 
 def server_time(robots: int, actions: int, safety: SafetyConfig | None = None) -> dict[str, dict[str, float]]:
-    """Measure the time from the bytes of a Step to the bytes of its Action. Return percentiles in µs of all parts.
+    """Measure the time from the bytes of a Step to the bytes of its Action. Return percentiles (µs) of each part.
 
     ``core`` is the time between decoding and encoding. With safety settings, the exploration noise is off.
     """
@@ -123,7 +123,10 @@ def memory(actions: int) -> dict[str, int | None]:
 
 
 def start(times: int) -> dict[str, Any]:
-    """Start server processes. Return seconds until the first action, and processor time and memory at that moment."""
+    """Start server processes, one after the other.
+
+    Return the seconds until the first action, and processor time and memory at that moment.
+    """
     seconds, processor, resident = [], [], []
     with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as folder:
         bundle = Path(folder) / "policy.safetensors"

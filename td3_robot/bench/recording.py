@@ -161,7 +161,7 @@ class _Records:
 
 
 def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) -> float:
-    """Return the seconds in which a node offers all messages to a recorder, without sending them."""
+    """Return the seconds that a node needs to offer all messages to a recorder, without sending them."""
     link = ClientLink("recorder", handshake.hello("node", "bench", client=0), ())
     link.state = "welcome" if recorder else "connecting"
     tap = Tap(link, lambda name, payload: bool(name) and bool(payload))
@@ -175,7 +175,7 @@ def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) 
 
 
 def _written(published: Published, payloads: Sequence[bytes], path: Path) -> float:
-    """Return the seconds in which a recorder writes all messages to a new file."""
+    """Return the seconds that a recorder needs to write all messages to a new file."""
     path.unlink(missing_ok=True)
     recorder = Recorder(path, facts_of_this_machine(Config()), RecordConfig(enabled=True), 0)
     names = {name for name, _ in published}

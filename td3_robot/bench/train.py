@@ -54,7 +54,7 @@ def measure(options: argparse.Namespace, others: Callable[..., Contestants] = la
     """Measure every kind of training with each number of threads.
 
     Args:
-        options: of :func:`options`.
+        options: result of parsing :func:`options`.
         others: returns additional contestants. Its arguments are ``threads``, ``hidden``, ``batch`` and ``steps``.
     """
     if options.steps % _RECORD:
@@ -80,7 +80,7 @@ def measure(options: argparse.Namespace, others: Callable[..., Contestants] = la
 
 
 def _contestants(threads: Sequence[int], *, compiled: bool, **sizes: Any) -> tuple[Contestants, dict[str, str]]:
-    """Return the trainings that can run on this machine, and the reason for each that cannot."""
+    """Return the trainings that can run on this machine. Also map each other training to the reason why it cannot."""
     missing = {"bf16": f"this {problem}"} if (problem := compute.bf16_problem()) else {}
     kinds = [kind for kind in ("fp32", "bf16") if kind not in missing]
     found: Contestants = {
@@ -106,7 +106,7 @@ def ours(
 ) -> float:
     """Train with td3-robot. Return the environment steps per second from the metrics of the learner.
 
-    The first record after the warm-up includes the end of the warm-up, so the benchmark leaves it out.
+    The first record after the warm-up includes the end of the warm-up, so the benchmark does not use this record.
 
     Raises:
         NodeError: the training failed, or its update was not compiled.

@@ -35,7 +35,7 @@ _EXAMPLES = """examples:
   td3-robot bundle export walker.safetensors walker.onnx --onnx
   td3-robot bundle import td3_walker.zip walker.safetensors --task Walker2D
 """
-_TRIALS = 64  # random observations for which verify computes actions
+_TRIALS = 64  # number of random observations for which verify computes actions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,10 +120,10 @@ def _create(options: argparse.Namespace) -> int:
 
 
 def _check_free(options: argparse.Namespace) -> None:
-    """Check that OUT may be written.
+    """Check that the command may write OUT.
 
     Raises:
-        UsageError: the file exists, and the user did not give ``--force``; or its folder does not exist.
+        UsageError: the file exists and the user did not give ``--force``, or the folder of OUT does not exist.
     """
     out: Path = options.out
     if out.exists() and not options.force:
@@ -223,14 +223,16 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _check(bundle: Bundle, robot: RobotSpec | None, source: str) -> dict[str, Any]:
-    """Check the robot, and that actions are finite for observations within their ranges. Decoding checks neither.
+    """Check two things that decoding does not check.
+
+    The bundle must be for this robot, and actions must be finite for observations within their ranges.
 
     Raises:
         BundleError: the bundle is for another robot, or an action is not finite.
     """
     if robot and (difference := robot.difference(bundle.spec)):
         raise BundleError(f"policy {source!r} is for another robot: {difference}")
-    # Replace infinite limits by 1000: such observations are normalised, so they are only a few units large.
+    # Use limits of at most ±1000. Observations with infinite limits are normalised, so they are only a few units large.
     low, high = (
         np.clip([getattr(channel, side) for channel in bundle.spec.observations], -1e3, 1e3) for side in ("low", "high")
     )

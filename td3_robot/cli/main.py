@@ -72,14 +72,14 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _complete() -> None:
-    """Complete the command line of a shell: the name of a command here, its arguments by its own parser."""
+    """Complete the command line of a shell. This function completes the command's name; its parser, its arguments."""
     import argcomplete
 
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
     words = line.split()[1:] if line[-1:].isspace() else line.split()[1:-1]
     table, depth = (BENCHMARKS, 1) if words[:1] == ["bench"] else (COMMANDS, 0)
     known = len(words) > depth and words[depth] in table
-    os.environ[COMPLETING] = str(depth + 1 + known)  # the number of the word that acts as the program's name
+    os.environ[COMPLETING] = str(depth + 1 + known)  # index of the word that argcomplete takes as the program's name
     if known:
         table[words[depth]].run([])
     parser = argparse.ArgumentParser()

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.json:
             print(" ".join((kind.__doc__ or "").split()))
         print_rows(fields(kind), as_json=options.json)
-    else:  # "td3-robot topic -- echo" lacks a topic; the parser of echo says so
+    else:  # "td3-robot topic -- echo" lacks a topic; the parser of echo prints the error
         return _echo([])
     return EXIT_GOOD
 
@@ -122,5 +122,5 @@ def _listen(node: Node, options: argparse.Namespace) -> None:
 
 
 def _plain(value: Any) -> str:
-    """Describe bytes by their number, because JSON has no type for bytes."""
+    """Replace bytes by a text with their number, because JSON has no type for bytes."""
     return f"{len(value)} bytes"

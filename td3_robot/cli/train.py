@@ -26,7 +26,7 @@ _FLAGS = {
     "learner.recordings": "--from",
     "learner.offline_updates": "--offline",
 }
-"""The option for a configuration key, for errors."""
+"""Maps a configuration key to its option, for errors."""
 _EXAMPLES = """examples:
   td3-robot train walker2d_fast
   td3-robot train pendulum --steps 1e4
@@ -121,7 +121,7 @@ def _resumed(options: argparse.Namespace) -> Prepared:
 
 
 def _flags(options: argparse.Namespace) -> dict[str, str]:
-    """Return the options that the user gave, by the configuration key that they set."""
+    """Return a map from each configuration key that the user set by an option to this option."""
     return {key: flag for key, flag in _FLAGS.items() if getattr(options, flag[2:]) is not None}
 
 
@@ -159,7 +159,8 @@ def _finished(prepared: Prepared, final: Mapping[str, Any]) -> str:
 def _next_steps(prepared: Prepared) -> str:
     run, config, _ = prepared
     backend, name = importlib.import_module("td3_robot_sims.tasks").find(config.task)
-    # A policy file cannot cause an import. So the user has to name a task of a module, which may have no pictures.
+    # A policy file must not cause the import of a module. So the user must name a task that a module registers.
+    # Such a task may have no pictures, so do not suggest a video.
     how = f"--task {shlex.quote(config.task)}" if backend.module(name) else "--video walk.mp4"
     return (
         f"curve:   {run.curve_file}\n"

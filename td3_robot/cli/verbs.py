@@ -66,7 +66,7 @@ def find(table: Mapping[str, Verb], name: str, kind: str) -> Verb:
 
     Args:
         table: the rows by name.
-        name: of the row.
+        name: name of the row.
         kind: what the rows are, for the error, for example ``command``.
 
     Raises:

@@ -13,15 +13,15 @@ from td3_robot.bundle import OBSERVATION_CLIP, OBSERVATION_MEAN, OBSERVATION_STD
 
 OPSET = 13
 IR_VERSION = 8
-"""An old version: runtimes on robots are old, and the model needs nothing newer."""
+"""An old version, because runtimes on robots may be old. The model needs no newer feature."""
 
 
 def convert(bundle: Bundle) -> bytes:
     """Return the ONNX model of a policy: input ``observation`` float32[N, O], output ``action`` float32[N, A], any N.
 
-    The model computes the same actions as the policy server, but without noise and safety filter. It normalises the
-    observations if the bundle does so. Then come ReLU layers and tanh. It scales the actions to their limits and clips
-    them. The metadata key ``td3_robot`` holds specification and provenance as JSON.
+    The model computes the same actions as the policy server, but without noise and safety filter. If the bundle
+    normalises observations, the model does so, too. It computes the ReLU layers and tanh, scales the actions to their
+    limits, and clips them. The metadata key ``td3_robot`` holds specification and provenance as JSON.
     """
     spec = bundle.spec
     half = (spec.action_high - spec.action_low) / np.float32(2)

@@ -4,8 +4,8 @@ SB3's zip holds two members. ``policy.pth`` is a file of ``torch.save`` with the
 values are base64 of pickles. This module reads only the plain text of ``data``. It reads ``policy.pth`` with torch's
 safe loader, which makes tensors and runs no code of the file.
 
-The actor is ``actor.mu``: linear layers with an activation between them, and tanh at the end. SB3 scales its output in
-[-1, 1] to the limits of the action space. A bundle can describe this actor if the activation is ReLU.
+The actor is ``actor.mu``: linear layers with an activation between them, and tanh at the end. SB3 scales the actor's
+output from [-1, 1] to the limits of the action space. A bundle can describe this actor if the activation is ReLU.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from td3_robot.errors import BundleError
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.util import files
 
-_LONGEST = 1 << 30  # bytes of the zip; with both optimisers it is about ten times as large as the policy
-_LONGEST_MEMBER = 1 << 28  # bytes of one member of a zip, unpacked
+_LONGEST = 1 << 30  # bytes of the zip; it has the optimisers, so it is about ten times as large as the policy
+_LONGEST_MEMBER = 1 << 28  # bytes of one unpacked member of the zip
 _LAYER = re.compile(r"actor\.mu\.(\d+)\.(weight|bias)")
 _NUMBER = re.compile(r"-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf)")
 
@@ -35,8 +35,8 @@ def read(path: Path, spec: RobotSpec) -> Bundle:
     """Read the policy in an SB3 zip, for the robot with this specification.
 
     Raises:
-        BundleError: the file cannot be read, is not a TD3 or DDPG model, or does not fit the robot; or a bundle cannot
-            describe the policy.
+        BundleError: the file is unreadable, is not a TD3 or DDPG model, does not fit the robot, or has a policy that a
+            bundle cannot describe.
     """
     source = f"Stable-Baselines3 model {str(path)!r}"
     try:
@@ -89,7 +89,7 @@ def _member(archive: zipfile.ZipFile, name: str, source: str) -> bytes:
 
 def _actor(content: bytes, source: str) -> dict[str, Float32]:
     """Return the actor's float32 tensors from a file of ``torch.save``."""
-    _zip(content, f"{source}: policy.pth")  # torch's older formats are not zip files: the size limits would not apply
+    _zip(content, f"{source}: policy.pth")  # refuses torch's older formats, to which size limits do not apply
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         tensors = {name: tensor for name, tensor in state.items() if name.startswith("actor.")}
@@ -118,7 +118,7 @@ def _data(content: bytes, source: str) -> dict[str, Any]:
 
 
 def _layers(state: dict[str, Float32], source: str) -> dict[str, Float32]:
-    """Return the layers of ``actor.mu`` under a bundle's names. SB3's layer indices also count activations."""
+    """Return the layers of ``actor.mu`` with the names of a bundle. SB3's layer indices also count activations."""
     found = {name: match for name in state if (match := _LAYER.fullmatch(name))}
     if not found or len(found) != len(state):
         strange = next((name for name in state if name not in found), "no actor.mu")

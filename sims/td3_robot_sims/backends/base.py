@@ -25,7 +25,7 @@ from td3_robot_sims.backends import saved_episode
 from td3_robot_sims.backends.disturbance import Disturbance
 
 _LARGEST = float(np.finfo(np.float32).max)
-_FIRST_CAPACITY = 1000  # initial size of the action buffer of an episode without a time limit
+_FIRST_CAPACITY = 1000  # initial size of the action buffer, in steps, if an episode has no time limit
 
 
 class Outcome(NamedTuple):
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     Attributes:
         observation: float32[O], in the units of the task's specification.
         reward: a finite number, unless the physics diverged.
-        terminated: the task itself ended the episode. No reward follows.
+        terminated: the task itself ended the episode. The robot gets no reward after this step.
         truncated: the time limit ended the episode. A step can set both flags.
     """
 
@@ -58,7 +58,7 @@ class Environment(ABC):
             for a robot without named groups.
 
     Attributes:
-        concurrent: True if several threads may step environments of this class at once, and this is faster.
+        concurrent: True if several threads may step environments of this class at once, and if threads are faster.
         random: the random generator of resets and steps.
         length: steps of the episode so far.
         disturbance: the randomization of this robot; None if nothing is randomized.
@@ -94,10 +94,10 @@ class Environment(ABC):
         return self.disturbance.world if self.disturbance else {}
 
     def reset(self, seed: int | None = None) -> Float32:
-        """Start an episode; returns the first observation, float32[O].
+        """Start an episode. Return the first observation, float32[O].
 
         Args:
-            seed: restarts the random stream, at least 0; None continues it.
+            seed: seed with which the random stream restarts, at least 0; None: the stream continues.
         """
         if seed is not None:
             self.random = np.random.default_rng(seed)
@@ -116,7 +116,7 @@ class Environment(ABC):
         """Apply ``action``, float32[A], for one control period.
 
         Raises:
-            RuntimeError: no episode is running: before the first reset, after the end of an episode, or after close.
+            RuntimeError: no episode is running. This is so before a reset, after an episode, and after close.
             ValueError: the action has the wrong shape, or is not finite.
         """
         if not self._running:
@@ -133,7 +133,7 @@ class Environment(ABC):
         self._actions[self.length] = action
         self.length += 1
         if self.disturbance:
-            # _actions holds the action before its delay: restore_state() sends it again.
+            # _actions holds the action before its delay, because restore_state() delays it again.
             truth, reward, terminated, truncated = self._step(self.disturbance.delayed(self._actions[self.length - 1]))
             observation = self.disturbance.sensed(truth)
         else:
@@ -141,7 +141,7 @@ class Environment(ABC):
         truncated = truncated or (self.time_limit > 0 and self.length >= self.time_limit)
         self._running = not (terminated or truncated)
         self._observation, self._reward = observation, reward
-        # The caller may write into its copy. The saved observation must not change.
+        # Return a copy, because the caller may write into it and the saved observation must not change.
         return Outcome(observation.copy(), reward, terminated, truncated)
 
     @abstractmethod
@@ -156,7 +156,7 @@ class Environment(ABC):
         """
 
     def reward_terms(self) -> dict[str, float]:
-        """The terms that add up to the reward of the last step; empty before the first step of an episode."""
+        """Return the terms of the sum that is the reward of the last step; empty before an episode's first step."""
         if not self.length:
             return {}
         return dict(self._terms) or {"reward": self._reward}
@@ -181,7 +181,7 @@ class Environment(ABC):
         save nothing.
 
         Raises:
-            BundleError: the state is damaged or of another task, or the repeated episode gives another observation.
+            BundleError: the state is damaged or of another task, or the repeated episode gives a different observation.
                 After this error, call reset before the next step.
         """
         where = f"saved state of {self.spec.name}"
@@ -209,7 +209,7 @@ class Environment(ABC):
             )
 
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
-        """A picture of the robot, uint8[height, width, 3], red-green-blue. Does not change the simulation.
+        """Return a picture of the robot, uint8[height, width, 3], in RGB. This does not change the simulation.
 
         Raises:
             ConfigError: the task has no pictures.
@@ -241,12 +241,12 @@ class Backend(ABC):
         self.kind = kind
 
     def names(self) -> Sequence[str]:
-        """The names of all tasks; empty if the engine cannot list them."""
+        """Return the names of all tasks; empty if the engine cannot list them."""
         return ()
 
     @abstractmethod
     def spec(self, name: str) -> RobotSpec:
-        """The robot specification of a task. Implement it without a simulation if possible.
+        """Return the robot specification of a task. If possible, do not start a simulation for this.
 
         Raises:
             ConfigError: the task does not exist, is not supported, or needs a package that is not installed.
@@ -254,20 +254,20 @@ class Backend(ABC):
 
     @abstractmethod
     def make(self, name: str, seed: int | None, randomization: RandomizationConfig | None) -> Environment:
-        """A new environment, see :class:`Environment`; raises ConfigError like :meth:`spec`."""
+        """Make an environment, see :class:`Environment`. Raises the same ConfigError as :meth:`spec`."""
 
     def module(self, name: str) -> str:
-        """The Python module in ``name`` that :meth:`make` imports; empty if ``name`` has no module."""
+        """Return the Python module that ``name`` contains and :meth:`make` imports; empty if it contains no module."""
         del name
         return ""
 
     def gymnasium_id(self, name: str) -> str | None:
-        """Register the task with Gymnasium; returns its ID for ``gymnasium.make``, or None if it has no ID."""
+        """Register the task with Gymnasium. Return its ID for ``gymnasium.make``, or None if it has no ID."""
         del name
         return None
 
     def check_randomization(self, config: RandomizationConfig) -> None:
-        """Raise ConfigError if a key is on that the backend does not support."""
+        """Check the randomization. Raises ConfigError if it sets a key that the backend does not support."""
         for key, values in config.ranges().items():
             if self.randomization is not None and key not in self.randomization:
                 raise ConfigError(

@@ -1,6 +1,6 @@
 """Randomization of one robot: it draws physics parameters and pushes, delays actions and adds sensor errors.
 
-Each episode takes four seeds from the environment's random stream, and draws all other values with these seeds. A
+Each episode takes four seeds from the environment's random stream. All other random values come from these seeds. A
 restored environment repeats the episode from the same random state, so it draws the same values.
 """
 
@@ -25,7 +25,7 @@ class Disturbance:
         groups: the group of each observation channel, see :class:`td3_robot.config.randomization.SensorsConfig`.
 
     Attributes:
-        world: the values drawn for the episode, by name, in the configuration's units. Keys that are off are missing.
+        world: the values drawn for the episode, by name, in the configuration's units. It has no keys that are off.
         mass, friction: factors, None if off.
         motor_strength: factor, 1 if off.
         joint_damping: N·m·s/rad, None if off.
@@ -52,7 +52,7 @@ class Disturbance:
         self._zero = np.clip(np.zeros(spec.action_size, np.float32), spec.action_low, spec.action_high)
 
     def begin(self, random: np.random.Generator) -> None:
-        """Draw the world of an episode. Always takes four numbers from ``random``."""
+        """Draw the values of an episode. This always takes four numbers from ``random``."""
         world, self._noise, self._delays, self._pushes = (
             np.random.default_rng(int(seed)) for seed in random.integers(2**63, size=4)
         )
@@ -110,7 +110,10 @@ class Disturbance:
                 self._bias[index] = self.world[f"sensor_bias.{self.spec.observations[index].name}"] = value
 
     def delayed(self, action: Float32) -> Float32:
-        """Send ``action``, float32[A]; returns the action that the robot applies now. Call it once a control period."""
+        """Send ``action``, float32[A], and return the action that the robot applies now.
+
+        Call this once a control period.
+        """
         jitter = self.config.action_jitter
         if self.config.action_latency or jitter:
             late = self._latency + (int(self._delays.integers(jitter[0], jitter[1] + 1)) if jitter else 0)
@@ -124,7 +127,7 @@ class Disturbance:
         return action
 
     def push(self) -> tuple[float, float] | None:
-        """The push in this control period: its force in N and its direction in rad; None if there is no push.
+        """Return force (N) and direction (rad) of the push in this control period; None without a push.
 
         Call it after :meth:`delayed`.
         """

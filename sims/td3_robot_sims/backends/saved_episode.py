@@ -1,4 +1,4 @@
-"""Check the arrays of a saved state, and store the state of a random generator as numbers."""
+"""Checks the arrays of a saved state, and stores the state of a random generator as numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MASK = 2**64 - 1
 
 
 def pack_random(generator: np.random.Generator) -> NDArray[np.uint64]:
-    """The state of a PCG64 generator, uint64[6]: two 128-bit numbers, high half first, then the spare 32 bits."""
+    """Return a PCG64 generator's state, uint64[6]: two 128-bit numbers, high half first, then the spare 32 bits."""
     state: Any = generator.bit_generator.state
     number, increment = int(state["state"]["state"]), int(state["state"]["inc"])
     words = [number >> 64, number & _MASK, increment >> 64, increment & _MASK, state["has_uint32"], state["uinteger"]]
@@ -22,7 +22,7 @@ def pack_random(generator: np.random.Generator) -> NDArray[np.uint64]:
 
 
 def unpack_random(words: NDArray[np.uint64], generator: np.random.Generator) -> None:
-    """Put a state from :func:`pack_random` into ``generator``.
+    """Set ``generator`` to a state from :func:`pack_random`.
 
     Raises:
         BundleError: the numbers are not the state of a PCG64 generator.
@@ -39,11 +39,11 @@ def unpack_random(words: NDArray[np.uint64], generator: np.random.Generator) -> 
 
 
 def array(state: Mapping[str, Any], name: str, dtype: Any, shape: tuple[int, ...], where: str) -> NDArray[Any]:
-    """One array of a saved state.
+    """Return one array of a saved state.
 
     Args:
-        shape: 0 as the first size stands for any size.
-        where: names the state in errors.
+        shape: the required shape; a first size of 0 allows any first size.
+        where: name of the state in errors.
 
     Raises:
         BundleError: the array is missing, or has another type or shape.

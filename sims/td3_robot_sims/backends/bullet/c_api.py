@@ -19,13 +19,14 @@ with without_lines(b"pybullet build time:"):
 _M_PERTURB, _ZEROS = -6, 0xFF  # from malloc.h; glibc fills memory with the complement of the value
 
 
-# Make glibc fill new memory with zeros. With changed masses, Bullet sometimes reads memory before it writes it. About 1
-# in 100 runs of the same Humanoid simulation then gave another result. Other C libraries have no such option.
+# Make glibc fill new memory with zeros. With changed masses, Bullet sometimes reads memory before it writes it.
+# Without zeros, about 1 in 100 runs of the same Humanoid simulation gives a different result. Other C libraries lack
+# this option.
 if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
     set_option(_M_PERTURB, _ZEROS)
 
 _API = 202010061
-"""PyBullet's API version. It changes with the structures below."""
+"""PyBullet's API version. PyBullet changes this number when it changes the structures below."""
 
 # Types of answers, from EnumSharedMemoryServerStatus.
 SDF_LOADED, URDF_LOADED, MJCF_LOADED = 4, 6, 12

@@ -1,8 +1,8 @@
 """PyBullet's physics worlds, used through Bullet's C interface for speed.
 
-PyBullet's Python functions hold the interpreter lock while they simulate, and each returns one value. Through the C
-interface a step releases the lock, and one request returns all links and joints. Each method here sends the same
-commands as PyBullet's function, so the results are the same bit for bit.
+PyBullet's Python functions hold the interpreter lock while they simulate, and each call returns one value. With the C
+interface, a step releases the lock, and one request returns all links and joints. Each method of this module sends the
+same commands as PyBullet's function, so the results are the same bit for bit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class _Handle:
     """Bullet's address of a world. When the last reference to this object ends, the world is freed.
 
     Each method of :class:`Client` holds a reference until it returns, because another thread or a signal handler may
-    close the world during the method. A world that a thread still steps when the interpreter ends is never freed.
+    close the world during the method. If a thread is stepping the world when the interpreter ends, nothing frees the
+    world.
     """
 
     def __init__(self, address: int, at_exit: bool) -> None:
@@ -86,7 +87,7 @@ class Client:
         link_velocities: 6 numbers per link: linear (m/s) and angular (rad/s); zeros unless ``look`` requests them.
 
     Raises:
-        ConfigError: ``show`` requests a window, and there is no display or a window is open already.
+        ConfigError: ``show`` requests a window, but the machine has no display or a window is already open.
     """
 
     def __init__(self, show: bool = False) -> None:
@@ -143,7 +144,7 @@ class Client:
     # -- content of the world ------------------------------------------------------------------------------------------
 
     def configure(self, gravity: float, time_step: float, substeps: int, iterations: int, contact_erp: float) -> None:
-        """Set gravity (m/s², downwards), the duration of a step (s) and the solver. Fix the order of contact pairs."""
+        """Set gravity (m/s², downwards), the duration of a step (s) and the solver. Fix the order of contacts."""
         handle = self._open()
         command = b3.parameters(handle.address)
         b3.set_ordered_pairs(command, 1)
@@ -227,7 +228,7 @@ class Client:
         self._run(handle, command)
 
     def release(self, body: int, joint: Joint) -> None:
-        """Turn off the motor with which PyBullet loads a joint. It would act as a brake against our torques."""
+        """Turn off the motor that PyBullet gives each joint. This motor would act as a brake against our torques."""
         handle = self._open()
         command = b3.control(handle.address, body, pybullet.POSITION_CONTROL)
         b3.set_target_speed(command, joint.velocity_at, 0.0)  # Bullet ignores the force without a target
@@ -277,7 +278,7 @@ class Client:
     # Speed matters in these methods, so only step() checks whether a window was closed.
 
     def drive(self, body: int, first: int, torques: list[float]) -> None:
-        """Apply torques (N·m) in the next step to consecutive joints, beginning with ``velocity_at == first``."""
+        """Apply torques (N·m) in the next step to consecutive joints. The first joint has ``velocity_at == first``."""
         handle = self._handle or self._open()
         command = b3.control(handle.address, body, pybullet.TORQUE_CONTROL)
         values, count = self._torques, len(torques)
@@ -295,7 +296,7 @@ class Client:
             raise RuntimeError("Bullet did not simulate a step")
 
     def look(self, body: int, link_velocities: bool = False) -> None:
-        """Fill the arrays with the state of a body; ``link_velocities`` only if the argument is True."""
+        """Fill the arrays with the state of a body. Fill ``link_velocities`` only if this argument is True."""
         seen = (body, link_velocities)
         if self._seen == seen:
             return
@@ -307,7 +308,7 @@ class Client:
         self._seen = seen
 
     def touching(self, body: int, other: int) -> list[int]:
-        """The links of ``body`` that touched ``other`` in the last substep, one entry per contact point."""
+        """Return the links of ``body`` that touched ``other`` in the last substep, one entry per contact point."""
         handle = self._handle or self._open()
         command = b3.ask_contacts(handle.address)
         b3.of_body_a(command, body)
@@ -321,7 +322,7 @@ class Client:
         return contacts.points[b3.LINK_A : count * b3.CONTACT_INTS : b3.CONTACT_INTS] if count else []
 
     def lowest(self, body: int, links: Sequence[int]) -> float:
-        """Height in m of the lowest point of these links' bounding boxes."""
+        """Return the height (m) of the lowest point of these links' bounding boxes."""
         handle = self._open()
         answer = self._run(handle, b3.ask_boxes(handle.address, body), b3.BOXES)
         corners = (c_double * 3)(), (c_double * 3)()
@@ -357,7 +358,7 @@ class Client:
         b3.set_size(command, width, height)
         b3.set_camera(command, (c_float * 16)(*view), (c_float * 16)(*lens))
         b3.set_renderer(command, pybullet.ER_TINY_RENDERER)
-        b3.set_shadow(command, 0)  # it would take half of the time
+        b3.set_shadow(command, 0)  # drawing a shadow would take half of the time
         self._run(handle, command, b3.PICTURE)
         image = b3.CameraImage()
         b3.picture(handle.address, byref(image))

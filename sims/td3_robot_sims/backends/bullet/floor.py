@@ -1,4 +1,4 @@
-"""Draws the floor of a picture. Bullet's software renderer takes ten times longer for it than for a robot."""
+"""Draws the floor of a picture. Bullet's software renderer takes ten times longer for the floor than for a robot."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PALETTE = np.linspace((236, 236, 236), (163, 184, 223), 256).astype(np.uint8)
-"""From light to dark tiles."""
+"""Colours of the tiles, from light to dark."""
 _SKY = (222, 233, 245)
-_FAR = 10_000.0  # m from the camera; beyond is sky
+_FAR = 10_000.0  # m from the camera; the picture shows sky beyond this distance
 _SHARP = 12.0  # m from the camera; farther tiles fade, because they are smaller than pixels
 
 
@@ -27,10 +27,10 @@ def draw(width: int, height: int, view: Sequence[float], lens: Sequence[float]) 
     x = ((np.arange(width, dtype=np.float32) + 0.5) * (2 / width) - 1)[None, :]
     y = (1 - (np.arange(height, dtype=np.float32) + 0.5) * (2 / height))[:, None]
     east, north, inverse = (row[0] * x + row[1] * y + row[2] for row in floor_of)
-    seen = inverse > 1 / _FAR  # the ray meets the floor in front of the camera
+    seen = inverse > 1 / _FAR  # True if the pixel's ray meets the floor in front of the camera
     distance = 1 / np.where(seen, inverse, 1)
     columns, rows = (np.floor(place * distance).astype(np.int32) for place in (east, north))
-    dark = (columns + rows) & 1  # whole metres
+    dark = (columns + rows) & 1  # tiles have a side of one metre
     contrast = np.minimum(1, np.square(_SHARP * inverse))
     shade = 127.5 + contrast * (255 * dark.astype(np.float32) - 127.5)
     picture: NDArray[np.uint8] = _PALETTE[shade.astype(np.uint8)]

@@ -2,10 +2,10 @@
 
 All numbers equal those of ``pybullet_envs_gymnasium`` 0.6.0, including its peculiarities:
 
-* Foot contacts are one step old: an observation holds the contacts after the previous step. They are 0 after a reset.
+* Foot contacts are one step old. An observation holds the contacts after the previous step. They are 0 after a reset.
 * Actions are clipped to ±1 before they become torques, but the cost uses the action before clipping.
 * The mean position of the robot's parts counts the floor as one more part at the origin.
-* The Humanoid's observed height is relative to 0.8 m. That of the other robots is relative to their height at reset.
+* The Humanoid's observed height is relative to 0.8 m. The other robots' height is relative to their height at reset.
 * HalfCheetah never terminates. A fall lowers the reward of the step by 2 instead.
 
 One flaw is fixed. The package computes an environment's very first observation before it counts the floor as a part.
@@ -35,7 +35,7 @@ from td3_robot_sims.backends.bullet.robots import (
 from td3_robot_sims.backends.bullet.world import World
 
 TARGET_X = 1000.0  # m; robots run towards this point on the x axis
-RESET_NOISE = 0.1  # rad; joints start within this of the model's pose
+RESET_NOISE = 0.1  # rad; each joint starts at most this far from its position in the model
 # A joint beyond 0.99 of its range has a cost. The package compares in float32. To get the same result in float64, the
 # limit is halfway between float32(0.99) and the next float32.
 NEAR_LIMIT = float(np.float32(0.99)) + 2.0**-25
@@ -43,7 +43,7 @@ NEAR_LIMIT_COST = -0.1
 
 
 class Locomotion(Environment):
-    """A walking robot; with ``show`` in PyBullet's window."""
+    """A walking robot. With ``show``, PyBullet's window shows the robot."""
 
     concurrent = True
 
@@ -98,7 +98,7 @@ class Locomotion(Environment):
         observation = self._clip(raw)
         zero = self._start_height
         assert zero is not None
-        # In single precision the height stays float32: numpy's float32 plus Python's float is float32.
+        # In single precision the height stays float32, because numpy's float32 plus Python's float is float32.
         height = observation[0] + zero if model.single_precision else float(observation[0]) + zero
         alive = model.alive(height, pitch, self._contacts)
         self._contacts = self._world.feet_on_floor()

@@ -51,9 +51,9 @@ class RobotModel:
     move, in the model's order, except those whose names begin with "ignore".
 
     Attributes:
-        file: the model, MJCF or URDF: an absolute path, or one relative to the ``mjcf`` folder of ``pybullet_data``.
+        file: MJCF or URDF file of the model, as an absolute path or relative to ``pybullet_data``'s folder ``mjcf``.
         joints: name and torque gain of each driven joint, in the order of actions and observations.
-        power: torque of joint i in N·m is ``power * gain_i * action_i``.
+        power: factor of all torques. The torque of joint i in N·m is ``power * gain_i * action_i``.
         feet: the links whose floor contact is observed, in order.
         alive: the alive reward; a negative one ends the episode unless ``ends`` is False.
         ends: whether a negative alive reward ends the episode.

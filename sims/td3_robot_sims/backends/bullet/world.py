@@ -1,7 +1,7 @@
 """One robot on a floor in one PyBullet world.
 
-The world equals that of ``pybullet_envs_gymnasium`` 0.6.0: the same models, loaded in the same order, with the same
-parameters. Bullet's results depend on all of them.
+The world equals the world of ``pybullet_envs_gymnasium`` 0.6.0. It has the same models, loaded in the same order, with
+the same parameters. Bullet's results depend on all of these.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Body(NamedTuple):
 
 
 def _mean(values: list[float]) -> float:
-    """The same bits as numpy's mean, but twice as fast for 8 to 128 numbers."""
+    """Return the mean. It has the same bits as numpy's mean, but is twice as fast for 8 to 128 numbers."""
     if not 8 <= len(values) <= 128:
         return float(np.mean(values))
     a, b, c, d, e, f, g, h = values[:8]
@@ -142,7 +142,7 @@ class World:
         """
         if mass is not None:
             for index, part in self._parts.items():
-                # With a mass alone, Bullet would recompute the inertia from the shape.
+                # Without an inertia, Bullet would compute the inertia from the shape.
                 inertia = [value * mass for value in part.inertia]
                 self.client.change(self._robot, index, mass=part.mass * mass, inertia=inertia)
         if friction is not None:
@@ -153,7 +153,7 @@ class World:
 
     @functools.cached_property
     def _parts(self) -> dict[int, Part]:
-        """The links that have a mass, by index, as they were loaded: read before the first change."""
+        """Properties of the links that have a mass, by index, as loaded. Read this before the first change."""
         parts = {index: self.client.part(self._robot, index) for index in range(BASE, self._link_count)}
         return {index: part for index, part in parts.items() if part.mass > 0}
 

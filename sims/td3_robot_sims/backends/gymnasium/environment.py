@@ -22,7 +22,7 @@ from td3_robot_sims.backends.base import Environment
 _DEFAULT_PERIOD = 1 / 50  # s, for tasks that state no rate
 _SUPPORTED = "supported are a Box of float actions with finite limits and a Box of float observations, both vectors"
 SCORE_LIMIT = 10.0
-"""Largest absolute score of a discrete action. It hardly limits a policy: as logits, ±10 means odds of e^20 to one."""
+"""Largest absolute score of a discrete action. It hardly limits a policy: logits of ±10 mean odds of e^20 to one."""
 
 
 class GymnasiumEnvironment(Environment):
@@ -32,8 +32,8 @@ class GymnasiumEnvironment(Environment):
     raises BundleError.
 
     An environment may describe its robot in the attribute ``robot_spec``: a :class:`RobotSpec`, or the map that
-    :meth:`RobotSpec.describe` returns. Names, units and the control period are then the robot's, so that a policy fits
-    a driver with the same specification. Sizes and limits must equal those of the spaces.
+    :meth:`RobotSpec.describe` returns. The task then has the names, units and control period of this robot, so that a
+    policy also fits a driver with the same specification. Sizes and limits must equal those of the spaces.
 
     Args:
         kind: name of the backend; the robot's name begins with it, unless the environment has a ``robot_spec``.
@@ -50,7 +50,8 @@ class GymnasiumEnvironment(Environment):
         try:
             actions = self._action_channels(task, env)
             observations = _channels(task, "observation", env.observation_space)
-            # The robot's name does not contain the module: a policy fits the task even if another module registers it.
+            # The robot's name does not contain the module, so that a policy fits even if another module registers the
+            # task.
             spec = RobotSpec(f"{kind}:{identity}", observations, actions, _period(env))
             spec = _own_spec(task, env, spec) or spec
         except ConfigError:
@@ -150,7 +151,7 @@ def _channels(task: str, kind: str, space: spaces.Space[Any]) -> tuple[Channel, 
         raise ConfigError(f"task {task!r} has unbounded actions {space}; {_SUPPORTED}")
     largest = float(np.finfo(np.float32).max)
     return tuple(
-        # Some tasks write the largest number for "no limit", and minus zero for zero.
+        # Some tasks use the largest number for "no limit", and minus zero for zero.
         Channel(f"{kind}_{i}", "1", -math.inf if a <= -largest else a + 0.0, math.inf if b >= largest else b)
         for i, (a, b) in enumerate(zip(low, high, strict=True))
     )
@@ -160,7 +161,7 @@ def _own_spec(task: str, env: gymnasium.Env[Any, Any], spaces_spec: RobotSpec) -
     """Return the specification that the environment has in ``robot_spec``; None if it has no such attribute.
 
     Raises:
-        ConfigError: it is not a specification, or its sizes or limits differ from those of the spaces.
+        ConfigError: ``robot_spec`` is not a specification, or its sizes or limits differ from those of the spaces.
     """
     given = getattr(env.unwrapped, "robot_spec", None)
     if given is None:
@@ -185,7 +186,7 @@ def _own_spec(task: str, env: gymnasium.Env[Any, Any], spaces_spec: RobotSpec) -
 
 
 def _period(env: gymnasium.Env[Any, Any]) -> float:
-    """Duration of a step in s: the task's own ``dt``, else one frame at its rendering rate, else 1/50."""
+    """Return the duration of a step (s): the task's ``dt``, otherwise the time of a rendered frame, otherwise 1/50."""
     dt = getattr(env.unwrapped, "dt", None)
     if isinstance(dt, float) and math.isfinite(dt) and dt > 0:
         return dt
