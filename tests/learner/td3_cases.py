@@ -43,7 +43,7 @@ CONFIGS = {
 
 
 def batches(count: int, seed: int, size: int = B) -> list[Batch]:
-    """Return random batches. A quarter of the transitions terminate, the others have discounts from 0.9 to 1."""
+    """Return random batches. About a quarter of the transitions terminate. The others have discounts from 0.9 to 1."""
     print(f"batches from seed {seed}")
     random = np.random.default_rng(seed)
 
@@ -104,7 +104,7 @@ def actions(td3: Any, observation: Tensor) -> Tensor:
 
 
 def distance(one: Weights, other: Weights) -> float:
-    """Return the largest difference of any weight."""
+    """Return the largest difference between two weights of the same name and position."""
     assert one.keys() == other.keys()
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
@@ -118,7 +118,7 @@ class Exact:
     """The plain TD3 in float64, with the weights and random numbers of an engine.
 
     Args:
-        engine: before its first update.
+        engine: the engine to copy. It must not have made an update yet.
     """
 
     def __init__(self, engine: FastTD3) -> None:
@@ -133,7 +133,7 @@ class Exact:
                 tensor.copy_(theirs[name])
 
     def learn(self, batch: Batch) -> list[Tensor]:
-        """Make one update with this batch. Returns the errors of each critic."""
+        """Make one update with this batch. Return one tensor of errors for each critic."""
         return list(self.td3.learn(Batch(*(tensor.double() for tensor in batch))))
 
 

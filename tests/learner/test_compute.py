@@ -1,4 +1,4 @@
-"""The choice of device and precision, and what is refused."""
+"""How the learner chooses device and precision, and which settings it refuses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> 
 
 
 def processor(monkeypatch: pytest.MonkeyPatch, speed: float | None) -> None:
-    """Pretend to have a processor that multiplies this many times as fast in bf16. None: it has no bf16."""
+    """Pretend that bf16 multiplies ``speed`` times as fast as fp32. None means a processor without bf16."""
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: speed is not None, raising=False)
     monkeypatch.setattr(compute, "bf16_speed", lambda: speed)
@@ -61,7 +61,7 @@ def test_the_precision_follows_setting_and_hardware(
     expected: dict[str, list[str | None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The results of fp32, bf16 and auto. None: refused."""
+    """``expected`` holds the results of the settings fp32, bf16 and auto. None means that the setting is refused."""
     processor(monkeypatch, speed)
     gpu(monkeypatch, capability)
     for name, outcomes in expected.items():
@@ -76,7 +76,7 @@ def test_the_precision_follows_setting_and_hardware(
 
 
 def test_a_chosen_precision_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner restarted on a busy machine continues in bf16. Without the hardware it cannot."""
+    """A learner that restarts on a busy machine continues in bf16. On a machine without bf16 it is refused."""
     chosen = parse({"learner": {"precision": "bf16"}})
     processor(monkeypatch, 0.98)
     make_core(chosen)
@@ -120,7 +120,7 @@ def test_the_speed_of_bf16_is_measured_once() -> None:
 
 
 def test_resolve_gives_the_settings_that_this_process_would_use() -> None:
-    """A child process examines this machine. A run with explicit settings needs none."""
+    """A child process examines this machine. A run with explicit settings starts no child process."""
     fixed = parse({})
     assert resolve(fixed) == (fixed, None, [])
     config, memory, notices = resolve(parse({"learner": {"device": "auto", "precision": "auto"}}))

@@ -24,7 +24,7 @@ from tests.learner.world import World, config, published, throttles
 
 
 def test_grants_follow_the_ratio(world: World) -> None:
-    """Ratio 1, band 8, start 10: 18 transitions are allowed before any update, and 18 + u after u updates."""
+    """With ratio 1, band 8 and start 10, the learner allows 18 + u transitions after u updates."""
     sim = world.peer("simulator", "sim-0", robots=1)
     [grant] = throttles(world.join(sim))
     assert (grant.transitions_allowed, grant.answers) == (18, 0)
@@ -34,7 +34,7 @@ def test_grants_follow_the_ratio(world: World) -> None:
     assert world.core.env_steps == 18
     assert world.core.updates == 8
     outputs += world.idle(20)
-    assert world.core.updates == 8  # 18 - 10: updates are never ahead of the data
+    assert world.core.updates == 8  # 18 - 10 updates: the learner waits for more data
     assert throttles(outputs)[-1].transitions_allowed == 26  # 10 + 8 + 8
 
 
@@ -74,7 +74,7 @@ def test_evaluations_are_requested_and_the_best_policy_is_kept(world: World) -> 
     world.join(sim)
     for sequence in range(21):
         world.give(sim, world.make_step(sequence))
-    [weights] = published(world.join(judge))  # a late evaluator still gets the pending one
+    [weights] = published(world.join(judge))  # an evaluator that joins late gets the pending request
     assert weights.env_steps == 20
 
     def answer(version: int, mean: float) -> Evaluation:
@@ -90,7 +90,7 @@ def test_evaluations_are_requested_and_the_best_policy_is_kept(world: World) -> 
 
 
 def test_actions_are_stored_normalised(world: World) -> None:
-    """Limits [-1, 3] and [-0.5, 0.5]: the action (2, -0.25) is (2 - 1) / 2 = 0.5 and -0.25 / 0.5 = -0.5."""
+    """The limits are [-1, 3] and [-0.5, 0.5]: action (2, -0.25) becomes (2 - 1) / 2 = 0.5 and -0.25 / 0.5 = -0.5."""
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
     world.give(sim, world.make_step(0))
@@ -124,7 +124,7 @@ def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, ma
     a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
     assert throttles(world.join(a)) == []  # no policy server yet
     [sent] = published(world.join(world.peer("policy", "policy", version=7)))
-    assert sent.version == 1  # the server goes back with the learner
+    assert sent.version == 1  # in lock-step the server accepts an older version
     first = throttles(world.join(b))
     assert [(item.source, item.answers, item.weights_version) for item in first] == [("a", 0, 1), ("b", 0, 1)]
     for sequence in range(4):
@@ -135,12 +135,12 @@ def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, ma
             ("b", sequence + 1),
         ]
         assert {item.weights_version for item in throttles(outputs)} == {world.core.publisher.version}
-        # Each round adds two transitions (the first none). Two start learning, then each adds one update.
+        # Each round after the first adds two transitions. Learning starts at two. Each later one adds one update.
         assert world.core.updates == max(0, 2 * sequence - 2)
 
 
 def test_n_step_returns_end_with_their_recording(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    """Three-step returns of rewards 0 … 5 with discount 0.99: none continues in the next recording."""
+    """The rewards are 0 to 5, the discount is 0.99. No three-step return continues in the next recording."""
     recorded = [make_step(number, reward=np.array([number], np.float32)) for number in range(6)]
     core = make_core(config(n_step=3))
     assert prefill(core, [(spec, recorded[:4]), (spec, recorded[4:])]) == [3, 1]
@@ -153,13 +153,17 @@ def test_staleness_is_the_age_of_the_acting_weights(world: World) -> None:
     world.join(sim)
     for sequence in range(30):
         world.give(sim, changed(world.make_step(sequence), weights_version=2))
-    # Version 2 has 0 updates. n - 11 are made before Step n: ages 1 to 18, in a moving mean of weight 0.01.
+    # Version 2 was published after 0 updates. Before Step n the learner has made n - 11 updates.
+    # So the ages are 1 to 18. The moving mean has weight 0.01.
     expected = sum(0.01 * age * 0.99 ** (18 - age) for age in range(1, 19))
     assert world.core.gauges.staleness == pytest.approx(expected)
 
 
 def test_the_learning_rate_falls_linearly(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    """Constant for 30 of 60 steps, then down to a tenth: after 40, a third of the way, 0.001 · (1 - 0.3) = 0.0007."""
+    """The rate is constant for 30 of 60 steps, then falls to a tenth.
+
+    After 40 steps a third of the fall is done: 0.001 · (1 - 0.9 / 3) = 0.0007.
+    """
     falling = config(learning_rate=0.001, learning_rate_end=0.1, learning_rate_falls_from=0.5)
     world = World(make_core(falling), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
@@ -207,7 +211,7 @@ def test_the_number_of_pending_evaluations_is_bounded(spec: RobotSpec, make_step
     world.join(sim)
     for sequence in range(12):
         world.give(sim, make_step(sequence))
-    # Steps 1 to 11 request one each. Four wait for an evaluator, seven are skipped.
+    # Each of the steps 1 to 11 requests one evaluation. Four wait for an evaluator, seven are skipped.
     assert world.core.counts()["evaluations_pending"] == 4
     assert world.core.counts()["evaluations_skipped"] == 7
 
@@ -226,13 +230,13 @@ def test_divergence_is_reported_and_the_final_policy_has_a_new_version(world: Wo
     world.core.training.algorithm.critics.flat.fill_(float("nan"))
     world.core.training.algorithm.learn(world.core.training.experience.replay.sample(4))
     with pytest.raises(DivergenceError, match="critic_loss is nan"):
-        state.save(world.core, 0.0)  # no checkpoint of it is written
+        state.save(world.core, 0.0)  # a diverged learner writes no checkpoint
 
 
 def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
     spec: RobotSpec, make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """γ = 0.99 and rewards of 1: returns of up to 100, so targets of 10,000 are accepted and 29,700 are not."""
+    """With γ = 0.99, rewards of 1 give returns up to 100. The learner accepts targets up to 10,000, so not 29,700."""
     monkeypatch.setattr(reports, "EVERY", 20)
     world = World(make_core(config(publish_every=1000)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
@@ -286,7 +290,7 @@ def test_every_metric_is_documented(world: World, monkeypatch: pytest.MonkeyPatc
 
 
 def test_learner_and_served_policy_compute_the_same_action(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    """The numpy actor gets the encoded bundle. It acts as the learner's actor does on the normalised batch."""
+    """The numpy actor reads the encoded bundle. The learner's actor reads the normalised batch."""
     world = World(make_core(config(normalise_observations=True)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)

@@ -16,7 +16,10 @@ SOUND = {"critic_loss": 1.0, "q_target_size": 3.0, "actor_gradient_norm": 0.0}
 
 
 def test_the_bound_matches_a_hand_calculation() -> None:
-    """γ = 0.9, rewards of up to 7: returns of up to 70, targets of up to 7000. At first rewards count as 1: 1000."""
+    """With γ = 0.9, rewards of up to 7 give returns of up to 70, so the bound is 100 · 70 = 7000.
+
+    Before the first reward, the largest reward counts as 1 and the bound is 1000.
+    """
     divergence = Divergence(0.9)
     assert divergence.bound == pytest.approx(1000)
     divergence.add(np.array([0.5, -7.0, 2.0], np.float32))

@@ -1,4 +1,4 @@
-"""A run's metrics are lines of JSON, however the previous process ended."""
+"""The metrics of a run are lines of JSON, even if the previous process stopped in the middle of a line."""
 
 from __future__ import annotations
 

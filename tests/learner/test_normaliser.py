@@ -18,7 +18,7 @@ from td3_robot.learner.replay_buffer.buffer import Batch
 
 
 def test_statistics_match_a_hand_calculation() -> None:
-    """1, 3 and 8: mean 4, variance (9 + 1 + 16) / 3. A constant channel gets the smallest deviation."""
+    """Values 1, 3 and 8 have mean 4 and variance (9 + 1 + 16) / 3. A constant channel gets the smallest deviation."""
     normaliser = Normaliser(2)
     assert {name: array.tolist() for name, array in normaliser.tensors().items()} == {
         "observation.mean": [0, 0],
@@ -44,13 +44,13 @@ def test_statistics_equal_those_of_numpy(sizes: list[int], seed: int) -> None:
         start += size
     tensors = normaliser.tensors()
     exact = everything.astype(np.float64)
-    # float64 sums of up to 200 numbers near 1e4: 1e8 · 2e-16 · 200 of a variance of 1, then float32's 6e-8
+    # Rounding: sums of up to 200 squares near 1e8 in float64 err by 1e8 · 2e-16 · 200. float32 adds 6e-8.
     np.testing.assert_allclose(tensors["observation.mean"], exact.mean(0), rtol=1e-6)
     np.testing.assert_allclose(tensors["observation.std"], np.maximum(exact.std(0), 1e-4), rtol=1e-4)
 
 
 def test_a_batch_is_normalised_as_on_the_policy_server(rng: np.random.Generator) -> None:
-    """Bit-exact: both subtract, divide and clip in float32, torch on a batch and numpy on an observation."""
+    """The results are bit-exact: torch and numpy both subtract, divide and clip in float32."""
     normaliser = Normaliser(5)
     normaliser.add((rng.normal(size=(100, 5)) * [1, 10, 0.1, 1e-6, 3] + [0, 5, -2, 1, 100]).astype(np.float32))
     observations = (rng.normal(size=(4096, 5)) * 30).astype(np.float32)

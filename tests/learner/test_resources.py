@@ -1,4 +1,4 @@
-"""The announced needs of a learner, compared with what it really uses."""
+"""Compares the memory and disk that a learner announces with the memory and disk that it uses."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_announced_memory_equals_used_memory(overrides: tuple[str, ...], tmp_pat
 
 
 def storages(thing: Any, found: dict[int, int], seen: set[int]) -> dict[int, int]:
-    """Return the bytes of all memory blocks that the tensors of an object use, by address."""
+    """Return the size in bytes of each memory block that the tensors of an object use. The keys are addresses."""
     if id(thing) in seen:
         return found
     seen.add(id(thing))
@@ -132,7 +132,7 @@ def storages(thing: Any, found: dict[int, int], seen: set[int]) -> dict[int, int
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_announced_gpu_memory_equals_that_of_the_tensors(precision: str, device: torch.device) -> None:
-    """The copied rows, one batch, and the networks. The tolerance of 2 % covers gaps between parameters."""
+    """Counts the copied rows, one batch and the networks. The tolerance of 2 % covers gaps between parameters."""
     config = parse(
         {"learner": {"device": "cuda", "precision": precision, "policy_average": 0.01, "buffer_size": 20_000}}
     )
@@ -148,13 +148,13 @@ def test_announced_gpu_memory_equals_that_of_the_tensors(precision: str, device:
 
 
 def small(*overrides: str) -> Config:
-    """A buffer of 100,000 rows of 10 numbers, 4 MB, and an actor of 5 · (3 + 1) + 2 · 6 = 32 numbers."""
+    """Return a config with 100,000 rows of 10 numbers (4 MB) and an actor of 5 · (3 + 1) + 2 · 6 = 32 numbers."""
     return parse({"network": {"hidden": [5]}, "learner": {"buffer_size": 100_000}}, overrides)
 
 
 @pytest.fixture
 def machine_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the free bytes of memory and disk."""
+    """A function that sets the free bytes of memory and disk. None means unknown."""
 
     def have(memory: int | None, disk: int | None) -> None:
         monkeypatch.setattr(machine, "available_memory", lambda: memory)
@@ -164,10 +164,11 @@ def machine_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_needs_match_a_hand_calculation() -> None:
-    """Actor 5 · 3 + 5 + 2 · 5 + 2 = 32 numbers, critics 2 · (5 · 5 + 5 + 5 + 1) = 72: 104, kept five times.
+    """The actor has 5 · 3 + 5 + 2 · 5 + 2 = 32 numbers, the critics have 2 · (5 · 5 + 5 + 5 + 1) = 72.
 
-    A checkpoint has 4 · 104 of them, the rows, and for LAP the priorities in 8 bytes. Two are kept and one written.
-    The sum tree has 3125 · 32, 98 · 32, 4 · 32 (of which 98 count) and 32 nodes of 8 bytes.
+    The learner keeps these 104 numbers five times. A checkpoint holds them four times. A checkpoint also holds the
+    rows, and for LAP one priority of 8 bytes for each row. The disk must hold two kept checkpoints and a new one.
+    The sum tree has four levels of 3125 · 32, 98 · 32, 4 · 32 and 32 nodes. A node has 8 bytes.
     """
     rows, networks, saved = 4_000_000, 5 * 104 * 4, 4 * 104 * 4
     plain = needs(small(), 3, 2)
@@ -177,14 +178,17 @@ def test_needs_match_a_hand_calculation() -> None:
     assert lap == (tree + networks, tree + networks + saved + priorities, rows, 3 * (saved + priorities), 0)
     gpu = needs(small("learner.device=cuda"), 3, 2)
     assert gpu == (rows, 2 * rows + saved, 0, 3 * (rows + saved), rows + 256 * 40 + networks)
-    last = small("total_steps=30000", "checkpoint.every=0")  # and one robot's step more than is asked for
+    last = small("total_steps=30000", "checkpoint.every=0")  # one robot can make one step more than total_steps
     assert needs(last, 3, 2).checkpoints == 30_001 * 40 + saved
     lockstep = needs(small("timing=lockstep", "learner.replay_storage=file"), 3, 2)
     assert lockstep == (networks, networks + saved + rows, rows, 3 * (saved + rows), 0)
 
 
 def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None:
-    """8,003,744 bytes of memory and 12,004,992 of disk, as above. A row needs 80 bytes of memory and 120 of disk."""
+    """The learner needs 8,003,744 bytes of memory and 12,004,992 bytes of disk.
+
+    Each row needs 80 bytes of memory and 120 bytes of disk.
+    """
     run = RunFolder(tmp_path / "run")
     machine_of(8_003_744, 12_004_992)
     assert announce(small(), 3, 2, run) == (
@@ -213,7 +217,7 @@ def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None
 
 
 def test_existing_files_and_loaded_arrays_do_not_count_again(machine_of: Any, tmp_path: Path) -> None:
-    """The replay file, checkpoints, and the part of a checkpoint in memory."""
+    """Covers the replay file, the checkpoints, and the arrays of a checkpoint that are already in memory."""
     config, run = small("learner.replay_storage=file"), RunFolder(tmp_path)
     File(run.replay, 100_000, 10).close()
     run.checkpoints.mkdir()

@@ -55,7 +55,7 @@ def normalised(bundle: Bundle, **provenance: Any) -> Bundle:
 def test_a_learner_starts_with_the_served_policy(
     spec: RobotSpec, make_bundle: Make, make_step: Callable[..., Step]
 ) -> None:
-    """The weights are the same, and no actions are uniform. The actor changes only after 20 critic updates."""
+    """The learner publishes the same weights, without uniform actions. The actor changes after 20 critic updates."""
     served = make_bundle(seed=3)
     core = make_core(config())
     core.start(served.spec, served)
@@ -76,7 +76,7 @@ def test_a_learner_starts_with_the_served_policy(
             core.updates
         )  # delay 2
         updates = core.updates
-    assert updates == 49  # 59 transitions less 10 before learning starts
+    assert updates == 49  # 59 transitions, and learning starts after 10
 
 
 def test_a_resumed_learner_does_not_need_the_policy_file(make_bundle: Make) -> None:
@@ -89,10 +89,10 @@ def test_a_resumed_learner_does_not_need_the_policy_file(make_bundle: Make) -> N
 
 
 def test_the_policys_normalisation_is_continued(make_bundle: Make) -> None:
-    """The mean is 1 over 30 observations, and 5 over 10 more: (30 + 50) / 40 = 2.
+    """30 observations have mean 1, and 10 more have mean 5. The mean of all 40 is (30 + 50) / 40 = 2.
 
-    Within the groups the variances are 0.25 and 0. Between them, the means add 30/40 · 10/40 · 4² = 3:
-    (30 · 0.25 + 10 · 0) / 40 + 3 = 3.1875.
+    The two groups have variances 0.25 and 0. The difference of their means adds 30/40 · 10/40 · 4² = 3.
+    The variance of all 40 is (30 · 0.25 + 10 · 0) / 40 + 3 = 3.1875.
     """
     served = normalised(make_bundle(seed=3), env_steps=30)
     core = make_core(config(normalise_observations=True))

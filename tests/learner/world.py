@@ -1,4 +1,4 @@
-"""A learner's core with made-up peers."""
+"""A learner's core with fake peers."""
 
 from __future__ import annotations
 

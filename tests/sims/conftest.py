@@ -13,7 +13,7 @@ from td3_robot.specs import Float32, RobotSpec
 
 
 class Scripted:
-    """An environment whose episodes have given lengths and endings; its observation counts steps and episodes."""
+    """An environment with given lengths and endings of episodes. The observation is (episode, step, first action)."""
 
     time_limit = 0
     concurrent = False

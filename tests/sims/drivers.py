@@ -1,4 +1,4 @@
-"""Policies for tests: some make a robot fall within a few steps, others make it stand to the time limit."""
+"""Policies for tests. ``Random`` can make a robot fall within a few steps. ``Stand`` keeps the robot upright."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from td3_robot.specs import Float32
 
 class Driver(Protocol):
     def __call__(self, observation: Float32, size: int) -> Float32:
-        """The next action, float32[size]."""
+        """Return the next action, float32[size]."""
 
 
 class Random:
-    """Uniform actions in ± ``scale``; above 1 they exceed the action limits."""
+    """Uniform actions in ± ``scale``. A scale above 1 gives actions outside the action limits."""
 
     def __init__(self, seed: int, scale: float) -> None:
         self._random = np.random.default_rng(seed)
@@ -29,7 +29,7 @@ class Stand:
     """Hold a pose with springs at the joints, against a little noise.
 
     ``GAINS`` has a row for each joint: target position in units of its channel, stiffness, damping, gain of the pitch,
-    gain of the forward velocity. A random search found gains with which the robot stands for 1000 steps from any seed.
+    gain of the forward velocity. A random search found these gains: the robot stands for 1000 steps from any seed.
     """
 
     GAINS = {  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""Worlds through Bullet's C interface equal PyBullet's own bit for bit, and let other threads run."""
+"""A World uses Bullet's C interface. It equals PyBullet bit for bit, and lets other threads run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from td3_robot.errors import ConfigError
 
 
 class Twins(NamedTuple):
-    """The same world twice: ours, and one made by PyBullet's Python functions."""
+    """The same world twice: a :class:`World`, and a world made by PyBullet's Python functions."""
 
     world: World
     client: int
@@ -58,7 +58,7 @@ def twins(request: pytest.FixtureRequest) -> Iterator[Twins]:
 
 
 def theirs(twins: Twins) -> dict[str, list[float]]:
-    """The arrays of :meth:`Client.look`, but only the numbers that PyBullet's functions return."""
+    """Return the arrays of :meth:`Client.look` as PyBullet's functions report them."""
     _, client, _, robot, driven = twins
     links = range(pybullet.getNumJoints(robot, client))
     states = pybullet.getLinkStates(robot, links, computeLinkVelocity=1, physicsClientId=client)
@@ -126,7 +126,7 @@ def test_all_numbers_equal_pybullets(twins: Twins, seed: int) -> None:
 
 
 def test_a_step_lets_other_threads_run() -> None:
-    """With a very long switch interval, a thread that never releases the interpreter lock would keep it."""
+    """The switch interval is very long, so the other thread runs only if a step releases the interpreter lock."""
     world, asked, answered = World(MODELS["Ant"]), threading.Event(), threading.Event()
 
     def answer() -> None:
@@ -272,7 +272,9 @@ def test_another_version_of_pybullet_is_refused_in_one_line(monkeypatch: pytest.
 
 
 def test_old_content_of_new_memory_has_no_effect() -> None:
-    """Without the fix in ``c_api``, one of these six robots moves differently from step 13 on if memory holds 0x55.
+    """New memory holds different bytes in two runs, and the robots must move the same.
+
+    Without the fix in ``c_api``, one of the six robots moves differently from step 13 on if memory holds 0x55.
 
     glibc fills new memory with the complement of MALLOC_PERTURB_.
     """

@@ -68,7 +68,7 @@ def test_waits_for_the_learner(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     core.step([throttle(1)], 0.0)
     assert len(steps(core.step([action(0)], 0.1))) == 1
-    assert core.step([action(1)], 0.2) == []  # the one allowed transition is made
+    assert core.step([action(1)], 0.2) == []  # the learner allowed one transition, and it is done
     assert core.step([throttle(1)], 0.3) == []
     assert len(steps(core.step([throttle(2)], 0.4))) == 1
 
@@ -95,7 +95,7 @@ def test_sends_unhandled_steps_again_to_a_new_server(make_core: Callable[..., So
     core.step([throttle(1)], 0.0)
     assert [to for to, _ in core.step([welcome("policy")], 0.1)] == ["policy"]
     core.step([action(0)], 0.2)
-    core.step([action(1)], 0.2)  # the Action is here, but the core waits for the learner
+    core.step([action(1)], 0.2)  # the core has the Action, but waits for the learner
     assert core.step([welcome("policy")], 0.3) == []
     again = core.step([welcome("learner")], 0.4)  # the new learner has handled no Step
     assert [step.sequence for step in steps(again)] == [0, 1]
@@ -106,7 +106,7 @@ def test_sends_unhandled_steps_again_to_a_new_server(make_core: Callable[..., So
 
 
 def test_keeps_steps_until_the_learner_has_handled_them(make_core: Callable[..., SourceCore]) -> None:
-    """The Steps that the learner has not handled, and the Step before them."""
+    """The core keeps each Step that the learner has not handled, and the one Step before those."""
     core = make_core()
     core.step([throttle(2000)], 0.0)
     for number in range(6):
