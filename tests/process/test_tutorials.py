@@ -43,21 +43,22 @@ def test_every_block_of_the_tutorial_works(tmp_path: Path, page: Path) -> None:
         shutil.copy(example, tmp_path)
     programs = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
-    process = subprocess.Popen(
-        ["bash", "-c", script_of(page.read_text(encoding="utf-8"))],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=1500)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # processes that the page started in the background
-    assert process.returncode == 0, output[-5000:]
+    log = tmp_path / "output.log"  # not a pipe: processes in the background would keep it open
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            ["bash", "-c", script_of(page.read_text(encoding="utf-8"))],
+            cwd=tmp_path,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout=1500)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what the page left running in the background
+    assert code == 0, log.read_text(errors="replace")[-5000:]
 
 
 def test_script_of_a_page_contains_commands_and_files_in_order() -> None:
