@@ -43,7 +43,7 @@ def test_show_has_every_field(topic: str, capsys: pytest.CaptureFixture[str]) ->
 def test_show_prints_a_readable_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topic", "show", "step"]) == 0
     what, head, *lines = capsys.readouterr().out.splitlines()
-    assert what.startswith("What ")
+    assert what == " ".join((MESSAGES["step"].__doc__ or "").split())
     assert head.split() == ["FIELD", "TYPE", "UNIT", "MEANING"]
     assert any(line.split()[:3] == ["observation", "float32[N,", "O]"] for line in lines)
 
