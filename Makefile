@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TRAIN_READY := $(VENV)/.train-ready
 READY := $(VENV)/.ready
+ROS2_READY := $(VENV)/ros2/.ready
 
 # Tests and trainings start many processes. With .pyc files they do not each compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -32,13 +33,21 @@ $(READY): $(TRAIN_READY)
 	$(PIP) --editable '.[dev]'
 	touch $(READY)
 
+# rclpy for the tests of `td3-robot ros2`. Its wheels restart every Python process of their environment with other library
+# paths, so they have an environment of their own.
+$(ROS2_READY): $(READY)
+	$(PYTHON) -m venv $(VENV)/ros2
+	$(VENV)/ros2/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[ros2-node]'
+	touch $(ROS2_READY)
+
 train: $(TRAIN_READY)
 	$(BIN)/td3-robot train configs/walker2d_fast.yaml
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --maxschedchunk 1 -m "not slow"
 
-test-all: $(READY)
+test-all: $(READY) $(ROS2_READY)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --maxschedchunk 1
 
 check: $(READY) docs

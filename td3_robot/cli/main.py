@@ -13,6 +13,7 @@ from collections.abc import Sequence
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from td3_robot.cli.bench import BENCHMARKS
+from td3_robot.cli.ros2 import NODES
 from td3_robot.cli.verbs import COMMANDS, find, listing
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_USAGE, Td3RobotError, exit_code_of
 from td3_robot.runtime.arguments import COMPLETING
@@ -77,7 +78,8 @@ def _complete() -> None:
 
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
     words = line.split()[1:] if line[-1:].isspace() else line.split()[1:-1]
-    table, depth = (BENCHMARKS, 1) if words[:1] == ["bench"] else (COMMANDS, 0)
+    groups = {"bench": BENCHMARKS, "ros2": NODES}
+    table, depth = (groups[words[0]], 1) if words and words[0] in groups else (COMMANDS, 0)
     known = len(words) > depth and words[depth] in table
     os.environ[COMPLETING] = str(depth + 1 + known)  # index of the word that argcomplete takes as the program's name
     if known:

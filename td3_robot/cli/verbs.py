@@ -43,6 +43,7 @@ COMMANDS: dict[str, Verb] = {
     "node": Verb(
         "td3_robot.cli.node:main", "command a policy server and its robots: state, activate, estop, …", _DEPLOY
     ),
+    "ros2": Verb("td3_robot.cli.ros2:main", "run a ROS 2 node: the driver of a robot with a ROS 2 interface", _DEPLOY),
     "keys": Verb("td3_robot.cli.keys:main", "make keys, and choose which may connect from other machines", _DEPLOY),
     "record": Verb("td3_robot.recording.node:main", "record what the processes of a run or a robot publish", _RECORD),
     "info": Verb("td3_robot.recording.info:main", "show what a recording holds, and whether it is whole", _RECORD),

@@ -138,9 +138,11 @@ def _readable(text: str, tree: Mapping[str, Any]) -> str:
     for part in re.findall(r"\w+", name):
         with contextlib.suppress(KeyError, IndexError, TypeError):
             value = value[int(part) if isinstance(value, list) else part]
-        kind = get_type_hints(kind)[part] if _is_section(kind) else kind
+        kind = get_type_hints(kind)[part] if _is_section(kind) else next(iter(get_args(kind)), kind)
     if unknown := re.match("Object contains unknown field `(.*)`", reason):
         return _unknown(unknown[1], kind, name)
+    if lacking := re.match("Object missing required field `(.*)`", reason):
+        return f"{name} has no {lacking[1]!r}, which is required"
     if reason.startswith("Expected `object`") and _is_section(kind):
         return f"{name} is {value!r}; it must be a map of keys"
     if _is_section(kind):

@@ -33,7 +33,7 @@ class Key(NamedTuple):
     Attributes:
         name: full name, for example ``learner.batch_size``.
         type: of its value, for example ``integer or null``.
-        default: its default as JSON.
+        default: its default as JSON; ``required`` if it has none.
         allowed: the range or the choices; empty if every value of the type is allowed.
         doc: what the key means.
     """
@@ -55,14 +55,21 @@ def _keys(section: type[Struct], prefix: str) -> Iterator[Key]:
     assert isinstance(info, schema.StructType)
     names = [field.name for field in info.fields]
     docs = _documented(section, names)
+    items: list[tuple[type[Struct], str]] = []  # sections of which a key holds a list
     for field in info.fields:
         name, kind = prefix + field.name, field.type
         if isinstance(kind, schema.StructType) and issubclass(kind.cls, Section):
             yield from _keys(kind.cls, f"{name}.")
             continue
+        if isinstance(kind, schema.VarTupleType) and isinstance(kind.item_type, schema.StructType):
+            yield Key(name, "list of maps", "[]", "", docs.get(field.name, ""))
+            items.append((kind.item_type.cls, f"{name}[]."))
+            continue
         default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-        shown = json.dumps(msgspec.to_builtins(default))
+        shown = "required" if default is msgspec.NODEFAULT else json.dumps(msgspec.to_builtins(default))
         yield Key(name, _type(kind), shown, _names(name) or _allowed(kind), docs.get(field.name, ""))
+    for item, start in items:
+        yield from _keys(item, start)
 
 
 def _documented(section: type[Struct], names: list[str]) -> dict[str, str]:
@@ -99,6 +106,8 @@ def _type(kind: Any) -> str:
         return f"list of {_type(kind.item_type)}"
     if isinstance(kind, schema.DictType):
         return f"map of {_type(kind.value_type)}"
+    if isinstance(kind, schema.LiteralType) and isinstance(kind.values[0], int):
+        return "integer"
     return _TYPES.get(type(kind), "text")
 
 

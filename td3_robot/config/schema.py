@@ -17,6 +17,7 @@ from td3_robot import noises
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.config.realtime import RealtimeConfig
+from td3_robot.config.ros2 import Ros2Config
 from td3_robot.config.section import Count, Natural, NonNegative, Positive, Section
 from td3_robot.errors import ConfigError
 from td3_robot.learner.algorithms import table as algorithms
@@ -225,6 +226,7 @@ class Config(Section, frozen=True):
     record: RecordConfig = RecordConfig()
     endpoints: EndpointsConfig = EndpointsConfig()
     realtime: RealtimeConfig = RealtimeConfig()
+    ros2: Ros2Config = Ros2Config()
 
     def __post_init__(self) -> None:
         self._check_learner()

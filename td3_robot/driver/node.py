@@ -14,10 +14,10 @@ A driver is a program of a few lines::
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from td3_robot.driver.core import ACCEPTS, make
+from td3_robot.driver.core import ACCEPTS, SourceCore, make
 from td3_robot.driver.robot import Robot, RobotBody
 from td3_robot.errors import HandshakeError
 from td3_robot.recording.boundary import RecordedBody
@@ -51,7 +51,7 @@ def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int
     """
     parser = node_parser("driver", name, f"Drive the robot {robot.spec.name}.", deployable=True, epilog=_EPILOG)
     parser.prog = name
-    return run_node("driver", parser.parse_args(arguments), lambda node: _drive(node, robot))
+    return run_node("driver", parser.parse_args(arguments), lambda node: drive(node, robot))
 
 
 def unset(safety: SafetyConfig) -> str:
@@ -65,15 +65,22 @@ def unset(safety: SafetyConfig) -> str:
     return f"NOT SAFE: {'; '.join(lines)}; set them in the configuration" if lines else ""
 
 
-def _drive(node: Node, robot: Robot) -> None:
+def drive(node: Node, robot: Robot, follow: Callable[[SourceCore], None] | None = None) -> None:
+    """Drive a robot until the node stops.
+
+    Args:
+        node: the node of this process.
+        robot: the robot.
+        follow: called after each turn with the core, to read its state; None if nobody reads it.
+    """
     endpoint = absolute(node.endpoint("policy"))
     where = f"this machine already runs a driver with this name for the policy server at {endpoint}"
     # The policy server refuses a second driver of the same name, but the server may not be running.
     with claim(f"driver {node.name} {endpoint}", f"--name is {node.name!r}: {where}"):
-        _drive_alone(node, robot)
+        _drive_alone(node, robot, follow)
 
 
-def _drive_alone(node: Node, robot: Robot) -> None:
+def _drive_alone(node: Node, robot: Robot, follow: Callable[[SourceCore], None] | None) -> None:
     config = node.config
     body = RobotBody(robot, joined(config.safety, SafetyConfig(), robot.spec).hang_s)
     if not node.folder and (missing := unset(config.safety)):
@@ -92,8 +99,13 @@ def _drive_alone(node: Node, robot: Robot) -> None:
         figures = {"transitions": core.transitions, **core.pacing.figures()}
         return Figures("ready", guard.lifecycle.trouble, figures, {**core.counters, **guard.counters})
 
+    def after() -> bool:
+        if follow:
+            follow(core)
+        return guard.finished
+
     try:
-        node.spin(recorded, busy=lambda: False, report=report, after=lambda: guard.finished, deadline=lambda: core.due)
+        node.spin(recorded, busy=lambda: False, report=report, after=after, deadline=lambda: core.due)
     except HandshakeError:
         if policy.refusal:
             core.contact.refused(rival=policy.refusal.code == "name")

@@ -26,6 +26,11 @@ _EXTRAS = {
     "h5py": "minari",
     "argcomplete": "completion",
 }
+_ROS = (
+    *("rclpy", "rcl_interfaces", "lifecycle_msgs", "diagnostic_msgs", "sensor_msgs", "std_msgs", "std_srvs"),
+    "trajectory_msgs",
+)
+"""Modules of a ROS 2 installation."""
 NEEDED = {
     "train": ("torch", "tensorboard", "matplotlib"),
     "tasks of PyBullet": ("pybullet",),
@@ -35,6 +40,7 @@ NEEDED = {
     "export --format parquet": ("mcap", "pyarrow"),
     "export --format ros2": ("mcap", "rosbags"),
     "export --format minari": ("mcap", "minari"),
+    "ros2": ("rclpy",),
     "bundle export --onnx": ("onnx",),
     "bundle import": ("torch",),
 }
@@ -43,7 +49,11 @@ NEEDED = {
 
 def missing(error: ModuleNotFoundError) -> str | None:
     """Return advice for a failed import; None if no extra installs the module."""
-    extra = _EXTRAS.get((error.name or "").split(".")[0])
+    module = (error.name or "").split(".")[0]
+    if module in _ROS:
+        source = "source the setup file of your ROS 2 installation and use its Python"
+        return f"needs {error.name}, which is not installed; {source}, or for tests pip install 'td3-robot[ros2-node]'"
+    extra = _EXTRAS.get(module)
     if extra == "sim" and sys.version_info >= (3, 12) and (error.name or "").startswith("pybullet"):
         version = ".".join(map(str, sys.version_info[:2]))
         return f"needs {error.name}, which has wheels for Python 3.10 and 3.11, not for {version}"

@@ -49,6 +49,8 @@ def completions(tmp_path: Path) -> Callable[[str], set[str]]:
         ("td3-robot node est", {"estop"}),
         ("td3-robot bench le", {"learner"}),
         ("td3-robot bench learner --rep", {"--repetitions"}),
+        ("td3-robot ros2 dri", {"driver"}),
+        ("td3-robot ros2 driver --conf", {"--config"}),
     ],
 )
 def test_commands_options_and_names_are_completed(

@@ -55,7 +55,7 @@ def test_list_keys_describes_every_key(capsys: pytest.CaptureFixture[str]) -> No
             names += leaves(value, f"{prefix}{name}.") if isinstance(value, msgspec.Struct) else [prefix + name]
         return names
 
-    assert list(found) == leaves(Config())
+    assert [name for name in found if "[]." not in name] == leaves(Config())  # "[]." marks keys of a list's items
     assert [name for name, row in found.items() if not row["doc"]] == []
     assert found["learner.batch_size"] == {
         "name": "learner.batch_size",
@@ -74,6 +74,8 @@ def test_list_keys_describes_every_key(capsys: pytest.CaptureFixture[str]) -> No
 def test_defaults_are_those_of_the_schema() -> None:
     defaults = json.loads(msgspec.json.encode(Config()))
     for key in reference.all_keys():
+        if "[]." in key.name:
+            continue
         value = defaults
         for part in key.name.split("."):
             value = value[part]

@@ -10,11 +10,12 @@ import pytest
 
 from td3_robot.cli.bench import BENCHMARKS
 from td3_robot.cli.main import main
+from td3_robot.cli.ros2 import NODES
 from td3_robot.cli.verbs import COMMANDS, Verb
 from td3_robot.errors import EXIT_GOOD, EXIT_USAGE
 
 
-@pytest.mark.parametrize("table", [COMMANDS, BENCHMARKS])
+@pytest.mark.parametrize("table", [COMMANDS, BENCHMARKS, NODES])
 def test_every_row_names_a_function(table: Mapping[str, Verb]) -> None:
     for verb in table.values():
         module, _, function = verb.place.partition(":")
@@ -40,6 +41,8 @@ def test_commands_of_one_group_are_listed_together() -> None:
     [
         (["traim"], "td3-robot: unknown command 'traim'; did you mean 'train'?"),
         (["bench"], "td3-robot bench: no benchmark given; allowed: policy, link, sim, learner, train, record, replay"),
+        (["ros2"], "td3-robot ros2: no node given; allowed: driver"),
+        (["ros2", "drive"], "td3-robot ros2: unknown node 'drive'; did you mean 'driver'?"),
         (["bench", "simm"], "td3-robot bench: unknown benchmark 'simm'; did you mean 'sim'?"),
     ],
 )

@@ -19,6 +19,12 @@ from td3_robot.util.extras import missing
             "needs pybullet_data, which has wheels for Python 3.10 and 3.11, not for 3.12",
         ),
         ("gymnasium.spaces", (3, 12), "needs gymnasium.spaces, which is not installed; pip install 'td3-robot[sim]'"),
+        (
+            "rclpy",
+            (3, 12),
+            "needs rclpy, which is not installed; source the setup file of your ROS 2 installation and use its Python, "
+            "or for tests pip install 'td3-robot[ros2-node]'",
+        ),
         ("nothing", (3, 12), None),
     ],
 )

@@ -1,0 +1,167 @@
+"""``td3-robot ros2 driver``: the driver of a robot with a ROS 2 interface, as a managed lifecycle node."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from td3_robot.driver.core import SourceCore
+from td3_robot.driver.node import drive
+from td3_robot.errors import ConfigError, Td3RobotError
+from td3_robot.messages import ActionOrigin
+from td3_robot.operators import connect, make_command
+from td3_robot.policies import load_policy
+from td3_robot.ros2 import ros
+from td3_robot.ros2.robot import Inputs, Outputs, Ros2Robot
+from td3_robot.runtime.arguments import node_parser
+from td3_robot.runtime.node import Node
+from td3_robot.runtime.process import run_node
+from td3_robot.safety.lifecycle import State
+
+if TYPE_CHECKING:
+    from td3_robot.ros2.lifecycle import Condition, DriverNode
+
+log = logging.getLogger(__name__)
+
+_FIRST_DATA = 5.0  # seconds to wait for the first message of each topic
+_ANSWER = 2.0  # seconds to wait for the policy server, for each request
+_STOPPED = 2.0  # seconds within which the driver has to stop the robot
+_FIGURES_PERIOD = 1.0  # seconds between two sets of figures
+_EPILOG = """examples:
+  td3-robot ros2 driver --config robot.yaml
+  td3-robot ros2 driver --config robot.yaml --ros-args -r __ns:=/left -r joint_states:=/left_arm/joint_states
+  td3-robot ros2 driver --config robot.yaml --ros-args -p ros2.bundle:=policy.safetensors
+  ros2 lifecycle set /td3_robot_driver activate
+  ros2 service call /td3_robot_driver/estop std_srvs/srv/Trigger
+
+The section ros2 of the configuration maps topics to channels; see docs/how-to/ros2.md."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Drive a robot through ROS 2 until a signal or a shutdown. Return the exit code of the process."""
+    ours, ros_words = ros.split(arguments)
+    description = "Drive a robot that has a ROS 2 interface, as a lifecycle node."
+    parser = node_parser("driver", "robot", description, deployable=True, epilog=_EPILOG)
+    parser.prog = "td3-robot ros2 driver"
+    options = parser.parse_args(ours)
+    with ros.running(ros_words):
+        from td3_robot.ros2.lifecycle import DriverNode
+
+        ros_node = DriverNode("td3_robot_driver")
+        options.overrides += ros_node.overrides
+        return run_node("driver", options, lambda node: _drive(node, ros_node))
+
+
+def _drive(node: Node, ros_node: DriverNode) -> None:
+    from td3_robot.ros2.lifecycle import sensor_node
+
+    config = node.config.ros2
+    if config.bundle is None:
+        raise ConfigError("ros2.bundle is not set; allowed: a policy file, a run folder or a shipped policy")
+    spec = load_policy(config.bundle).spec
+    inputs, outputs = Inputs(spec, config), Outputs(spec, config)
+    publish = ros_node.commands(config.command, ros.profile(config.qos_out), outputs.joints, spec.control_period)
+    robot = Ros2Robot(spec, inputs, outputs, publish)
+    desk = Desk(node, robot)
+    desk.notify = ros_node.begin(spec.name, desk.request, desk.stop, lambda: desk.condition, inputs.ages)
+    with ros.spinning(ros_node, sensor_node(ros_node, inputs, config)):
+        inputs.wait(_FIRST_DATA, lambda: bool(node.stop_signal))
+        try:
+            drive(node, robot, desk.follow)
+        finally:
+            desk.end()
+
+
+class Desk:
+    """Carries out the requests of ROS, and follows the state of the driver.
+
+    Requests take the way of an operator's commands for this robot, through the policy server. An emergency stop also
+    holds without a server.
+
+    Args:
+        node: the driver's node.
+        robot: the robot.
+
+    Attributes:
+        condition: the newest condition of the driver.
+        notify: called after the condition has changed.
+    """
+
+    def __init__(self, node: Node, robot: Ros2Robot) -> None:
+        from td3_robot.ros2.lifecycle import Condition
+
+        self.condition: Condition = Condition()
+        self.notify: Callable[[], None] = lambda: None
+        self._node = node
+        self._robot = robot
+        self._rests = threading.Condition()
+        self._next_figures = 0.0
+
+    def follow(self, core: SourceCore) -> None:
+        """Take the state of the driver after a turn. The driver's thread calls this."""
+        lifecycle, step, now = core.guard.lifecycle, core.newest, time.monotonic()
+        before = self.condition
+        figures = before.figures
+        if now >= self._next_figures:
+            self._next_figures = now + _FIGURES_PERIOD
+            figures = {"transitions": core.transitions, **core.pacing.figures(), **core.counters, **core.guard.counters}
+        self.condition = before._replace(
+            state=lifecycle.state,
+            reason=lifecycle.reason,
+            welcomed=core.contact.welcomed,
+            origin=ActionOrigin(step.origin).name if step else "",
+            weights_version=step.weights_version if step else 0,
+            figures=figures,
+        )
+        if self.condition[:3] != before[:3]:
+            with self._rests:
+                self._rests.notify_all()
+            self.notify()
+
+    def request(self, verb: str) -> str:
+        """Carry out configure, activate, deactivate, reset or shutdown. Return an error; empty if it is done."""
+        error = self._command(verb)
+        if verb == "shutdown" and error:  # a driver must end also without a policy server
+            log.warning("shutdown: %s; the driver ends itself", error)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return ""
+        if verb == "reset" and not error:
+            self._robot.stopped_by = ""
+        return error
+
+    def stop(self) -> str:
+        """Stop the robot in an emergency, also without a policy server. Return an error; empty if it is stopped."""
+        self._robot.stopped_by = "emergency stop by a ROS service; it ends by the service reset"
+        with self._rests:
+            rests = self._rests.wait_for(self._rest, _STOPPED)
+        error = self._command("estop")
+        if not rests and self._rest():
+            rests = True
+        if not rests:
+            return f"the stop is NOT confirmed by the driver within {_STOPPED:g} s"
+        if error:
+            log.warning("the policy server does not know of the emergency stop: %s", error)
+        return ""
+
+    def end(self) -> None:
+        """Report that the driver has ended."""
+        self.condition = self.condition._replace(state=State.FINALIZED, reason="the driver has ended")
+        self.notify()
+
+    def _rest(self) -> bool:
+        """Whether no policy moves the robot."""
+        return self.condition.state is not State.ACTIVE or not self.condition.welcomed
+
+    def _command(self, verb: str) -> str:
+        node = self._node
+        try:
+            operator = connect(node.endpoint("policy"), node.config.endpoints.keys, timeout=_ANSWER)
+            operator.ask(make_command(verb, node.name, "asked for through ROS 2"))
+        except Td3RobotError as error:
+            return str(error)
+        return ""

@@ -1,0 +1,271 @@
+"""The ROS 2 nodes of a driver: lifecycle, services, topics and diagnostics. This module imports rclpy.
+
+The states of the driver and of the ROS node follow each other:
+
+============= ============= ====================================
+driver        ROS           from ROS to the driver
+============= ============= ====================================
+unconfigured  unconfigured  ``configure`` asks for configure
+inactive      inactive      ``activate`` asks for activate
+active        active        ``deactivate`` asks for deactivate
+fault         inactive      ``activate`` asks for activate
+finalized     finalized     ``shutdown`` asks for shutdown
+============= ============= ====================================
+
+A request that the driver refuses fails in ROS, and the ROS node stays in its state. The driver
+refuses ``cleanup``, because it keeps its configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from rcl_interfaces.msg import ParameterDescriptor
+from rclpy.duration import Duration
+from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, QoSProfile
+from sensor_msgs.msg import Imu, JointState
+from std_msgs.msg import Float64MultiArray
+from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+
+from td3_robot.config.ros2 import CommandConfig, Ros2Config
+from td3_robot.ros2 import ros
+from td3_robot.ros2.robot import Inputs, Kind
+from td3_robot.safety.lifecycle import State
+
+log = logging.getLogger(__name__)
+
+PARAMETERS = ("endpoints.policy", "endpoints.learner", "endpoints.recorder", "endpoints.monitor", "endpoints.keys")
+"""ROS parameters that replace the configuration key of the same name. ``ros2.bundle`` is one more."""
+_MESSAGES: dict[Kind, Any] = {"joint": JointState, "imu": Imu, "array": Float64MultiArray}
+_REPORT_PERIOD = 1.0  # seconds between two diagnostics
+_ROS_STATES = {
+    State.UNCONFIGURED: "unconfigured",
+    State.INACTIVE: "inactive",
+    State.ACTIVE: "active",
+    State.FAULT: "inactive",
+    State.FINALIZED: "finalized",
+}
+_PATHS = {
+    ("unconfigured", "inactive"): "configure",
+    ("unconfigured", "active"): "configure",
+    ("inactive", "active"): "activate",
+    ("active", "inactive"): "deactivate",
+    ("active", "unconfigured"): "deactivate",
+    ("inactive", "unconfigured"): "cleanup",
+}
+"""Maps the state of the ROS node and the state to reach to the next transition."""
+
+
+class Condition(NamedTuple):
+    """What the driver reports about itself.
+
+    Attributes:
+        state: of the driver.
+        reason: of the last change of the state.
+        welcomed: whether the policy server has welcomed the driver.
+        origin: where the newest applied action comes from, for example POLICY or SAFE; empty before the first.
+        weights_version: version of the policy that chose the newest applied action; 0 if no policy chose it.
+        figures: more figures, for diagnostics.
+    """
+
+    state: State = State.UNCONFIGURED
+    reason: str = "started"
+    welcomed: bool = False
+    origin: str = ""
+    weights_version: int = 0
+    figures: Mapping[str, float] = {}
+
+
+class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
+    """The lifecycle node of a driver.
+
+    Args:
+        name: default name of the node.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        ros.refuse_simulated_time(self)
+        read_only = ParameterDescriptor(read_only=True)
+        names = (*PARAMETERS, "ros2.bundle")
+        given = {key: self.declare_parameter(key, "", read_only).value for key in names}
+        self.overrides = [f"{key}={json.dumps(value)}" for key, value in given.items() if value]
+        self._ros_state = "unconfigured"
+        self._mirrors = False  # whether a transition follows the driver, so that it asks for nothing
+        self._request: Callable[[str], str] = lambda verb: f"{verb}: the driver has not started"
+        self._condition: Callable[[], Condition] = Condition
+        self._robot = ""
+        self._ages: Callable[[], Mapping[str, float]] = dict
+
+    def begin(
+        self,
+        robot: str,
+        request: Callable[[str], str],
+        stop: Callable[[], str],
+        condition: Callable[[], Condition],
+        ages: Callable[[], Mapping[str, float]],
+    ) -> Callable[[], None]:
+        """Offer the services and publish the state.
+
+        Args:
+            robot: name of the robot's specification.
+            request: carries out configure, activate, deactivate, reset or shutdown; returns an error, or nothing.
+            stop: stops the robot in an emergency; returns an error, or nothing.
+            condition: returns the newest Condition.
+            ages: returns the age (s) of the data of each topic.
+
+        Returns:
+            A function that any thread calls after the driver's state has changed.
+        """
+        self._robot, self._request, self._condition, self._ages = robot, request, condition, ages
+        latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+        self._state_topic = self.create_publisher(DiagnosticStatus, "~/policy_state", latched)
+        self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        self.create_service(Trigger, "~/estop", lambda _, answer: self._answer(answer, stop()))
+        self.create_service(Trigger, "~/reset", lambda _, answer: self._answer(answer, request("reset")))
+        self.create_timer(_REPORT_PERIOD, self._report)
+        return lambda: self.executor.create_task(self.mirror)
+
+    def commands(
+        self, config: CommandConfig, qos: Any, joints: list[str], period: float
+    ) -> Callable[[list[float]], None]:
+        """Return a function that publishes the values of a command.
+
+        Args:
+            config: the section ``ros2.command``.
+            qos: the quality of service.
+            joints: names of a trajectory's joints.
+            period: the control period in seconds.
+        """
+        if config.type == "array":
+            arrays = self.create_publisher(Float64MultiArray, config.topic, qos)
+            return lambda values: arrays.publish(Float64MultiArray(data=values))
+        trajectories = self.create_publisher(JointTrajectory, config.topic, qos)
+        reach = period if config.reach_ms is None else config.reach_ms / 1e3
+        time_from_start = Duration(seconds=reach).to_msg()
+
+        def publish(values: list[float]) -> None:
+            point = JointTrajectoryPoint(time_from_start=time_from_start, **{config.field: values})
+            trajectories.publish(JointTrajectory(joint_names=joints, points=[point]))
+
+        return publish
+
+    # -- lifecycle -----------------------------------------------------------------------------------------------
+
+    def on_configure(self, state: Any) -> Any:
+        del state
+        return self._follow("configure", "inactive")
+
+    def on_activate(self, state: Any) -> Any:
+        del state
+        return self._follow("activate", "active")
+
+    def on_deactivate(self, state: Any) -> Any:
+        del state
+        return self._follow("deactivate", "inactive")
+
+    def on_shutdown(self, state: Any) -> Any:
+        del state
+        return self._follow("shutdown", "finalized")
+
+    def on_cleanup(self, state: Any) -> Any:
+        del state
+        return self._follow("cleanup", "unconfigured")
+
+    def _follow(self, verb: str, target: str) -> Any:
+        """Ask the driver for a transition, unless the transition follows the driver."""
+        if not self._mirrors:
+            error = "a driver keeps its configuration; allowed: shutdown" if verb == "cleanup" else self._request(verb)
+            if error:
+                log.warning("the ROS transition %s fails: %s", verb, error)
+                return TransitionCallbackReturn.FAILURE
+        self._ros_state = target
+        return TransitionCallbackReturn.SUCCESS
+
+    def mirror(self) -> None:
+        """Take the ROS node to the state of the driver, and publish the state."""
+        wanted = _ROS_STATES[self._condition().state]
+        triggers = {
+            "configure": self.trigger_configure,
+            "activate": self.trigger_activate,
+            "deactivate": self.trigger_deactivate,
+            "cleanup": self.trigger_cleanup,
+            "shutdown": self.trigger_shutdown,
+        }
+        self._mirrors = True
+        while self._ros_state != wanted and self._ros_state != "finalized":
+            triggers[_PATHS.get((self._ros_state, wanted), "shutdown")]()
+        self._mirrors = False
+        self._state_topic.publish(self._policy_state())
+
+    # -- reports -------------------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        name = self.get_fully_qualified_name()
+        ages = {f"age of {topic} (s)": f"{age:.3f}" for topic, age in self._ages().items()}
+        figures = {key: f"{value:g}" for key, value in self._condition().figures.items()}
+        state = self._policy_state()
+        self._state_topic.publish(state)
+        data = self._status(f"{name}: data", state.level, state.message, {**ages, **figures})
+        message = DiagnosticArray(status=[state, data])
+        message.header.stamp = self.get_clock().now().to_msg()
+        self._diagnostics.publish(message)
+
+    def _policy_state(self) -> Any:
+        now = self._condition()
+        by_policy = now.state is State.ACTIVE and now.weights_version > 0
+        if not now.welcomed:
+            level, text = DiagnosticStatus.STALE, "no policy server has welcomed the driver"
+        elif by_policy:
+            level, text = DiagnosticStatus.OK, f"a policy moves the robot: version {now.weights_version}"
+        elif now.state is State.FAULT:
+            level, text = DiagnosticStatus.ERROR, f"{now.state}: {now.reason}"
+        else:
+            level, text = DiagnosticStatus.WARN, f"no policy moves the robot: {now.state}: {now.reason}"
+        values = {
+            "state": now.state.value,
+            "reason": now.reason,
+            "welcomed": str(now.welcomed).lower(),
+            "origin": now.origin,
+            "weights_version": str(now.weights_version),
+        }
+        return self._status(f"{self.get_fully_qualified_name()}: policy", level, text, values)
+
+    def _status(self, name: str, level: bytes, text: str, values: Mapping[str, str]) -> Any:
+        pairs = [KeyValue(key=key, value=value) for key, value in values.items()]
+        return DiagnosticStatus(level=level, name=name, message=text, hardware_id=self._robot, values=pairs)
+
+    @staticmethod
+    def _answer(answer: Any, error: str) -> Any:
+        answer.success, answer.message = not error, error or "done"
+        return answer
+
+
+def sensor_node(owner: DriverNode, inputs: Inputs, config: Ros2Config) -> Node:
+    """Return a second node that receives the observations.
+
+    A service of the first node may wait for the policy server. The second node receives messages meanwhile. It uses the
+    names that the first node resolves, so remapping rules for the first node hold for both.
+    """
+    node = Node(
+        f"{owner.get_name()}_sensors",
+        namespace=owner.get_namespace(),
+        use_global_arguments=False,
+        enable_rosout=False,
+        start_parameter_services=False,
+    )
+    for topic, kind in inputs.topics.items():
+        receive = _receiver(inputs, topic)
+        node.create_subscription(_MESSAGES[kind], owner.resolve_topic_name(topic), receive, ros.profile(config.qos_in))
+    return node
+
+
+def _receiver(inputs: Inputs, topic: str) -> Callable[[Any], None]:
+    return lambda message: inputs.store(topic, message)

@@ -1,0 +1,134 @@
+"""Starts and stops rclpy, and runs the callbacks of nodes in threads. Each function imports rclpy when it runs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from td3_robot.config.ros2 import QosConfig
+from td3_robot.errors import UsageError
+from td3_robot.util.extras import missing
+
+log = logging.getLogger(__name__)
+
+_JOIN = 3.0  # seconds for a callback to end
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into the arguments of td3-robot and those of ROS.
+
+    The arguments of ROS begin with ``--ros-args`` and end with ``--`` or with the line.
+    """
+    ours: list[str] = []
+    ros: list[str] = []
+    inside = False
+    for word in words:
+        inside = inside or word == "--ros-args"
+        (ros if inside else ours).append(word)
+        inside = inside and word != "--"
+    return ours, ros
+
+
+@contextmanager
+def running(words: Sequence[str]) -> Iterator[None]:
+    """Initialise rclpy for the block. The process keeps its own signal handlers.
+
+    Args:
+        words: arguments of ROS, from ``--ros-args`` on.
+
+    Raises:
+        UsageError: rclpy is missing, or an argument is wrong.
+    """
+    _load()
+    import rclpy
+    from rclpy.signals import SignalHandlerOptions
+
+    try:
+        rclpy.init(args=["td3-robot", *words], signal_handler_options=SignalHandlerOptions.NO)
+    except Exception as error:  # rclpy has a private type for each kind of wrong argument
+        raise UsageError(f"ROS arguments {' '.join(words)}: {' '.join(str(error).split())}") from None
+    try:
+        yield
+    finally:
+        rclpy.try_shutdown()
+
+
+def _load() -> None:
+    """Import rclpy, or raise a UsageError of one line."""
+    try:
+        import rclpy  # noqa: F401
+    except ModuleNotFoundError as error:
+        text = missing(error)
+        if text is None:
+            raise
+        raise UsageError(text) from None
+    except ImportError as error:  # its libraries are not on the library path
+        first = str(error).splitlines()[0]
+        raise UsageError(
+            f"rclpy cannot be imported: {first}; source the setup file of your ROS 2 installation"
+        ) from None
+
+
+@contextmanager
+def spinning(*nodes: Any) -> Iterator[None]:
+    """Run the callbacks of nodes during the block, in one thread for each node. At the end, destroy the nodes."""
+    with ExitStack() as stack:
+        for node in nodes:
+            stack.enter_context(_spinning(node))
+        yield
+
+
+@contextmanager
+def _spinning(node: Any) -> Iterator[None]:
+    from rclpy.executors import SingleThreadedExecutor
+
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    ended = threading.Event()
+
+    def spin() -> None:
+        while not ended.is_set():
+            try:
+                executor.spin_once()
+            except Exception:  # one failed callback must not end the others
+                log.exception("a callback of the ROS node %s failed", node.get_name())
+
+    thread = threading.Thread(target=spin, daemon=True, name=f"ros-{node.get_name()}")
+    thread.start()
+    try:
+        yield
+    finally:
+        executor.create_task(ended.set)
+        thread.join(_JOIN)
+        if not thread.is_alive():
+            executor.shutdown()
+            node.destroy_node()
+
+
+def refuse_simulated_time(node: Any) -> None:
+    """Refuse ``use_sim_time``, now and while the node runs.
+
+    Raises:
+        UsageError: the parameter is true.
+    """
+    from rcl_interfaces.msg import SetParametersResult
+
+    reason = "use_sim_time is true; allowed: false, because deadlines need the monotonic clock of the machine"
+    if node.get_parameter("use_sim_time").value:
+        raise UsageError(reason)
+
+    def check(parameters: Sequence[Any]) -> Any:
+        wrong = any(parameter.name == "use_sim_time" and parameter.value for parameter in parameters)
+        return SetParametersResult(successful=not wrong, reason=reason if wrong else "")
+
+    node.add_on_set_parameters_callback(check)
+
+
+def profile(qos: QosConfig) -> Any:
+    """Return the configured quality of service as a QoSProfile."""
+    from rclpy.qos import QoSProfile, ReliabilityPolicy
+
+    return QoSProfile(depth=qos.depth, reliability=ReliabilityPolicy[qos.reliability.upper()])
