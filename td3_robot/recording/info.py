@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, SessionError
-from td3_robot.messages import Action, ActionOrigin, Message, Phase, Step, Weights
+from td3_robot.messages import Action, ActionOrigin, Hello, Message, Phase, Step, Weights
 from td3_robot.recording.decoder import Decoder
 from td3_robot.recording.entries import METADATA, REASON, Attachment, Entry, printable
 from td3_robot.recording.faults import Faults, line
@@ -42,6 +43,7 @@ class Contents:
     counts: Counter[str] = field(default_factory=Counter)
     weights: list[int] = field(default_factory=list)
     acting: set[int] = field(default_factory=set)
+    robot_roles: set[str] = field(default_factory=set)
     faults: Faults = field(default_factory=Faults)
     problems: list[str] = field(default_factory=list)
 
@@ -85,6 +87,8 @@ class Contents:
             for phase in Phase:
                 self.counts[phase.name.lower()] += int(np.count_nonzero(message.phase == phase))
             self.counts["fallbacks"] += message.origin in (ActionOrigin.HELD, ActionOrigin.ZERO)
+        elif isinstance(message, Hello) and message.role in ROBOT_ROLES:
+            self.robot_roles.add(message.role)
         elif isinstance(message, Weights):
             self.weights.append(message.version)
         elif isinstance(message, Action):
@@ -122,6 +126,13 @@ def examine(path: Path) -> dict[str, Any]:
     contents = Contents.of(file, decoder_of(path))
     report = contents.report()
     metadata, problems = contents.metadata, contents.problems
+    if contents.robot_roles == {
+        "driver"
+    }:  # a robot has no task; older recorders wrote the default of the configuration
+        metadata.pop("task", None)
+    damages = file.all_damages
+    if unfinished := file.being_written():
+        damages = [damage for damage in damages if damage.offset < file.read]  # the rest follows
     try:
         host = json.loads(metadata.pop("host", "null"))
     except ValueError:
@@ -130,11 +141,12 @@ def examine(path: Path) -> dict[str, Any]:
     return {
         "file": str(path),
         "bytes": file.size,
+        "being_written": unfinished,
         **report,
         "metadata": metadata,
         "host": host,
         "attachments": [{"name": item.name, "bytes": len(item.data)} for item in contents.attachments],
-        "damages": [f"byte {damage.offset}: {damage.why}" for damage in file.all_damages] + problems,
+        "damages": [f"byte {damage.offset}: {damage.why}" for damage in damages] + problems,
     }
 
 
@@ -171,6 +183,7 @@ def text(report: dict[str, Any]) -> str:
         f"{report['file']}: {report['bytes'] / 1e6:.2f} MB, {report['messages']} messages in {report['duration_s']} s",
         f"recorded {report['begin']} {by(about)}",
         *([f"written because of {about[REASON]}"] if REASON in about else []),
+        *(["a recorder is writing this file; its last messages are not shown yet"] if report["being_written"] else []),
         "",
         f"{'topic':<28}{'count':>8}{'Hz':>10}{'MB':>9}{'begins':>8}{'gaps':>6}{'missing':>9}{'longest s':>11}",
     ]
@@ -194,9 +207,10 @@ def text(report: dict[str, Any]) -> str:
 
 
 def by(metadata: Mapping[str, str]) -> str:
-    """The version, protocol and task of a recording, in words."""
-    version, protocol, task = (metadata.get(key, "?") for key in ("td3-robot", "protocol", "task"))
-    return f"by td3-robot {version}, protocol {protocol}, task {task}"
+    """The version, the protocol and, if known, the task of a recording, in words."""
+    version, protocol = (metadata.get(key, "?") for key in ("td3-robot", "protocol"))
+    task = f", task {metadata['task']}" if "task" in metadata else ""
+    return f"by td3-robot {version}, protocol {protocol}{task}"
 
 
 def _range(ends: list[int]) -> str:

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attachment]) -> None:
     _keep_memory()
     path = options.out or node.run.path / "session.mcap"
-    facts = facts_of_this_machine(node.config, attachments)
+    facts = facts_of_this_machine(node.config, attachments, deployed=node.folder is None)
     epoch = time.time_ns() - time.monotonic_ns()
     node.serve(RECORDER, {"node": (Record,)})
     config = _settings(node.config.record, options)

@@ -30,6 +30,7 @@ from td3_robot.messages import PROTOCOL_VERSION, Hello, Message, Start, Turn
 from td3_robot.recording.decoder import Decoder
 from td3_robot.recording.entries import CONFIG, METADATA, ON_THE_WAY_NS, REPEATED, Attachment, Entry, printable
 from td3_robot.recording.writer import PROFILE
+from td3_robot.util import process_lock
 
 _MAGIC = b"\x89MCAP0\r\n"
 _HEAD = struct.Struct("<BQ")  # of a record: opcode, length of the body
@@ -81,6 +82,12 @@ class SessionFile:
     def all_damages(self) -> list[Damage]:
         """All damage of the data and the index."""
         return [*self.damages, self.index] if self.index else [*self.damages]
+
+    def being_written(self) -> bool:
+        """Whether a process on this machine is writing the file. The file has no index until the process ends."""
+        with contextlib.suppress(OSError), self.path.open("rb") as file:
+            return process_lock.is_locked(file.fileno())
+        return False
 
     def items(self) -> Iterator[Item]:
         """All items of the file, in file order.
@@ -374,10 +381,15 @@ class Session:
                     newest[item.stream] = max(item.sequence, newest.get(item.stream, -1))
                 yield item
             if file.damages:
-                damage = file.damages[0]
+                damage, shell_path = file.damages[0], shlex.quote(str(path))
+                if damage.offset == file.read and file.being_written():
+                    raise SessionError(
+                        f"a recorder is writing {str(path)!r}: wait until it ends, or copy the messages so far with "
+                        f"td3-robot recover {shell_path}"
+                    )
                 raise SessionError(
                     f"{str(path)!r} is damaged at byte {damage.offset}: {damage.why}; "
-                    f"mend it with td3-robot recover {shlex.quote(str(path))}"
+                    f"mend it with td3-robot recover {shell_path}"
                 )
 
     def _check_protocol(self) -> None:

@@ -12,7 +12,7 @@ from mcap.writer import CompressionType, Writer
 from td3_robot.messages import MESSAGES
 from td3_robot.recording import schemas
 from td3_robot.recording.entries import METADATA, Attachment, Entry, Facts
-from td3_robot.util import files
+from td3_robot.util import files, process_lock
 
 CHUNK_S = 0.5
 """Maximum time (s) that data stays in this process. A crash of this process does not lose older data."""
@@ -49,6 +49,7 @@ class SessionWriter:
         self.path = path
         self.begun = now
         self._file = io.BufferedWriter(_File(path, "x"))
+        process_lock.hold(self._file.fileno())
         # Most bytes are weights, which compression hardly shrinks. So use LZ4, because zstd takes 5 times as long.
         self._writer = Writer(self._file, _CHUNK_BYTES, CompressionType.LZ4, enable_data_crcs=True)
         self._schemas: dict[str, int] = {}

@@ -9,12 +9,12 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_USAGE, Td3RobotError, UsageError
-from td3_robot.messages import Start, Turn
+from td3_robot.messages import Action, Start, Step, Turn, wire_fields
 from td3_robot.recording.entries import printable
 from td3_robot.recording.reader import Session
 from td3_robot.replay import machines, rewrite
@@ -46,6 +46,12 @@ Exit codes:
 """
 
 Replay = Callable[[Session], Outcome]
+_TOLERANCES = ", ".join(
+    f"{name} {wire.tolerance:g}"
+    for name, wire in {**wire_fields(Step), **wire_fields(Action)}.items()
+    if wire.tolerance
+)
+"""The tolerances of ``messages.py``, as text."""
 
 
 def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = None) -> list[Outcome]:
@@ -93,7 +99,9 @@ def _compare(session: Session, part: Replayed, exact: bool | None, report: Outco
     to_the_bit = exact if exact is not None else other is None
     expected = [message for _, message in part.expected]
     comparison = compare(part.topic, expected, part.got, exact=to_the_bit, where=part.where)
-    report.add(comparison, "to the bit" if to_the_bit else f"within tolerance ({other})")
+    report.add(
+        comparison, "to the bit" if to_the_bit else f"within tolerance ({other + '; ' if other else ''}{_TOLERANCES})"
+    )
     times = [entry.received for entry, _ in part.expected if entry]
     report.recorded_s = max(report.recorded_s, (max(times) - min(times)) * 1e-9 if times else 0.0)
 
@@ -170,25 +178,43 @@ def not_compared(session: Session, reports: Sequence[Outcome]) -> dict[str, int]
 
 
 def text(session: Session, reports: Sequence[Outcome]) -> str:
-    """The report for a person."""
-    lines, path = [], session.paths[0]
+    """The report for a person: a line with everything that is the same, the differences, and a line with the rest."""
+    path = session.paths[0]
+    lines = [f"{path}: the same {how}: {'; '.join(cores)}" for how, cores in _same(reports).items()]
     for report in reports:
-        head = f"{path}: {report.core}: "
         for comparison, how in report.comparisons:
-            lines += _comparison_lines(head, comparison, how)
-        if report.turns:
-            lines.append(f"{head}replayed {report.turns} turns")
-        lines += [f"{head}not checked: {note}" for note in report.notes]
+            if not comparison.same:
+                lines += _difference_lines(f"{path}: {report.core}: ", comparison, how)
+    unchecked = [f"{report.core}: {note}" for report in reports for note in report.notes]
     if left := not_compared(session, reports):
-        lines.append(f"{path}: not compared: {', '.join(f'{count} {topic}' for topic, count in left.items())}")
+        unchecked.append(_counted(left.items()))
+    if unchecked:
+        lines.append(f"{path}: not checked: {'; '.join(unchecked)}")
     if not any(report.compared for report in reports):
         lines.append(f"{path}: NOTHING could be checked")
     return printable("\n".join(lines))
 
 
-def _comparison_lines(head: str, comparison: Comparison, how: str) -> list[str]:
-    if comparison.same:
-        return [f"{head}{comparison.compared} {comparison.topic} messages the same {how}"]
+def _same(reports: Sequence[Outcome]) -> dict[str, list[str]]:
+    """For each kind of comparison, as text: the cores and the numbers of their messages that are the same."""
+    lines: dict[str, list[str]] = {}
+    for report in reports:
+        found: dict[str, list[Comparison]] = {}
+        for comparison, how in report.comparisons:
+            if comparison.same:
+                found.setdefault(how, []).append(comparison)
+        turns = f" ({report.turns} turns)" if report.turns else ""
+        for how, comparisons in found.items():
+            counts = _counted((comparison.topic, comparison.compared) for comparison in comparisons)
+            lines.setdefault(how, []).append(f"{report.core}{turns}: {counts}")
+    return lines
+
+
+def _counted(counts: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{count} {topic}" for topic, count in counts)
+
+
+def _difference_lines(head: str, comparison: Comparison, how: str) -> list[str]:
     counts = ", ".join(f"{count} {name}" for name, count in comparison.counts.most_common())
     first = comparison.first[0]
     lines = [

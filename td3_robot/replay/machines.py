@@ -12,6 +12,7 @@ from typing import Any
 from td3_robot.util import machine
 
 _HARDWARE = ("processor", "vector")
+_SHOWN = 3  # instruction sets that a text names
 
 
 def difference(metadata: Mapping[str, str], packages: Sequence[str]) -> str | None:
@@ -28,4 +29,18 @@ def difference(metadata: Mapping[str, str], packages: Sequence[str]) -> str | No
         pairs += [(name, str(there["packages"][name]), str(here["packages"][name])) for name in packages]
     except (KeyError, TypeError, ValueError):
         return "the recording does not describe its machine"
-    return next((f"{name} was {recorded}, is {today}" for name, recorded, today in pairs if recorded != today), None)
+    return next((_text(name, recorded, today) for name, recorded, today in pairs if recorded != today), None)
+
+
+def _text(name: str, recorded: str, today: str) -> str:
+    if name != "vector":
+        return f"{name} was {recorded}, is {today}"
+    before, now = set(recorded.split()), set(today.split())
+    sides = (("lacks", before - now), ("has in addition", now - before))
+    return "the processor " + " and ".join(f"{verb} {_some(sorted(sets))}" for verb, sets in sides if sets)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names of a long list of instruction sets."""
+    more = f" and {len(names) - _SHOWN} more instruction sets" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

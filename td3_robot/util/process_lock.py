@@ -39,6 +39,21 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
         os.close(descriptor)
 
 
+def hold(descriptor: int) -> None:
+    """Lock an open file until it is closed. Does nothing if the file system has no locks."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_locked(descriptor: int) -> bool:
+    """Whether :func:`hold` locks the file elsewhere, also in this process. ``descriptor`` is another open file."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
 def claim(
     what: str, refusal: str, patience: float = 0.0, stopped: Callable[[], object] = lambda: False
 ) -> socket.socket:

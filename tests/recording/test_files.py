@@ -75,6 +75,41 @@ def test_a_killed_recorder_loses_only_the_unfinished_chunk(acted: Make, save: Ma
     assert (lost["whole"], lost["messages_kept"]) == (False, len(kept))
 
 
+def test_a_file_that_is_being_written_is_not_called_damaged(
+    acted: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``info --check`` succeeds as long as the writer lives. Other commands name the writer."""
+    path = tmp_path / "a.mcap"
+    writer = SessionWriter(path, facts_of_this_machine(Config()), 0.0)
+    for number, entry in enumerate(entries_of(acted(44))):
+        writer.add(entry)
+        writer.turn(number / 60)
+    assert main(["info", str(path), "--check"]) == 0
+    output = capsys.readouterr().out
+    assert "a recorder is writing this file" in output
+    assert "DAMAGED" not in output
+    with pytest.raises(SessionError, match=r"a recorder is writing .*a\.mcap': wait until it ends, or copy"):
+        Session([path])
+    writer._file.close()  # like SIGKILL
+    assert main(["info", str(path), "--check"]) == 1
+    assert "DAMAGED" in capsys.readouterr().out
+
+
+def test_a_damaged_chunk_is_reported_in_a_file_that_is_being_written(acted: Make, tmp_path: Path) -> None:
+    writer = SessionWriter(tmp_path / "a.mcap", facts_of_this_machine(Config()), 0.0)
+    for number, entry in enumerate(entries_of(acted(44))):
+        writer.add(entry)
+        writer.turn(number / 60)
+    octets = bytearray((tmp_path / "a.mcap").read_bytes())
+    octets[len(octets) // 2] ^= 0xFF  # in the first chunk
+    with (tmp_path / "a.mcap").open("r+b") as file:  # keeps the writer's lock
+        file.write(octets)
+    report = examine(tmp_path / "a.mcap")
+    assert report["being_written"]
+    assert "chunk record" in report["damages"][0]
+    writer.close()
+
+
 def damage_chunk(path: Path, number: int) -> int:
     """Change a bit in the middle of a chunk, and return the offset of the chunk in bytes."""
     with path.open("rb") as file:
@@ -301,6 +336,15 @@ def test_info_check_finds_an_invalid_message(acted: Make, save: Make, capsys: py
     assert main(["info", str(path)]) == 0
     assert main(["info", str(path), "--check"]) == 1
     assert "sim-0/step 99: step: Object missing required field" in capsys.readouterr().out
+
+
+def test_a_task_is_shown_only_if_a_simulator_is_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    """Older recorders stored the default task also for a deployed robot."""
+    sessions = Path(__file__).parents[1] / "replay" / "sessions"
+    for name, task in (("pendulum", ", task gymnasium:Pendulum-v1\n"), ("deployed", "protocol 1\n")):
+        assert main(["info", str(sessions / f"{name}.mcap")]) == 0
+        assert task in capsys.readouterr().out
+    assert "task" not in facts_of_this_machine(Config(), deployed=True).metadata
 
 
 def test_text_from_a_file_cannot_control_the_terminal(

@@ -52,7 +52,7 @@ def test_policy_actions_are_bit_exact_across_a_change_of_weights(
     path = save("a.mcap", entries_of(acted(30)))
     assert policy(path) == 0
     assert capsys.readouterr().out == (
-        f"{path}: policy: 30 action messages the same to the bit\n{path}: not compared: 30 step, 2 weights\n"
+        f"{path}: the same to the bit: policy: 30 action\n{path}: not checked: 30 step, 2 weights\n"
     )
 
 
@@ -105,7 +105,7 @@ def test_update_shows_the_difference_and_then_accepts_it(
     assert "DIFFERS" in text
     assert "rewritten, new references: reference/all/action" in text
     assert policy(path) == 0
-    assert "30 action messages the same to the bit" in capsys.readouterr().out
+    assert "the same to the bit: policy: 30 action" in capsys.readouterr().out
     # The recorded messages stay unchanged, because other cores received them.
     recorded = [entry.payload for entry in entries_of(spoilt(messages, 12, 0.25))]
     assert [entry.payload for entry in Session([path]).entries()] == recorded
@@ -164,7 +164,10 @@ def test_another_kind_of_machine_is_compared_within_tolerance(
     near = spoilt(messages, 0, float(np.nextafter(value, np.float32(9))))
     path = save("a.mcap", entries_of(near), facts)
     assert policy(path) == 0
-    assert "within tolerance (processor was Abacus 3000, is" in capsys.readouterr().out
+    same, rest = capsys.readouterr().out.splitlines()
+    assert "the same within tolerance (processor was Abacus 3000, is" in same
+    assert same.endswith("; observation 1e-05, reward 0.0001, action 1e-05): policy: 30 action")
+    assert rest == f"{path}: not checked: 30 step, 2 weights"
     assert policy(path, "--exact") == 1
     assert policy(save("b.mcap", entries_of(spoilt(messages, 0, float(value) + 0.01)), facts)) == 1
 
@@ -179,6 +182,17 @@ def test_the_difference_between_machines_is_named() -> None:
         assert machines.difference({"host": text}, ()) is not None
 
 
+def test_a_difference_of_instruction_sets_is_short() -> None:
+    """The text names three of 40 missing instruction sets."""
+    host = json.loads(facts_of_this_machine(Config()).metadata["host"])
+    vector = " ".join([host["vector"], *(f"amx_{number:02}" for number in range(40))])
+    lacks = "the processor lacks amx_00, amx_01, amx_02 and 37 more instruction sets"
+    assert machines.difference({"host": json.dumps({**host, "vector": vector})}, ()) == lacks
+    added = machines.difference({"host": json.dumps({**host, "vector": "amx_00"})}, ())
+    assert added is not None
+    assert added.startswith("the processor lacks amx_00 and has in addition ")
+
+
 def test_a_session_with_nothing_to_compare_fails(
     acted: Make, save: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,7 +200,7 @@ def test_a_session_with_nothing_to_compare_fails(
     assert policy(save("a.mcap", entries_of(only_steps))) == 1
     assert policy(tmp_path / "a.mcap", "--update") == 1
     text = capsys.readouterr().out
-    assert "not checked: the recording has no Actions" in text
+    assert "not checked: policy: the recording has no Actions" in text
     assert "NOTHING could be checked" in text
 
 
@@ -194,7 +208,7 @@ def test_uncheckable_actions_are_reported(acted: Make, save: Make, capsys: pytes
     """The first weights are not recorded, so 15 Actions cannot be checked."""
     messages = [item for number, item in enumerate(acted(30)) if number != 0]
     assert policy(save("a.mcap", entries_of(messages))) == 0
-    assert "not checked: 15 Actions: their weights are not recorded" in capsys.readouterr().out
+    assert "not checked: policy: 15 Actions: their weights are not recorded; " in capsys.readouterr().out
 
 
 def test_old_and_damaged_files_are_refused(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,7 +235,7 @@ def test_an_unreadable_file_is_reported_and_the_others_are_replayed(
     assert main(command) == 2
     captured = capsys.readouterr()
     assert captured.err == f"td3-robot replay: {error}\n"
-    assert f"{good}: policy: 30 action messages the same to the bit" in captured.out
+    assert f"{good}: the same to the bit: policy: 30 action" in captured.out
     assert f"{bad}: policy: action DIFFERS" in captured.out
     assert main([*command, "--json"]) == 2
     report = json.loads(capsys.readouterr().out)
@@ -237,7 +251,7 @@ def test_an_unreadable_file_is_reported_and_the_others_are_replayed(
     captured = capsys.readouterr()
     assert "later.mcap" in captured.err
     assert "unknown key 'future_key'" in captured.err
-    assert f"{good}: policy: 30 action messages the same to the bit" in captured.out
+    assert f"{good}: the same to the bit: policy: 30 action" in captured.out
 
 
 def test_a_core_that_is_not_installed_gives_a_note_or_an_error(
@@ -249,7 +263,7 @@ def test_a_core_that_is_not_installed_gives_a_note_or_an_error(
     monkeypatch.setattr(replay, "CORES", {"policy": replay.CORES["policy"], "learner": "learned"})
     path = save("a.mcap", entries_of(acted(2)))
     assert main(["replay", str(path)]) == 0
-    assert "learner: not checked: needs torch, which is not installed" in capsys.readouterr().out
+    assert "not checked: learner: needs torch, which is not installed" in capsys.readouterr().out
     assert main(["replay", str(path), "--core", "learner"]) == 2
     assert "--core learner needs torch, which is not installed; pip install" in capsys.readouterr().err
 
