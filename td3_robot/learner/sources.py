@@ -27,6 +27,7 @@ class Source:
         answered: sequence of the newest processed Step, plus one.
         seen: number of transitions that the source has published, from its newest Step.
         granted: total number of transitions that the source may publish.
+        share: number of transitions granted since the source joined, counted from the share of the others at that time.
         active_at: time of the source's newest Step, in seconds.
         acknowledged: value of ``answered`` in the newest Throttle to the source.
         queue: in lock-step, Steps waiting for their round.
@@ -42,6 +43,7 @@ class Source:
     answered: int = 0
     seen: int = 0
     granted: int = 0
+    share: int = 0
     active_at: float = 0.0
     acknowledged: int = 0
     queue: deque[Step] = field(default_factory=deque)
@@ -66,7 +68,8 @@ class Source:
         """Let the source publish ``transitions`` more transitions."""
         if not self.outstanding:
             self.active_at = now  # without a grant it could not step
-        self.granted = max(self.granted, self.seen) + transitions
+        before, self.granted = self.granted, max(self.granted, self.seen) + transitions
+        self.share += self.granted - before
 
     def state(self) -> dict[str, Any]:
         """The progress of the source, as plain values."""
@@ -83,10 +86,11 @@ class Sources:
         """Connect a source. With ``continues``, a new process continues the Step sequence of the earlier process."""
         hello = peer.hello
         source = self._all.setdefault(peer.name, Source(peer.name))
-        source.peer, source.robots, source.granted, source.active_at = peer, hello.robots, 0, now
+        source.peer, source.robots, source.active_at = peer, hello.robots, now
         source.queue.clear()
         if source.incarnation != hello.incarnation and not continues:
             source.incarnation, source.answered, source.seen, source.acknowledged = hello.incarnation, 0, 0, 0
+        source.granted = source.seen
         log.info("%s %s joined with %d robots (incarnation %d)", peer.role, peer.name, hello.robots, hello.incarnation)
         return source
 

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from td3_robot.core_types import Output, Peer
 from td3_robot.learner.scheduling.base import Scheduler
 from td3_robot.learner.sources import UNLIMITED, Source, throttles
 from td3_robot.messages import Step
 
+if TYPE_CHECKING:
+    from td3_robot.learner.core import LearnerCore
+
 log = logging.getLogger(__name__)
 
 _WORTH_A_MESSAGE = 0.25  # fraction of the band: a source with steps left gets no smaller grant
+_PORTION = 100  # largest number of granted steps that a robot has left, so that a later source need not wait for steps
+_START_TIME = 10.0  # seconds in which all simulators of a run start
 
 
 class FreeRunning(Scheduler):
     """Stores each Step on arrival, makes at most one update per turn, and grants steps within the replay ratio."""
+
+    def __init__(self, core: LearnerCore) -> None:
+        super().__init__(core)
+        self._first_joined_at = 0.0
 
     def policy_joined(self, peer: Peer) -> list[Output]:
         core, publisher, held = self.core, self.core.publisher, peer.hello.weights_version
@@ -48,14 +60,26 @@ class FreeRunning(Scheduler):
     def restarted(self) -> None:
         self.core.publisher.publish()
 
+    def source_joined(self, source: Source) -> list[Output]:
+        now, others = source.active_at, [other.share for other in self.core.sources.live() if other is not source]
+        if not others:
+            self._first_joined_at = now
+        source.share = 0 if now - self._first_joined_at < _START_TIME else min(others)
+        return []
+
     def grant(self, now: float) -> list[Output]:
-        """Distribute the steps that the replay ratio allows, first to the sources with the fewest steps left.
+        """Distribute the steps that the replay ratio allows, first to the sources with the smallest share.
+
+        All sources that joined at the start get equal shares. For a short time, the learner reserves the shares of
+        the run's simulators that have not joined yet. A source that joins later, or that sent no Steps for a while,
+        gets an equal share from then on (start-time fair queueing, Goyal et al. 1996).
 
         A source without new steps also gets a Throttle from time to time. The Throttle names the newest Step that the
         learner has processed, so that the source can delete the processed Steps.
         """
         learning, limiter = self.core.learning, self.core.learning.limiter
-        live = [source for source in self.core.sources.live() if not source.stalled(now)]
+        connected = self.core.sources.live()
+        live = [source for source in connected if not source.stalled(now)]
         if limiter.ratio is None and learning.updates >= limiter.offline:
             waiting = [source for source in live if source.granted < UNLIMITED or source.unacknowledged]
             for source in waiting:
@@ -64,12 +88,50 @@ class FreeRunning(Scheduler):
         overshoot = sum(source.robots - 1 for source in live)
         free = limiter.steps_allowed(learning.updates, overshoot) - learning.env_steps
         free -= sum(source.outstanding for source in live)
-        granted: list[Source] = []
-        for before, source in enumerate(sorted(live, key=lambda item: item.outstanding)):
-            share = -(-free // (len(live) - before)) if free > 0 else 0
-            running_dry = source.outstanding <= source.robots
-            if share > 0 and (running_dry or share >= limiter.band * _WORTH_A_MESSAGE):
-                source.grant(share, now)
-                free -= share
-                granted.append(source)
+        granted = self._distribute(free, live, len(connected), now) if live and free > 0 else []
+        for source in connected:
+            if source not in live:
+                source.share = max(source.share, min((other.share for other in live), default=0))
         return throttles(granted + [source for source in live if source.unacknowledged and source not in granted])
+
+    def _distribute(self, free: int, live: list[Source], connected: int, now: float) -> list[Source]:
+        """Grant up to ``free`` steps to the sources with the smallest shares. Returns the sources that got a grant."""
+        starting = now - self._first_joined_at < _START_TIME
+        missing = max(0, self.core.config.simulators - connected) if starting else 0
+        room = {source.name: max(0, _PORTION * source.robots - source.outstanding) for source in live}
+        steps = _equalize({source.name: source.share for source in live}, room, free, missing)
+        granted = []
+        for source in live:
+            running_dry = source.outstanding <= source.robots
+            worth = min(self.core.learning.limiter.band, _PORTION * source.robots) * _WORTH_A_MESSAGE
+            if steps[source.name] >= (1 if running_dry else worth):
+                source.grant(steps[source.name], now)
+                granted.append(source)
+        return granted
+
+
+def _equalize(shares: Mapping[str, int], room: Mapping[str, int], free: int, missing: int) -> dict[str, int]:
+    """Distribute ``free`` steps so that the shares become as equal as possible.
+
+    Args:
+        shares: share of each source before.
+        room: the most steps that each source can get.
+        missing: number of further sources with a share of 0. Their steps are not distributed.
+
+    Returns:
+        The steps of each source.
+    """
+    rows = [(0, free)] * missing + [(shares[name], room[name]) for name in shares]
+
+    def raised(share: int, most: int, level: int) -> int:
+        return min(max(0, level - share), most)
+
+    top = max((share + most for share, most in rows), default=0)
+    full = bisect_left(range(top), free, key=lambda level: sum(raised(*row, level) for row in rows))
+    steps = {name: raised(shares[name], room[name], full - 1) for name in shares}
+    left = free - sum(raised(*row, full - 1) for row in rows)
+    for name in shares:  # fewer steps than sources are left
+        if left > 0 and raised(shares[name], room[name], full) > steps[name]:
+            steps[name] += 1
+            left -= 1
+    return steps
