@@ -19,7 +19,7 @@ import numpy as np
 
 from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
 from td3_robot.messages import MESSAGES, FieldType, Message, wire_fields
-from td3_robot.recording.entries import Entry
+from td3_robot.recording.entries import Entry, printable
 from td3_robot.recording.reader import Session
 from td3_robot.recording.values import Names, names_of
 from td3_robot.recording.values import rows as by_robot
@@ -27,11 +27,11 @@ from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.progress import Working
 
 _BATCH = 5000  # number of rows to write to a Parquet file together
-_WITHOUT_TABLES = {"ros2": "steps and statuses", "minari": "steps"}  # formats, and the messages that they convert
+_WITHOUT_TABLES = {"ros2": "all that ROS 2 can hold", "minari": "steps"}  # formats, and the messages that they convert
 _EXAMPLES = """examples:
   td3-robot export session.mcap --out tables
   td3-robot export session.mcap --out tables --format parquet --topics step action
-  td3-robot export session.mcap --out bag --format ros2          bag/ros2.mcap: JointState, DiagnosticArray
+  td3-robot export session.mcap --out bag --format ros2          bag/ros2.mcap, for ROS 2 tools
   td3-robot export session.mcap --out ~/.minari/datasets --format minari --dataset walker2d/mine-v0
 
 Each topic becomes a table. A message about several robots has a row for each robot. Each channel is a column.
@@ -232,8 +232,10 @@ def _export(options: argparse.Namespace, minari: Any) -> tuple[Counter[str], lis
         from td3_robot.recording import ros2  # imported here, because it needs an extra
 
         _make_room([out / "ros2.mcap"], options)
-        counts = ros2.export(session, out / "ros2.mcap")
-        lines = [f"{topic}: {count} messages" for topic, count in counts.items()]
+        counts, remarks = ros2.export(session, out / "ros2.mcap")
+        lines = ros2.summary(counts)
+        for remark in remarks:
+            print(printable(remark), file=sys.stderr)
     else:
         topics = options.topics or {topic for _, _, topic in session.counts}
         _make_room([out / f"{topic}.{options.format}" for topic in topics], options)

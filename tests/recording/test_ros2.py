@@ -1,4 +1,4 @@
-"""Read the exported ROS 2 file with the mcap package and the message types of rosbags."""
+"""Read the exported ROS 2 file with independent readers: the mcap package, rosbags and mcap-ros2-support."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import pytest
 from mcap.reader import make_reader
 
 from td3_robot.cli.main import main
-from td3_robot.messages import Status
+from td3_robot.messages import Action, Evaluation, LifecycleChange, Message, Phase, Status, Step
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import link as handshake
 from tests.sessions import BEGIN, SECOND, entries_of
+
+SESSIONS = Path(__file__).parent.parent / "replay" / "sessions"
 
 typesys = pytest.importorskip("rosbags.typesys")
 Make = Callable[..., Any]
@@ -55,7 +57,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def test_joint_states_hold_the_recorded_values(converted: Path) -> None:
     found = read(converted)
-    assert set(found) == {"/leg_1/robot_0/joint_states", "/leg_1/robot_1/joint_states", "/diagnostics"}
+    assert {"/leg_1/robot_0/joint_states", "/leg_1/robot_1/joint_states", "/diagnostics"} <= set(found)
     second = found["/leg_1/robot_1/joint_states"]
     assert second.name == ["knee", "hip"]
     assert second.position.tolist() == [4, 6]
@@ -85,8 +87,9 @@ def test_a_missing_rosbags_package_is_reported_with_the_install_command(
     save: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "rosbags.typesys", None)
-    monkeypatch.delitem(sys.modules, "td3_robot.recording.ros2", raising=False)
-    monkeypatch.delattr("td3_robot.recording.ros2", raising=False)
+    for module in ("td3_robot.recording.ros2", "td3_robot.recording.ros2_messages"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.delattr(module, raising=False)
     path = save("b.mcap", [])
     assert main(["export", str(path), "--out", str(tmp_path / "u"), "--format", "ros2"]) == 2
     assert not (tmp_path / "u").exists()
@@ -110,3 +113,265 @@ def test_the_schemas_match_the_ros_definitions(converted: Path) -> None:
         parsed = typesys.get_types_from_msg(schema.data.decode(), schema.name)
         for name, definition in parsed.items():
             assert definition == store.fielddefs[name], name
+
+
+@pytest.fixture
+def exported(save: Make, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """``exported(messages)`` returns the newest message of each topic of the file for a recording."""
+
+    def run(messages: list[tuple[str, Message]]) -> dict[str, Any]:
+        path = save("s.mcap", entries_of(messages, SECOND))
+        assert main(["export", str(path), "--out", str(tmp_path / "s"), "--format", "ros2"]) == 0
+        return read(tmp_path / "s" / "ros2.mcap")
+
+    return run
+
+
+def robot(observations: dict[str, str], actions: dict[str, str], name: str = "Leg") -> RobotSpec:
+    """Return a specification from the names and units of channels."""
+    channels = (tuple(Channel(n, unit, -9.0, 9.0) for n, unit in kind.items()) for kind in (observations, actions))
+    return RobotSpec(name, *channels, 0.02)
+
+
+def hello(spec: RobotSpec | None, source: str = "leg", robots: int = 1) -> tuple[str, Message]:
+    return source, handshake.hello("simulator", source, client=5, robots=robots, spec=spec)
+
+
+def one_step(make_step: Make, observations: int, actions: int, **fields: Any) -> tuple[str, Step]:
+    """Return a Step with the observations 1, 2, 3, … and the actions 0.25, 0.5, …"""
+    observation = np.arange(1, observations + 1, dtype=np.float32)[None]
+    action = np.arange(1, actions + 1, dtype=np.float32)[None] / 4
+    return "leg", make_step(1, 1, source="leg", observation=observation, action=action, **fields)
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "joints", "position", "velocity", "effort", "command"),
+    [
+        # JOINT.FIELD
+        (
+            {"b.velocity": "1", "a.position": "1"},
+            {"a.torque": "1", "b.torque": "1"},
+            ["a", "b"],
+            [2, None],
+            [None, 1],
+            [0.25, 0.5],
+            {"effort": [0.25, 0.5]},
+        ),
+        # units, for joints that an action drives; torso is no joint
+        (
+            {"torso": "rad", "hip": "rad", "hip_vel": "1"},
+            {"hip": "rad"},
+            ["hip"],
+            [2],
+            [3],
+            [],
+            {"position": [0.25]},
+        ),
+        # other separators and words
+        (
+            {"hip_pos": "rad", "target_pos": "m", "hip_effort": "N·m"},
+            {"hip_speed": "rad/s"},
+            ["hip"],
+            [1],
+            [],
+            [3],
+            {"velocity": [0.25]},
+        ),
+        # a single joint without a name has the name of the robot
+        (
+            {"angle": "rad", "velocity": "rad/s"},
+            {"torque": "N·m"},
+            ["Leg"],
+            [1],
+            [2],
+            [0.25],
+            {"effort": [0.25]},
+        ),
+    ],
+)
+def test_joints_are_found_by_names_and_units(
+    make_step: Make,
+    exported: Callable[..., dict[str, Any]],
+    observations: dict[str, str],
+    actions: dict[str, str],
+    joints: list[str],
+    position: list[float | None],
+    velocity: list[float | None],
+    effort: list[float | None],
+    command: dict[str, list[float]],
+) -> None:
+    step = one_step(make_step, len(observations), len(actions))
+    answer = Action("leg", 0, 1, 0, step[1].action, 7, 0, 0)
+    found = exported([hello(robot(observations, actions)), step, ("policy", answer)])
+    state = found["/leg/robot_0/joint_states"]
+    assert state.name == joints
+
+    def values(array: Any) -> list[float | None]:
+        return [None if np.isnan(value) else value for value in array.tolist()]
+
+    assert [values(field) for field in (state.position, state.velocity, state.effort)] == [position, velocity, effort]
+    commands = found["/leg/robot_0/joint_commands"]
+    for field in ("position", "velocity", "effort"):
+        assert getattr(commands, field).tolist() == command.get(field, [])
+
+
+def test_a_robot_without_joints_has_named_channels(
+    make_step: Make, exported: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The names differ only in characters that ROS does not allow, or begin with a digit."""
+    spec = robot({"torso.height": "m", "a-b": "1", "a b": "1", "2nd.θ": "1", "torso": "1"}, {"left throttle": "1"})
+    step = one_step(make_step, 5, 1)
+    found = exported([hello(spec), step, ("policy", Action("leg", 0, 1, 0, step[1].action, 7, 0, 0))])
+    base = "/leg/robot_0"
+    assert f"{base}/joint_states" not in found
+    assert f"{base}/joint_commands" not in found
+    plotted = {topic.removeprefix(base): m.data for topic, m in found.items() if "/observation/" in topic}
+    assert plotted == {
+        "/observation/torso/height": 1,
+        "/observation/a_b": 2,
+        "/observation/a_b_2": 3,
+        "/observation/x2nd/x": 4,
+        "/observation/torso": 5,
+    }
+    assert found[f"{base}/action/left_throttle"].data == 0.25
+    whole = found[f"{base}/observation"]
+    assert whole.data.tolist() == [1, 2, 3, 4, 5]
+    [dimension] = whole.layout.dim
+    assert (dimension.label, dimension.size) == ("torso.height, a-b, a b, 2nd.θ, torso", 5)
+    commands = found[f"{base}/commands"]
+    assert (commands.layout.dim[0].label, commands.data.tolist()) == ("left throttle", [0.25])
+    assert capsys.readouterr().err == (
+        "leg: no /leg/robot_0/joint_states, because no channel names a joint as JOINT.position does: "
+        "torso.height, a-b, a b, 2nd.θ, torso, …; the topics observation and action hold every channel\n"
+    )
+
+
+def test_channels_without_a_place_are_reported(
+    make_step: Make, exported: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = robot({"hip.position": "rad", "torso.height": "m"}, {"hip.torque": "1"})
+    exported([hello(spec), one_step(make_step, 2, 1)])
+    assert capsys.readouterr().err == (
+        "leg: 1 of 3 channels are in no joint message: torso.height; the topics observation and action hold every "
+        "channel\n"
+    )
+
+
+@pytest.mark.parametrize("spec", [None, robot({"a": "1"}, {"b": "1"})])
+def test_steps_without_a_matching_specification_have_numbered_channels(
+    spec: RobotSpec | None,
+    make_step: Make,
+    exported: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = exported([*([hello(spec)] if spec else []), one_step(make_step, 2, 1)] if spec is None else [
+        one_step(make_step, 2, 1), hello(spec)
+    ])  # fmt: skip
+    assert found["/leg/robot_0/observation/channel_1"].data == 2
+    assert "leg: no specification names its channels" in capsys.readouterr().err
+
+
+def test_rewards_episodes_states_and_evaluations(make_step: Make, exported: Callable[..., dict[str, Any]]) -> None:
+    spec = robot({"a": "1"}, {"b": "1"})
+    step = one_step(
+        make_step,
+        1,
+        1,
+        reward=np.array([1.5], np.float32),
+        episode=np.array([3], np.uint64),
+        episode_step=np.array([40], np.uint32),
+        phase=np.array([Phase.TRUNCATED], np.uint8),
+        origin=2,
+        weights_version=9,
+    )
+    change = LifecycleChange("policy/leg", "active", "fault", "no Step for 100 ms", 1)
+    evaluation = Evaluation(4, 0, 0, np.array([1.0, 4.0]), np.array([5, 6], np.uint32))
+    found = exported([hello(spec), step, ("policy", change), ("evaluator", evaluation)])
+    assert {
+        topic: found[f"/leg/{topic}"].data
+        for topic in (
+            *("robot_0/reward", "robot_0/episode", "robot_0/episode_step", "robot_0/phase"),
+            *("action_origin", "weights_version"),
+        )
+    } == {
+        "robot_0/reward": 1.5,
+        "robot_0/episode": 3,
+        "robot_0/episode_step": 40,
+        "robot_0/phase": 3,
+        "action_origin": 2,
+        "weights_version": 9,
+    }
+    assert found["/policy/leg/state"].data == "fault"
+    [status] = found["/diagnostics"].status
+    assert (int(status.level), status.name) == (2, "policy/leg lifecycle")
+    assert status.message == "fault: no Step for 100 ms"
+    assert found["/evaluation/returns"].data.tolist() == [1, 4]
+
+
+def test_a_restarted_source_with_other_channels_gets_other_names(
+    make_step: Make, exported: Callable[..., dict[str, Any]]
+) -> None:
+    found = exported([
+        hello(robot({"a": "1"}, {"b": "1"})), one_step(make_step, 1, 1),
+        hello(robot({"c": "1"}, {"d": "1"})), one_step(make_step, 1, 1),
+    ])  # fmt: skip
+    assert {"/leg/robot_0/observation/a", "/leg/robot_0/observation/c"} <= found.keys()
+    assert found["/leg/robot_0/observation"].layout.dim[0].label == "c"
+
+
+def test_two_sources_with_similar_names_keep_their_own_topics(
+    make_step: Make, exported: Callable[..., dict[str, Any]]
+) -> None:
+    spec = robot({"a": "1"}, {"b": "1"})
+    steps = []
+    for number, source in enumerate(("sim-0", "sim_0")):
+        observation = np.array([[number]], np.float32)
+        step = make_step(1, 1, source=source, observation=observation, action=np.zeros((1, 1), np.float32))
+        steps += [hello(spec, source), (source, step)]
+    found = exported(steps)
+    assert found["/sim_0/robot_0/observation/a"].data == 0
+    assert found["/sim_0_2/robot_0/observation/a"].data == 1
+
+
+def test_a_recording_without_messages_to_convert_is_refused(
+    save: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save("e.mcap", entries_of([hello(robot({"a": "1"}, {"b": "1"}))]))
+    assert main(["export", str(path), "--out", str(tmp_path / "e"), "--format", "ros2"]) != 0
+    assert "holds no message to convert; needed is one of action, evaluation, " in capsys.readouterr().err
+    assert not (tmp_path / "e" / "ros2.mcap").exists()
+
+
+@pytest.mark.parametrize("name", ["deployed", "pendulum", "walkers", "restarted"])
+def test_independent_readers_decode_every_message(name: str, tmp_path: Path) -> None:
+    """rosbags decodes with the definitions in the file; mcap-ros2-support does, too, if it is installed."""
+    assert main(["export", str(SESSIONS / f"{name}.mcap"), "--out", str(tmp_path), "--format", "ros2"]) == 0
+    from rosbags.highlevel import AnyReader
+
+    by_rosbags: list[tuple[str, str, Any]] = []
+    with AnyReader([tmp_path / "ros2.mcap"]) as bag:
+        for connection, time, data in bag.messages():
+            by_rosbags.append((connection.topic, time, plain(bag.deserialize(data, connection.msgtype))))
+    joints = [message for topic, _, message in by_rosbags if topic.endswith("/joint_states")]
+    if name != "pendulum":
+        assert joints
+        assert all(message["name"] and len(message["velocity"]) == len(message["name"]) for message in joints)
+    decoder = pytest.importorskip("mcap_ros2.decoder")
+    with (tmp_path / "ros2.mcap").open("rb") as file:
+        reader = make_reader(file, decoder_factories=[decoder.DecoderFactory()])
+        decoded = [(c.topic, m.log_time, plain(d)) for _, c, m, d in reader.iter_decoded_messages()]
+    assert sorted(map(repr, decoded)) == sorted(map(repr, by_rosbags))
+
+
+def plain(value: Any) -> Any:
+    """Return a decoded message as maps, lists, numbers and text. NaN becomes text, because it differs from itself."""
+    if hasattr(value, "__slots__") or hasattr(value, "__dataclass_fields__"):
+        names = getattr(value, "__dataclass_fields__", None) or value.__slots__
+        return {name: plain(getattr(value, name)) for name in names if name[0].islower()}  # no constants
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, bytes):
+        return int.from_bytes(value, "little")
+    return "nan" if value != value else value
