@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Any
 
 from td3_robot.errors import ConfigError
@@ -38,6 +37,8 @@ class Registry:
         Raises:
             ConfigError: an installed package adds a name that exists already.
         """
+        from importlib import metadata  # takes 20 ms, which a robot's server needs only for installed packages
+
         rows = dict(self._own)
         for point in metadata.entry_points(group=self.group) if self.group else ():
             if rows.get(point.name, point.value) != point.value:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 import sys
-from importlib.metadata import EntryPoint
+from importlib import metadata
 
 import pytest
 
-from td3_robot import registry
 from td3_robot.errors import ConfigError
 from td3_robot.registry import Registry
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
     """Pretend that installed packages have these entry points."""
-    rows = [EntryPoint(name, value, "td3_robot.toys") for name, value in points]
-    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [row for row in rows if row.group == group])
+    rows = [metadata.EntryPoint(name, value, "td3_robot.toys") for name, value in points]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [row for row in rows if row.group == group])
 
 
 def test_shipped_row_is_imported_at_first_use() -> None:
