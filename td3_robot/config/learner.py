@@ -14,7 +14,7 @@ IMPLIED: dict[tuple[str, str], dict[str, Any]] = {
     **{("algorithm", name): implied for name, implied in algorithms.IMPLIED.items()},
     ("replay", "lap"): {"critic_loss": "huber"},
 }
-"""A key of ``learner`` and its value, mapped to other keys and their only allowed values, which become the defaults."""
+"""For a ``learner`` key with a certain value: other keys, and the only values that they may have (their defaults)."""
 
 
 class LearnerConfig(Section, frozen=True):
@@ -27,14 +27,14 @@ class LearnerConfig(Section, frozen=True):
     - ``algorithm``: ``td3`` (Fujimoto et al. 2018, algorithm 1), ``ddpg``, ``a2c``, or an algorithm of an installed
       package. ``ddpg`` (Lillicrap et al. 2016) has none of TD3's three additions. To switch off one of them alone, set
       ``twin_critics: false``, ``target_noise: 0`` or ``policy_delay: 1``. ``a2c`` (Mnih et al. 2016) is on-policy: it
-      has no replay buffer and no replay ratio. Its own options are in the section ``a2c``.
-    - ``twin_critics``: two critics, and targets with the smaller of their values.
-    - ``batch_size``: transitions of one update. ``discount``: γ. ``polyak``: τ of the target networks.
+      has no replay buffer and no replay ratio. Its other options are in the section ``a2c``.
+    - ``twin_critics``: train two critics. Targets use the smaller of their two values.
+    - ``batch_size``: transitions in one update. ``discount``: γ. ``polyak``: τ of the target networks.
     - ``target_noise``, ``target_noise_clip``: standard deviation and clip of the target policy's noise.
     - ``policy_delay``: critic updates for each actor update.
     - ``learning_rate``: step size of Adam at the start.
     - ``learning_rate_falls_from``: fraction of ``total_steps`` after which the learning rate falls linearly.
-    - ``learning_rate_end``: factor of the learning rate at ``total_steps``.
+    - ``learning_rate_end``: the learning rate at ``total_steps``, as a fraction of ``learning_rate``.
     - ``policy_average``: above 0, evaluations and policy files use a moving average of the actor's weights. It moves by
       this fraction towards the actor at each actor update (Polyak and Juditsky 1992; Izmailov et al. 2018).
       Exploration and learning use the actor itself.
@@ -59,14 +59,15 @@ class LearnerConfig(Section, frozen=True):
     The pace:
 
     - ``learning_starts``: environment steps with uniform actions before the first update.
-    - ``replay_ratio``: updates for each environment step; null for no limit. ``replay_ratio_band``: how many updates
-      the learner may be ahead of this ratio, or behind it.
-    - ``publish_every``: updates between two policies that the learner publishes.
+    - ``replay_ratio``: updates for each environment step; null for no limit.
+    - ``replay_ratio_band``: the simulators wait when the learner is this many updates behind the replay ratio.
+    - ``publish_every``: updates between two published policies.
     - ``offline_updates``: updates on ``recordings`` before the first environment step. The learned policy then acts
       from the first step, and there are no uniform actions.
     - ``start_from``: a policy bundle. A new run begins with the bundle's actor and observation normalisation, instead
       of random weights and uniform actions.
-    - ``critics_first``: number of first updates that do not change the actor, because its critics are new.
+    - ``critics_first``: number of updates at the start that train only the critics. Untrained critics would spoil the
+      actor of ``start_from``.
 
     The processor (a checkpoint made on one device resumes on any other, with the same random numbers):
 
@@ -77,8 +78,8 @@ class LearnerConfig(Section, frozen=True):
       the threads share every matrix product. That is faster if no other process uses the learner's cores, and may be
       far slower if one does.
     - ``compile``: compile fp32 updates for the processor. This needs a C++ compiler, and takes about 20 s the first
-      time. Without a compiler, a warning appears. Compiled updates use threads only inside operators. ``compile`` has
-      no effect on a GPU or in bf16.
+      time. If it fails, the learner logs a warning and continues without compiled updates. Compiled updates use threads
+      only inside operators. ``compile`` has no effect on a GPU or in bf16.
     """
 
     algorithm: str = "td3"
@@ -140,8 +141,8 @@ class LearnerConfig(Section, frozen=True):
             value = getattr(self, field.name)
             if field.name not in used and value != field.default:
                 raise ValueError(
-                    f"learner.{field.name} is {value!r}; it means nothing to {self.algorithm!r}, "
-                    f"and must be {field.default!r}"
+                    f"learner.{field.name} is {value!r}; {self.algorithm!r} does not use it, "
+                    f"so it must be {field.default!r}"
                 )
 
     @property

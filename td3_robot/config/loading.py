@@ -30,7 +30,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), flags: Mapping[str, st
     """Read a configuration from a YAML file, and apply overrides.
 
     Args:
-        path: of the file, or the name of a shipped configuration.
+        path: path of the file, or name of a shipped configuration.
         overrides: each as ``KEY=VALUE``, for example ``learner.batch_size=128``.
         flags: see :func:`parse`.
 
@@ -59,7 +59,7 @@ def parse(
         content: nested maps, as read from YAML.
         overrides: each as ``KEY=VALUE``, for example ``learner.batch_size=128``.
         source: name of the input in errors and warnings. An error about an overridden key names the override instead.
-        flags: the command-line option of an overridden key, by the key's full name; ``--set`` by default.
+        flags: for an overridden key, by its full name: the command-line option that set it; ``--set`` by default.
 
     Raises:
         ConfigError: a key is unknown, a value is wrong, or two values contradict each other.
@@ -103,7 +103,7 @@ def _replace_launch_a2c(tree: dict[str, Any], source: str) -> None:
         for key, value in _LAUNCH_A2C.items():
             _put(tree, key, value, source)
         now = ", ".join(f"{key}: {value}" for key, value in _LAUNCH_A2C.items())
-        log.warning("%s: launch: a2c is now %s", source, now)
+        log.warning("%s: replaced launch: a2c with %s", source, now)
 
 
 def _put(tree: dict[str, Any], key: str, value: Any, source: str) -> None:

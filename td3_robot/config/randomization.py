@@ -1,8 +1,8 @@
 """Domain randomization: a simulator draws properties of the robot and its world for each episode.
 
 A policy then learns to act with unknown properties. Each key is a range ``[low, high]`` for a uniform draw, or null for
-off. With all keys off, the default, the robots equal the published ones bit for bit. The first Step of an episode
-reports the drawn values.
+off. All keys are off by default. Then the robots are bit for bit the same as the published robots. The first Step of an
+episode reports the drawn values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SensorsConfig(Section, frozen=True):
         joint_position: -1 and 1 are the joint's limits.
         joint_velocity: times 0.1 s/rad.
         contact: of the feet, 0 or 1.
-        all: every channel whose own group is off. Robots that do not walk have only this key.
+        all: every channel of a group that is off. Robots that do not walk have only this key.
     """
 
     height: tuple[float, float] | None = None
@@ -50,7 +50,7 @@ class SensorsConfig(Section, frozen=True):
 
 
 class PushConfig(Section, frozen=True):
-    """Horizontal forces on the torso's centre of mass, in random directions. A planar robot is pushed ahead or back.
+    """Horizontal forces on the torso's centre of mass, in random directions. For a planar robot: ahead or back.
 
     Attributes:
         force: N; null for no pushes.
@@ -74,10 +74,10 @@ class RandomizationConfig(Section, frozen=True):
         joint_damping: damping of every driven joint, N·m·s/rad; the models have none. Bullet uses the velocity at the
             start of a control period, so values above a few N·m·s/rad shake light links.
         action_latency: delay of actions in control periods, whole numbers. Until the first action arrives, the robot
-            applies zero, or the limit nearest to zero. Steps report the action that was sent, because a robot does not
-            know the applied one.
-        action_jitter: further delay in control periods, whole numbers, drawn for each action. If an action arrives
-            after a newer one, it is dropped.
+            applies zero, or the limit nearest to zero. A Step reports the newest sent action, which may differ from the
+            applied action.
+        action_jitter: further delay in control periods, whole numbers, drawn for each action. The simulator drops an
+            action that arrives after a newer action.
         sensor_noise: standard deviation of each observation's normal noise, drawn for each group.
         sensor_bias: constant offset of each observation during an episode, drawn for each channel.
         push: forces on the torso.

@@ -14,13 +14,13 @@ class RealtimeConfig(Section, frozen=True):
 
     Attributes:
         processors: numbers of the processors that the server may run on.
-        priority: SCHED_FIFO priority, 1 to 99; 0 is the usual scheduler. Needs LimitRTPRIO under systemd. If it is 2 or
-            more, the thread that checks new weights runs at a priority lower by one.
+        priority: SCHED_FIFO priority, 1 to 99; 0 is the usual scheduler. Needs LimitRTPRIO under systemd. From 2 on,
+            the thread that checks new weights has a priority that is lower by one.
         lock_memory: keep the server's pages in RAM. Needs LimitMEMLOCK under systemd.
         freeze_gc: stop Python's cyclic garbage collector. The loop makes no cycles.
-        spin_us: time in µs that the server polls after a message before it sleeps, because a processor wakes slowly.
-            If it is longer than the control period, the server keeps one processor busy. Cannot be combined with
-            ``priority``: the driver would never get that processor.
+        spin_us: after a message, the server polls for this time in µs before it sleeps, because a sleeping processor
+            reacts slowly. If the time is longer than the control period, the server keeps one processor busy. Cannot be
+            combined with ``priority``, because the server would block the driver.
     """
 
     processors: tuple[Natural, ...] = ()

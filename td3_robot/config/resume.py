@@ -11,23 +11,23 @@ from td3_robot.config.schema import Config
 from td3_robot.errors import UsageError
 
 FIXED = {
-    "task": "another task is another run",
+    "task": "the run's policy has learned this task",
     "seed": "the run has used its random numbers",
     "timing": "a checkpoint fits only its own timing",
     "network.hidden": "the run's networks have that shape",
     "learner.layer_norm": "the run's networks have that shape",
-    "learner.algorithm": "the run's networks belong to the algorithm",
-    "learner.twin_critics": "the run's networks include that many critics",
+    "learner.algorithm": "the run's networks belong to that algorithm",
+    "learner.twin_critics": "the run's networks have that number of critics",
     "learner.discount": "the run's replay buffer holds discounted values",
     "learner.n_step": "the run's replay buffer holds sums over that many steps",
     "learner.replay": "the run's replay buffer is of that kind",
-    "learner.normalise_observations": "the run's networks have learned from such observations",
+    "learner.normalise_observations": "the run's networks have learned with that setting",
     "learner.policy_average": "the run's average began with that rate",
     "learner.learning_starts": "the run counts its updates from that step",
     "learner.replay_ratio": "the run counts its updates with that ratio",
-    "learner.recordings": "the run read them at its start",
-    "learner.offline_updates": "the run has made them",
-    "launch": "other processes are another run",
+    "learner.recordings": "the run read the recordings at its start",
+    "learner.offline_updates": "the run has made its offline updates",
+    "launch": "the run's state belongs to its processes",
     "learner.buffer_size": "the run's replay buffer has that size",
     "learner.replay_storage": "the run's replay buffer is stored there",
     "learner.start_from": "the run's actor started from it",
@@ -69,7 +69,7 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
         values = [(key, *map(_text, changed[key])) for key in undeclared]
         raise UsageError(
             "the configuration differs from the run's: "
-            f"{'; '.join(f'{key} is {old} there, {new} now' for key, old, new in values)}; "
+            f"{'; '.join(f'{key} is {old} in the run, {new} now' for key, old, new in values)}; "
             f"to change it, add {' '.join(f'--set {key}={new}' for key, _, new in values)}"
         )
     return [f"{key}: {_text(old)} → {_text(new)}" for key, (old, new) in changed.items()]

@@ -51,8 +51,7 @@ class ExplorationConfig(Section, frozen=True):
     - ``noise``: standard deviation, as a fraction of half the action range. With ``[low, high]``, the robots of a
       source get values spread over this range, so that some explore more than others.
     - ``theta``: parameter of ``ornstein_uhlenbeck``. x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), and x is 0 at
-      each reset.
-      Lillicrap et al. 2016 use ``theta`` 0.15 and ``noise`` 0.2.
+      each reset. Lillicrap et al. 2016 use ``theta`` 0.15 and ``noise`` 0.2.
     - ``parameters``: parameters by name, for a kind of noise from an installed package.
     """
 
@@ -85,7 +84,7 @@ class ExplorationConfig(Section, frozen=True):
 class EvaluationConfig(Section, frozen=True):
     """Noise-free episodes on a separate environment.
 
-    - ``every``: environment steps between two evaluations; 0 for none.
+    - ``every``: environment steps between two evaluations; 0 for no evaluations.
     - ``episodes``: episodes of one evaluation.
     - ``max_steps``: steps after which an episode ends, for tasks without a time limit.
     - ``target_return``: the run ends successfully when the mean return of an evaluation reaches it.
@@ -99,7 +98,8 @@ class EvaluationConfig(Section, frozen=True):
     def __post_init__(self) -> None:
         if self.target_return is not None and not self.every:
             raise ValueError(
-                "evaluation.target_return is set and evaluation.every is 0; it needs evaluations: set every"
+                f"evaluation.target_return is {self.target_return} and evaluation.every is 0; "
+                "with a target return, every must be at least 1"
             )
 
 
@@ -121,7 +121,7 @@ class PacingConfig(Section, frozen=True):
       for a Step at the next deadline. In real time, the replay ratio slows only the learner, because a robot cannot
       wait.
     - ``fallback``: the action in real time if no Action arrives before the deadline. ``hold`` repeats each robot's last
-      action; after a reset that is zero. ``zero`` is always zero. Both are clipped to the action limits.
+      action, which is zero after a reset. ``zero`` is always zero. Both are clipped to the action limits.
     """
 
     mode: Literal["fast", "realtime"] = "fast"
@@ -129,8 +129,9 @@ class PacingConfig(Section, frozen=True):
 
 
 class A2CConfig(Section, frozen=True):
-    """The on-policy baseline, ``learner.algorithm: a2c``. Learning rate and discount are in ``learner``,
-    and the shape of the networks is in ``network``.
+    """The on-policy baseline, ``learner.algorithm: a2c``.
+
+    Learning rate and discount are in ``learner``. The shape of the networks is in ``network``.
 
     - ``episodes``: number of episodes after which the training ends, unless ``total_steps`` ends it first. There is one
       update for each episode. The learning rate falls over these episodes.
@@ -237,7 +238,7 @@ class Config(Section, frozen=True):
 
     @property
     def _consumes(self) -> str | None:
-        """What a shipped algorithm consumes. None for an algorithm of another package; the learner asks its class."""
+        """What a shipped algorithm consumes. None for an algorithm of another package: only its class knows."""
         return algorithms.CONSUMES.get(self.learner.algorithm)
 
     def _check_learner(self) -> None:
@@ -280,9 +281,12 @@ class Config(Section, frozen=True):
             )
 
     def replay_ratio_problem(self) -> str | None:
-        """Why the replay ratio does not fit the number of robots; None if it does. It needs a replay buffer."""
+        """Why the replay ratio does not fit the number of robots; None if it does.
+
+        Algorithms without a replay buffer have no replay ratio.
+        """
         learner = self.learner
-        # One step of all robots and one update. With a smaller band, simulators and learner would wait for each other.
+        # The updates for one step of all robots, plus one. With a smaller band, both sides would wait for each other.
         needed = (learner.replay_ratio or 0.0) * self.robots * self.simulators + 1
         if learner.replay_ratio is None or learner.replay_ratio_band >= needed:
             return None

@@ -44,7 +44,7 @@ def bf16_problem(device: torch.device = CPU) -> str | None:
     if (lack := _bf16_lack(device)) or device.type != "cpu":
         return lack
     speed = bf16_speed()
-    return None if speed > 1 else f"processor multiplies {speed:.2f} times as fast with it as in fp32 (measured)"
+    return None if speed > 1 else f"processor multiplies at {speed:.2f} times the speed of fp32 (measured)"
 
 
 def _bf16_lack(device: torch.device) -> str | None:

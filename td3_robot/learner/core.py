@@ -118,7 +118,7 @@ class LearnerCore:
         self.recover()
 
     def start(self, spec: RobotSpec, bundle: Bundle | None = None) -> list[Output]:
-        """:meth:`begin`, and publish the first weights."""
+        """Call :meth:`begin`, and publish the first weights."""
         self.begin(spec, bundle)
         return self.publisher.publish()
 
@@ -150,8 +150,8 @@ class LearnerCore:
         if source.assembler.counters["gaps"] > gaps:
             log.warning("%s: a gap before Step %d; no transition crosses it", source.name, step.sequence)
         if self.config.pacing.mode == "realtime" and self.env_steps >= self.config.total_steps:
-            # Real-time robots continue to step during the last updates. If the learner stored these steps, they would
-            # require more updates, and the run would never end.
+            # Real-time robots continue to step during the last updates. If the learner stored these steps, more updates
+            # would become due, and the run would never end.
             self.counters["beyond_total"] += len(transitions)
         else:
             self.learning.store(transitions, step)

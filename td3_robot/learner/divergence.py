@@ -54,15 +54,11 @@ class Divergence:
         return None
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """The state for :meth:`restore`: no arrays, and scalars fit for JSON."""
+        """The state for :meth:`restore`, which has no arrays."""
         return {}, {"greatest_reward": self.greatest_reward}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`.
-
-        Raises:
-            BundleError: the state holds no valid reward.
-        """
+        """Continue from :meth:`state`, see :class:`Stateful`."""
         del arrays
         with reading("state of the greatest reward"):
             greatest = float(scalars["greatest_reward"])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _RECENT = 20  # episodes in the moving mean return
-_REMEMBERED = 1000  # number of newest versions whose number of updates is kept
+_REMEMBERED = 1000  # newest versions whose number of updates is kept
 _SMOOTHING = 0.01  # weight of one Step in the moving mean of the weights' age
 
 
@@ -16,7 +16,7 @@ class Gauges:
     """Gauges of one run; they continue after a restart.
 
     Attributes:
-        staleness: moving mean of the age of weights, in updates, when the learner stores an action that they computed.
+        staleness: moving mean of a weight age: the updates since the weights that computed a stored action.
         lead_min, lead_max: least and greatest number of due updates (see :class:`RateLimiter`).
     """
 

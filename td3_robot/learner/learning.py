@@ -70,7 +70,7 @@ class Learning:
         """Check the rules that need the algorithm's class, which the configuration does not import."""
         prescribes = self.training.algorithm.exploration is not None
         if prescribes and self.config.exploration != ExplorationConfig():
-            raise ConfigError("exploration is set and the algorithm prescribes its own; leave exploration out")
+            raise ConfigError("exploration is set, but the algorithm sets its own exploration; leave exploration out")
         if not self.training.on_policy and (problem := self.config.replay_ratio_problem()):
             raise ConfigError(problem)
 
@@ -141,9 +141,9 @@ class Learning:
 
     def diverged(self, problem: str) -> DivergenceError:
         """The error for diverged training. Its message names the files that are kept."""
-        kept = "" if self.sound_at is None else f"the policy of {self.sound_at} steps and "
+        kept = "" if self.sound_at is None else f"the policy after {self.sound_at} steps and "
         return DivergenceError(
             f"training diverged: {problem} (after {self.env_steps} steps and {self.updates} updates); kept: {kept}the "
-            "checkpoints from before; try a lower learner.learning_rate, learner.gradient_clip, learner.layer_norm or "
+            "earlier checkpoints; try a lower learner.learning_rate, learner.gradient_clip, learner.layer_norm or "
             "learner.normalise_observations"
         )

@@ -49,10 +49,12 @@ def resolve(config: Config, before: Config | None = None) -> Resolved:
     if done.returncode == ConfigError.exit_code:
         raise ConfigError(words[-1])
     if done.returncode:
-        raise NodeError(f"cannot find out what this machine can learn with: {words[-1]}")
+        raise NodeError(f"cannot choose learner.device and learner.precision for this machine: {words[-1]}")
     found = json.loads(done.stdout)
     values = {"device": found["device"], "precision": found["precision"]}
-    notices = [f"learner.{key} auto: {value} here" for key, value in values.items() if getattr(learner, key) == AUTO]
+    notices = [
+        f"learner.{key}: auto means {value} here" for key, value in values.items() if getattr(learner, key) == AUTO
+    ]
     return Resolved(replace(config, learner=replace(learner, **values)), found["device_memory"], notices)
 
 

@@ -72,17 +72,13 @@ class Normaliser:
         return {"mean": self._mean.copy(), "squares": self._squares.copy()}, {"count": self.count}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`.
-
-        Raises:
-            BundleError: the state is incomplete, damaged or of another robot. This object is then unchanged.
-        """
+        """Continue from :meth:`state`, see :class:`Stateful`."""
         with reading("observation statistics"):
             mean, squares = array_like(self._mean, arrays, "mean"), array_like(self._squares, arrays, "squares")
             count = int(scalars["count"])
             finite = np.isfinite(mean).all() and np.isfinite(squares).all()
             if not finite or count < 0 or squares.min(initial=0) < 0:
-                raise ValueError(f"the count is {count}; it or a variance is below 0, or a number is not finite")
+                raise ValueError(f"count {count} or a variance is below 0, or a number is not finite")
         self._mean, self._squares, self.count = mean.copy(), squares.copy(), count
         self._refresh()
 

@@ -22,8 +22,8 @@ class Reports:
     Attributes:
         records: the records since the last :meth:`take`.
         next_record: number of environment steps at which the next record of training is due.
-        sound: the policy bundle of the newest record, made when training had not diverged; None before the first
-            record.
+        sound: the policy bundle at the newest record; None before the first record. A record is made only if training
+            has not diverged.
     """
 
     def __init__(self, learning: Learning, publisher: Publisher, sources: Sources, gauges: Gauges) -> None:

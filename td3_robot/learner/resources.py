@@ -19,7 +19,7 @@ _FLOAT, _DOUBLE, _HALF = 4, 8, 2  # bytes
 
 
 class Needs(NamedTuple):
-    """Bytes that a learner needs, without those for its program and libraries.
+    """Bytes that a learner needs. They do not include its program and libraries.
 
     Attributes:
         kept: memory at all times.

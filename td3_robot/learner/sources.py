@@ -103,7 +103,7 @@ class Sources:
         return source
 
     def of(self, peer: Peer, name: str) -> Source | None:
-        """The source of a connection; None if it is not the connected source ``name``."""
+        """The source ``name`` if ``peer`` is its current connection; else None."""
         source = self._all.get(peer.name)
         return source if source and source.peer is peer and source.name == name else None
 
@@ -112,7 +112,7 @@ class Sources:
         return [source for _, source in sorted(self._all.items()) if source.peer]
 
     def counters(self) -> Counter[str]:
-        """The counters of all sources' assemblers, added up."""
+        """The sums of the counters over the assemblers of all sources."""
         total: Counter[str] = Counter()
         for source in self._all.values():
             total.update(source.assembler.counters)

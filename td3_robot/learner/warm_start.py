@@ -74,7 +74,7 @@ def begin(core: LearnerCore) -> None:
     if file:
         bundle = Bundle.load(Path(file))
         core.start(bundle.spec, bundle)
-        log.info("begins with the actor of %s", file)
+        log.info("starts with the actor of %s", file)
     if not recordings:
         return
     from td3_robot.recording import experience  # imported here, because it needs the extra for recordings
@@ -82,9 +82,9 @@ def begin(core: LearnerCore) -> None:
     sessions = experience.recordings([Path(file) for file in recordings])
     counts = prefill(core, (experience.read(*parts) for parts in sessions))
     for parts, count in zip(sessions, counts, strict=True):
-        log.info("%s: %d transitions to begin with", ", ".join(map(str, parts)), count)
+        log.info("%s: stored %d transitions", ", ".join(map(str, parts)), count)
     if core.learning.offline and not core.training.experience.ready:
-        raise SessionError(f"nothing to learn from offline: {', '.join(recordings)}: they hold no transition")
+        raise SessionError(f"learner.recordings {', '.join(recordings)}: no transitions for the offline updates")
 
 
 def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[Step]]]) -> list[int]:

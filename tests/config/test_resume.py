@@ -36,21 +36,25 @@ def test_declared_changes_are_accepted_and_listed(declared: set[str]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "declared", "text"),
     [
-        (["learner.batch_size=128"], set(), r"is 256 there, 128 now; to change it, add --set learner\.batch_size=128$"),
-        (["learner.batch_size=128", "robots=2"], {"robots"}, "batch_size is 256 there"),
-        (["learner.batch_size=128"], {"lear"}, "batch_size is 256 there"),
+        (
+            ["learner.batch_size=128"],
+            set(),
+            r"is 256 in the run, 128 now; to change it, add --set learner\.batch_size=128$",
+        ),
+        (["learner.batch_size=128", "robots=2"], {"robots"}, "batch_size is 256 in the run"),
+        (["learner.batch_size=128"], {"lear"}, "batch_size is 256 in the run"),
         (
             ["learner.precision=bf16"],
             {"learner.threads"},
-            r'precision is "fp32" there, "bf16" now; to change it, add --set',
+            r'precision is "fp32" in the run, "bf16" now; to change it, add --set',
         ),
         (
             ["learner.threads=2"],
             set(),
-            r"learner\.threads is 1 there, 2 now; to change it, add --set learner\.threads=2$",
+            r"learner\.threads is 1 in the run, 2 now; to change it, add --set learner\.threads=2$",
         ),
-        (["learner.device=cuda"], set(), r'learner\.device is "cpu" there, "cuda" now'),
-        (["task=Ant"], {"task"}, 'task is "Walker2D" in the run and cannot become "Ant": another task'),
+        (["learner.device=cuda"], set(), r'learner\.device is "cpu" in the run, "cuda" now'),
+        (["task=Ant"], {"task"}, 'task is "Walker2D" in the run and cannot become "Ant": the run.s policy'),
         (["seed=1"], {"seed"}, "seed is 0 in the run"),
         (["timing=lockstep"], {"timing"}, 'timing is "free"'),
         (["network.hidden=[5]"], {"network"}, r"hidden is \[400,300\] in the run and cannot become \[5\]"),

@@ -67,7 +67,7 @@ def test_the_precision_follows_setting_and_hardware(
     for name, outcomes in expected.items():
         for wanted, outcome in zip(("fp32", "bf16", "auto"), outcomes, strict=True):
             if outcome is None:
-                slower = r"processor multiplies 0\.57 times as fast with it as in fp32 \(measured\); allowed here: fp32"
+                slower = r"processor multiplies at 0\.57 times the speed of fp32 \(measured\); allowed here: fp32"
                 lacks = "processor has neither AVX-512 BF16 nor AMX" if speed is None else slower
                 with pytest.raises(ConfigError, match=lacks if name == "cpu" else "GPU is older than Ampere"):
                     compute.precision(wanted, torch.device(name), begins=True)
@@ -102,7 +102,7 @@ def test_a_new_precision_is_measured(
 ) -> None:
     processor(monkeypatch, 0.98)
     assert look("cpu", "bf16", choice) == code
-    assert ("0.98 times as fast" in capsys.readouterr().err) == (choice == "new")
+    assert ("0.98 times the speed" in capsys.readouterr().err) == (choice == "new")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
@@ -130,8 +130,8 @@ def test_resolve_gives_the_settings_that_this_process_would_use() -> None:
     assert found in (("fp32", "bf16") if measured else (compute.precision("auto", device),))
     assert config.learner.device == device.type
     assert (memory is None) == (device.type == "cpu")
-    assert notices == [f"learner.device auto: {device.type} here", f"learner.precision auto: {found} here"]
-    assert resolve(parse({"learner": {"precision": "auto"}})).notices[-1].startswith("learner.precision auto: ")
+    assert notices == [f"learner.device: auto means {device.type} here", f"learner.precision: auto means {found} here"]
+    assert resolve(parse({"learner": {"precision": "auto"}})).notices[-1].startswith("learner.precision: auto means ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, so that it is not refused")

@@ -350,7 +350,7 @@ def learns(site: Site) -> None:
     section = "A learner on the workstation"
     said = site.follow(section, until="unfreeze")
     assert "frozen: False" in said
-    site.wait("the learner", lambda: "begins with the actor of policy.safetensors" in site.log("learner"))
+    site.wait("the learner", lambda: "starts with the actor of policy.safetensors" in site.log("learner"))
     site.wait("weights of the learner, including trained ones", lambda: site.state()["version"] >= 12)
     explored = [line for line in site.record() if line.startswith("apply") and line not in (POLICY, SAFE)]
     # Actions have mean 0.5 and noise 0.05, so 0.2 is 6 standard deviations lower. Random weights give about 0.

@@ -262,11 +262,11 @@ def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
     before = config_file.read_text()
     precision = configuration.parse(yaml.safe_load(before)).learner.precision
     assert precision in ("fp32", "bf16")  # auto is resolved once; a resume keeps the result
-    assert f"learner.precision auto: {precision} here" in run.output()
+    assert f"learner.precision: auto means {precision} here" in run.output()
     kept = ("walker2d_fast", "--set", "learner.replay_ratio=0.1", "--set", "learner.learning_starts=500")
     for arguments, words in (
         (("walker2d_fast",), "network.hidden is [32,32] in the run and cannot become [400,300]"),
-        ((*kept, "--set", "network.hidden=[32,32]"), "learner.batch_size is 32 there, 256 now"),
+        ((*kept, "--set", "network.hidden=[32,32]"), "learner.batch_size is 32 in the run, 256 now"),
         (("--set", "seed=1"), "seed is 0 in the run and cannot become 1"),
         (("--set", "learner.bach_size=1"), "did you mean 'batch_size'"),
         (("--steps", "100"), "learner.learning_starts is 500, not below total_steps 100"),
@@ -280,7 +280,10 @@ def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
     config_file.write_text(before.replace("batch_size: 32", "batch_size: 48"))  # the user edited the file and forgot it
     refused = command("train", "--resume", "run")
     assert refused.finish() == 2
-    assert "learner.batch_size is 32 there, 48 now; to change it, add --set learner.batch_size=48" in refused.lines[-1]
+    assert (
+        "learner.batch_size is 32 in the run, 48 now; to change it, add --set learner.batch_size=48"
+        in refused.lines[-1]
+    )
     checkpoints = tmp_path / "run" / "checkpoint"
     *_, before_it, last = sorted(checkpoints.glob("checkpoint-*.safetensors"))
     lost = checkpoint.load(last)[1]["env_steps"] - checkpoint.load(before_it)[1]["env_steps"]

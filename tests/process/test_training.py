@@ -275,7 +275,7 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
         assert re.search(f"--name is {name!r}[:;,] {why}", twin.lines[-1]), twin.output()
     second = command("learner", "--run", "run")
     assert second.finish() == 2, second.output()
-    assert "a learner is at work in the run in 'run' (process" in second.lines[-1]
+    assert "another learner is using the run folder 'run' (process" in second.lines[-1]
     run.wait_for_more_steps(1000)
     guest.interrupt()
     assert guest.finish() == 130, guest.output()
@@ -491,7 +491,7 @@ FP32 = ("--set", "learner.precision=fp32")  # ``auto`` may measure for some seco
         (("train", "walker2d", *FP32, "--set", "endpoints.policy=tcp://10.0.0.1:5555"), "beyond loopback"),
         (
             ("train", "cartpole_a2c", "--set", "learner.replay_ratio=2"),
-            "learner.replay_ratio is 2.0; it means nothing to 'a2c', and must be 1.0",
+            "learner.replay_ratio is 2.0; 'a2c' does not use it, so it must be 1.0",
         ),
         (("train", "cartpole_a2c", "--set", "learner.learning_starts=9"), "with 'a2c' it must be 0"),
         (("train", "cartpole_a2c", "--set", "exploration.noise=0.5"), "which draws its actions itself"),

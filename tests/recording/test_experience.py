@@ -150,7 +150,7 @@ def test_offline_updates_without_a_transition_are_refused(make_step: Make, spec:
     hello = handshake.hello("simulator", "sim-0", client=0, robots=1, spec=spec)
     path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, make_step(0))]))
     learner = {"recordings": [str(path)], "offline_updates": 5}
-    with pytest.raises(SessionError, match=r"nothing to learn from offline: .*a\.mcap: they hold no transition"):
+    with pytest.raises(SessionError, match=r"learner\.recordings .*a\.mcap: no transitions for the offline updates"):
         begin(make_core(configuration.parse({"network": {"hidden": [4]}, "learner": learner})))
     with pytest.raises(ConfigError, match=r"learner\.offline_updates is 5 and learner\.recordings is empty"):
         configuration.parse({"learner": {"offline_updates": 5}})

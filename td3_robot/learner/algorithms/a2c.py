@@ -1,6 +1,6 @@
 """A2C: advantage actor-critic (Mnih et al. 2016, algorithm S3, with one actor), for discrete actions.
 
-The policy is categorical. The returns are those of whole episodes.
+The policy is categorical. Each update uses the returns of one whole episode.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from td3_robot.learner.algorithms.metrics import Metrics
 from td3_robot.learner.algorithms.networks import Actor, Perceptron
 from td3_robot.learner.replay_buffer.buffer import Batch
 
-_LARGEST_LOGIT = 10.0  # hardly limits a policy: odds of e^20 to one
+_LARGEST_LOGIT = 10.0  # large enough: one action can still be e^20 times as probable as another
 
 
 class A2C(Algorithm):

@@ -16,7 +16,7 @@ from td3_robot.learner import compute
 from td3_robot.learner.algorithms import state
 from td3_robot.learner.algorithms.metrics import Metrics, RunningMetrics
 from td3_robot.learner.algorithms.networks import initialise
-from td3_robot.learner.checkpointing.stateful import reading
+from td3_robot.learner.checkpointing.stateful import array_like, reading
 from td3_robot.learner.replay_buffer.buffer import Batch
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -29,21 +29,24 @@ class Algorithm:
     plain PyTorch with autograd. Then add a row to :data:`td3_robot.learner.algorithms.table.ALGORITHMS`, or an entry
     point in the group ``td3_robot.algorithms`` of a package. ``td3.py`` in this folder is the example.
 
-    The class attribute ``consumes`` names what :meth:`update` learns from:
+    The class attribute ``consumes`` sets the input of :meth:`update`:
 
-    - ``"transitions"``, off-policy: the learner keeps a replay buffer and calls :meth:`update` with a :class:`Batch` of
-      random transitions, ``learner.replay_ratio`` times for each environment step.
-    - ``"rollouts"``, on-policy: there is no replay buffer. The learner calls :meth:`update` once with each episode: a
-      :class:`Batch` of its T transitions, oldest first. If the episode terminated, ``discount`` of the last transition
-      is 0. If the episode was truncated, the value of the last ``next_observation`` counts. Every 100,000 steps an
-      episode is truncated. The learner publishes the policy after each update. With one robot in lock-step, the newest
-      policy chose all actions of an episode. Else older policies may have chosen some of them. ``a2c.py`` is the
-      example.
+    - ``"transitions"`` is for off-policy algorithms. The learner keeps a replay buffer. For each environment step, it
+      calls :meth:`update` ``learner.replay_ratio`` times with a :class:`Batch` of random transitions.
+    - ``"rollouts"`` is for on-policy algorithms. The learner keeps no replay buffer. It calls :meth:`update` once for
+      each episode, with a :class:`Batch` of the episode's T transitions, oldest first. It publishes the policy after
+      each update. ``a2c.py`` is the example.
 
-    A discrete policy exports one score for each action, and the environment takes the action with the highest score.
+    In a rollout, ``discount`` of the last transition is 0 if the episode terminated, and γ if it was truncated. The
+    learner also truncates an episode every 100,000 steps. In lock-step with one robot, the newest policy chose all
+    actions of the episode. Otherwise, older policies may have chosen some of them.
 
-    The base class saves and restores the state: every attribute that is an ``nn.Module``, ``torch.optim.Optimizer`` or
-    ``Tensor``, and ``random``, ``updates`` and the metrics. The algorithm must be able to compute its other attributes.
+    For discrete actions, the policy has one score for each action. The environment takes the action with the highest
+    score.
+
+    The base class saves and restores every attribute that is an ``nn.Module``, a ``torch.optim.Optimizer`` or a
+    ``Tensor``. It also saves ``random``, ``updates`` and the metrics. It saves no other attributes, so :meth:`build`
+    must set them again after a restart.
 
     Args:
         observation_size, action_size: O and A.
@@ -63,14 +66,14 @@ class Algorithm:
 
     consumes: ClassVar[Literal["transitions", "rollouts"]] = "transitions"
     exploration: ClassVar[tuple[str, float] | None] = None
-    """Kind and scale of the exploration noise, if the algorithm prescribes them. None: the configuration does."""
+    """Kind and scale of the exploration noise if the algorithm sets them; None if the configuration sets them."""
     part: ClassVar[str] = "algorithm"
     """The name of the algorithm's part in a checkpoint."""
     means: ClassVar[tuple[str, ...]] = ()
-    """Metrics that are reported as means, also before the first update."""
+    """Metrics that are reported as means; they are 0 before the first update."""
     gauges: ClassVar[tuple[str, ...]] = ()
-    """Metrics that are reported as their newest value. The learner stops if ``q_target_size``, the mean |y|, is larger
-    than any return could be."""
+    """Metrics that are reported as their newest value. The learner stops if ``q_target_size``, the mean |y|, is far
+    larger than any possible return."""
 
     actor: Any  # created by build()
 
@@ -112,7 +115,7 @@ class Algorithm:
         raise NotImplementedError
 
     def policy(self, *, averaged: bool) -> nn.Module:
-        """The network that acts. With ``averaged``: the network that is evaluated and kept."""
+        """The network that chooses the robots' actions. With ``averaged``: the network for evaluations and files."""
         del averaged
         actor: nn.Module = self.actor
         return actor
@@ -226,7 +229,7 @@ class Algorithm:
             tensor.copy_(torch.from_numpy(actor[name]))
 
     def sizes(self) -> tuple[int, int]:
-        """The numbers of parameters: of all networks, and of those that an optimiser changes."""
+        """The number of parameters in all networks, and the number of parameters that an optimiser changes."""
         groups = [group for optimiser in state.optimisers(self).values() for group in optimiser.param_groups]
         trained = sum(parameter.numel() for group in groups for parameter in group["params"])
         return sum(tensor.numel() for tensor in state.tensors(self).values()), trained
@@ -236,7 +239,7 @@ class Algorithm:
         return state.tensors(self)
 
     def restored(self) -> None:
-        """Called after :meth:`restore` has written :meth:`tensors`."""
+        """A hook that :meth:`restore` calls after it has written :meth:`tensors`."""
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """A copy of everything :meth:`restore` needs: named arrays, and scalars fit for JSON."""
@@ -252,19 +255,18 @@ class Algorithm:
         Raises:
             BundleError: the state is incomplete, damaged or of other networks. The algorithm is then unchanged.
         """
-        tensors = self.tensors()
-        state.check(arrays, tensors, f"{self.part} state")
-        random = torch.Generator()
+        tensors, random = self.tensors(), torch.Generator()
         with reading(f"{self.part} state"):
+            saved = {name: array_like(state.to_numpy(tensor), arrays, name) for name, tensor in tensors.items()}
             updates = int(scalars["updates"])
             random.set_state(torch.tensor(arrays["generator"], dtype=torch.uint8))
             optimisers = state.read_optimisers(self, arrays)
             self.measured.restore(scalars)
         self.updates, self.random = updates, random
         for name, tensor in tensors.items():
-            tensor.copy_(torch.tensor(arrays[name]))
-        for optimiser, saved in optimisers:
-            optimiser.load_state_dict(saved)
+            tensor.copy_(torch.tensor(saved[name]))
+        for optimiser, kept in optimisers:
+            optimiser.load_state_dict(kept)
         self.restored()
 
 
@@ -281,5 +283,5 @@ def actor_parameters(policy: nn.Module) -> dict[str, Tensor]:
 @torch.no_grad()
 def polyak_update(target: nn.Module, network: nn.Module, fraction: float) -> None:
     """θ' ← θ' + fraction (θ - θ'), for every parameter."""
-    for ours, theirs in zip(target.parameters(), network.parameters(), strict=True):
-        ours.lerp_(theirs, fraction)
+    for parameter, newest in zip(target.parameters(), network.parameters(), strict=True):
+        parameter.lerp_(newest, fraction)

@@ -1,4 +1,4 @@
-"""The metrics of an algorithm: means over updates, which the device sums up, and newest values."""
+"""The metrics of an algorithm: means over updates, and newest values. The device computes the sums for the means."""
 
 from __future__ import annotations
 

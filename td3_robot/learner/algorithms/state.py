@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from td3_robot.errors import BundleError
-
-Arrays = Mapping[str, NDArray[Any]]
+from td3_robot.learner.checkpointing.stateful import Arrays
 
 
 def tensors(owner: object) -> dict[str, Tensor]:
-    """The tensors in attributes of ``owner``, and those of modules in attributes, which are named ``attribute.name``.
+    """The tensors in the attributes of ``owner``. A tensor of a module gets the name ``attribute.name``.
 
     A module that two attributes share appears once.
     """
@@ -53,7 +50,7 @@ def read_optimisers(owner: object, arrays: Arrays) -> list[tuple[Optimizer, dict
     """The saved state of each optimiser, in the form that its ``load_state_dict`` takes.
 
     Raises:
-        ValueError: an array does not fit its parameter, or one is missing.
+        ValueError: an array is missing or does not fit its parameter.
     """
     found: list[tuple[Optimizer, dict[str, Any]]] = []
     for attribute, optimiser in optimisers(owner).items():
@@ -70,19 +67,6 @@ def read_optimisers(owner: object, arrays: Arrays) -> list[tuple[Optimizer, dict
             raise ValueError(f"{attribute!r} is incomplete")
         found.append((optimiser, {"state": kept, "param_groups": optimiser.state_dict()["param_groups"]}))
     return found
-
-
-def check(arrays: Arrays, wanted: Mapping[str, Tensor], what: str) -> None:
-    """Check that there is an array of the right type and shape for every tensor.
-
-    Raises:
-        BundleError: an array is missing or does not fit.
-    """
-    for name, tensor in wanted.items():
-        saved, dtype = arrays.get(name), str(tensor.dtype).removeprefix("torch.")
-        if saved is None or saved.shape != tensor.shape or saved.dtype != dtype:
-            found = "missing" if saved is None else f"{saved.dtype}{list(saved.shape)}"
-            raise BundleError(f"{what}: {name!r} is {found}; expected {dtype}{list(tensor.shape)}")
 
 
 def to_numpy(tensor: Tensor) -> NDArray[np.float32]:

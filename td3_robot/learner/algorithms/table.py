@@ -22,11 +22,11 @@ IMPLIED: dict[str, dict[str, Any]] = {
     "ddpg": {"twin_critics": False, "target_noise": 0.0, "policy_delay": 1},
     "a2c": {"learning_starts": 0},
 }
-"""The values of other ``learner`` keys that an algorithm implies. With it, they are the defaults and the only allowed
-values.
+"""For each algorithm: other ``learner`` keys, and the values that they must have.
 
-They are in this file because the configuration is also checked without torch. An algorithm of an installed package
-checks its options in :meth:`Algorithm.build` and raises ConfigError.
+With this algorithm, these values are the defaults, and all other values are errors. They are in this file because the
+configuration is also checked without torch. An algorithm of an installed package checks its options in
+:meth:`Algorithm.build` and raises ConfigError.
 """
 
 _PACE = ("learning_rate", "learning_rate_end", "learning_rate_falls_from", "learning_starts")
@@ -37,11 +37,10 @@ An algorithm that is not in this table uses all keys.
 """
 
 CONSUMES = {"td3": "transitions", "ddpg": "transitions", "a2c": "rollouts"}
-"""What the algorithms of this package consume, see :class:`td3_robot.learner.algorithms.base.Algorithm`.
+"""The attribute ``consumes`` of this package's algorithms, see :class:`td3_robot.learner.algorithms.base.Algorithm`.
 
-The class of an algorithm has the same attribute, but importing the class loads torch. For an algorithm of another
-package, only the learner reads it.
+The attribute is repeated here because importing the class of an algorithm loads torch.
 """
 
 TASKS = {"a2c": "discrete:"}
-"""For an algorithm that cannot learn every task: the prefix of the tasks that it can learn."""
+"""The first part of the names of all tasks that an algorithm can learn. Other algorithms can learn every task."""

@@ -66,7 +66,7 @@ def load_newest(folder: Path) -> tuple[Path, Arrays, dict[str, Any]] | None:
         try:
             arrays, scalars = load(path)
         except DamagedError as error:
-            log.warning("%s; the learner uses the checkpoint before it", error)
+            log.warning("%s; the learner uses an older checkpoint", error)
             damaged.append(str(error))
             path.rename(path.with_name(f"{path.name}.damaged"))
             continue
@@ -100,7 +100,7 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
 
 
 def of_another_program(path: Path) -> bool:
-    """Whether another program wrote this checkpoint. In version 0.1.0, not only the learner wrote checkpoints.
+    """Whether another program wrote this checkpoint. Version 0.1.0 had a second program that wrote checkpoints.
 
     Raises:
         OSError: the file cannot be read.

@@ -126,7 +126,7 @@ class Saver:
         if self._scheduler.snapshot_ready:
             self._save(last=True)
         elif self._saved_at != self._core.env_steps:
-            log.warning("stopped between two snapshots: a resumed run continues from %d steps", max(0, self._saved_at))
+            log.warning("stopped between two snapshots: a resumed run continues at step %d", max(0, self._saved_at))
 
     def _save(self, *, last: bool) -> None:
         """Save a checkpoint. If this fails, training continues. If it is the last checkpoint, raise OSError."""
@@ -148,7 +148,7 @@ class Saver:
         """Restore the newest snapshot in the running core."""
         saved = checkpoint.load_newest(self._node.run.checkpoints)
         if saved is None:
-            raise BundleError("a simulator was lost, and there is no checkpoint to which the others can return")
+            raise BundleError("a simulator was lost, and there is no checkpoint to which the run can return")
         path, arrays, scalars = saved
         state.restore(self._core, arrays, scalars)
         self._core.rolled_back()

@@ -116,7 +116,7 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
     with reading(what):
         if (was := scalars["compiled"]) != core.training.algorithm.compiled:
             log.warning(
-                "the updates before the checkpoint were %scompiled and the next ones are%s, so they round differently",
+                "updates were %scompiled before the checkpoint and now are%s, so they round differently",
                 *("", " not") if was else ("not ", ""),
             )
         for name, part in core.training.parts().items():

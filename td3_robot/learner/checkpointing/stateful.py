@@ -23,7 +23,7 @@ class Stateful(Protocol):
         """Continue from :meth:`state`.
 
         Raises:
-            BundleError: the state is incomplete or damaged, or does not fit. This object is then unchanged.
+            BundleError: the state is incomplete, damaged or does not fit this object. The object is then unchanged.
         """
 
 
@@ -45,7 +45,7 @@ def array_like(expected: NDArray[Any], arrays: Arrays, name: str) -> NDArray[Any
 
     Raises:
         KeyError: there is no such array.
-        ValueError: its type or shape differs from that of ``expected``.
+        ValueError: the array has another type or shape than ``expected``.
     """
     saved = arrays[name]
     if saved.shape != expected.shape or saved.dtype != expected.dtype:

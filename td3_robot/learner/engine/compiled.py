@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-_CLOSE = 0.01  # fraction of the norm; rounding decides whether a ReLU passes a number near 0
+_CLOSE = 0.01  # allowed difference, as a fraction of the norm; a ReLU may pass a number near 0 or not
 
 
 def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,14 +44,14 @@ def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def use(engine: FastTD3, example: Batch) -> None:
-    """Replace the gradient functions of an engine on the CPU with compiled ones, which use threads only in operators.
+    """Replace the gradient functions of an engine on the CPU with compiled functions.
 
-    For one batch, compiled functions must give the same results as the originals. If compilation or this check fails, a
-    warning gives the reason, and the engine stays unchanged.
+    The compiled functions use threads only inside operators. For one batch, they must give the same results as the
+    original functions. If compilation or this check fails, a warning gives the reason, and the engine stays unchanged.
 
     Args:
         engine: in float32.
-        example: any numbers, with the sizes and memory layout of all later batches.
+        example: a batch of any numbers, with the sizes and memory layout of all later batches.
     """
     began = time.monotonic()
     log.info("compiling the update for this processor; the first time takes some 20 s")
@@ -69,7 +69,10 @@ def use(engine: FastTD3, example: Batch) -> None:
         log.debug("compilation failed", exc_info=error)
 
     def guarded(quick: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-        """``quick``; or ``plain`` if ``quick`` fails, which may happen when it compiles for another memory layout."""
+        """A function that calls ``quick``. If ``quick`` fails, the function calls ``plain``.
+
+        ``quick`` may fail because it compiles again for another memory layout.
+        """
 
         def call(*inputs: Tensor) -> Any:
             try:
@@ -89,7 +92,7 @@ def use(engine: FastTD3, example: Batch) -> None:
                 raise RuntimeError("the compiled gradient of the critics is different")
             if not _alike(actor(example.observation), quick_actor(example.observation)):
                 raise RuntimeError("the compiled gradient of the policy is different")
-    except Exception as error:  # compilers raise many kinds of error; training continues without compiled code
+    except Exception as error:  # compilers raise many types of errors; training continues without compiled code
         give_up(error)
         return
     engine.critics_gradient, engine.actor_gradient = guarded(quick_critics, critics), guarded(quick_actor, actor)

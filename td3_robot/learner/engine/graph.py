@@ -64,7 +64,7 @@ class CapturedUpdate:
         self.problem: str | None = None
         self._engine = engine
         averages = math.ceil(1 / config.policy_average) if config.policy_average else 0
-        self._from = max((averages + 1) * config.policy_delay, config.critics_first)  # updates made
+        self._from = max((averages + 1) * config.policy_delay, config.critics_first)  # updates without a graph
         self._graphs: dict[bool, Work] = {}
         self._batch: Batch | None = None
         self._noise: Tensor | None = None

@@ -37,7 +37,7 @@ class EngineMetrics(RunningMetrics):
         self._engine = engine
         self._delay, self._critics_first = engine.config.policy_delay, engine.config.critics_first
         self._newest: dict[str, Tensor] = {}
-        self._from = 0
+        self._from = 0  # number of updates at the newest restore
 
     def keep(self, **values: Tensor) -> None:
         """Copy ``targets`` (y) or ``policy`` (π(s)) of the newest update; both float32[B, …].
@@ -51,7 +51,7 @@ class EngineMetrics(RunningMetrics):
                 self._newest[name] = value.clone()
 
     def read(self) -> dict[str, float]:
-        """The means over the updates after ``since``, or 0 if there is none; and the gauges."""
+        """The gauges, and the means over the updates after ``since``. Without such an update, the means are 0."""
         updates = self._engine.updates
         actor_updates = updates // self._delay - max(self.since, self._critics_first) // self._delay
         counts = [max(1, actor_updates if name == "actor_loss" else updates - self.since) for name in TD3.means]

@@ -60,7 +60,10 @@ class Layout:
                 self.low_size = self.size
 
     def views(self, vector: Tensor, low_vector: Tensor | None = None) -> dict[str, Tensor]:
-        """Views of the parameters in a vector, by name. Those in ``[0, low_size)`` are in ``low_vector`` if given."""
+        """Views of the parameters in ``vector``, by name.
+
+        If ``low_vector`` is given, the parameters in ``[0, low_size)`` are views of ``low_vector``.
+        """
         views = {}
         for name, shape in self.shapes.items():
             slot = self._slots[name]
@@ -162,9 +165,12 @@ class Network:
         return self._product(last.weight, x).t() + last.bias, trace
 
     def backward(self, trace: Trace, d_output: Tensor) -> list[Layer]:
-        """The gradient of the loss with respect to one head's parameters, from that of its outputs float32[B, out].
+        """The gradient of the loss with respect to one head's parameters.
 
         The gradient of hidden weights and biases has the type ``dtype``; :func:`joined` converts it.
+
+        Args:
+            d_output: float32[B, out], the gradient of the loss with respect to the head's outputs.
         """
         d = d_output.t()
         layers = self._layers[trace.head]
@@ -179,7 +185,7 @@ class Network:
         return gradient
 
     def input_gradient(self, trace: Trace, d_output: Tensor, columns: slice) -> Tensor:
-        """The gradient of the loss with respect to some of the inputs, float32[B, columns]."""
+        """The gradient of the loss with respect to some input columns, float32[B, columns]; see :meth:`backward`."""
         d = d_output.t()
         layers = self._layers[trace.head]
         for index in range(len(layers) - 1, -1, -1):
@@ -206,9 +212,10 @@ class Network:
         return self._relu_of_linear(x, layer)
 
     def _through_hidden(self, d: Tensor, index: int, trace: Trace, *, with_norm: bool) -> tuple[Tensor, ...]:
-        """The gradient with respect to the output of a hidden layer's linear map, then those of LayerNorm's parameters.
+        """The gradient with respect to the output of a hidden layer's linear map.
 
-        This overwrites ``d``, the gradient with respect to the layer's output.
+        With ``with_norm``, the gradients with respect to LayerNorm's scale and shift follow. ``d`` is the gradient with
+        respect to the layer's output. This method overwrites ``d``.
         """
         layer = self._layers[trace.head][index]
         _relu_backward_(d, trace.inputs[index + 1])
@@ -282,7 +289,7 @@ class Adam:
 
 
 def joined(parts: Sequence[Sequence[Sequence[Layer]]]) -> Gradient:
-    """A network's gradient: the sum over the parts of a batch. ``parts`` is indexed by part, head and layer."""
+    """Add the gradients of the parts of a batch. The indices of ``parts`` are part, head and layer."""
     first, *others = (
         [value.float() for layers in part for layer in layers for value in layer if value is not None] for part in parts
     )
@@ -300,7 +307,7 @@ def _norm(tensors: list[Tensor]) -> Tensor:
 def _relu_backward_(d: Tensor, output: Tensor) -> None:
     """Zero the gradient ``d`` in place where the ReLU's output is not positive."""
     if d.dtype == torch.bfloat16 and d.device.type == "cpu":
-        # A bfloat16 is positive exactly if its bits, read as int16, are. Comparing int16 is three times as fast.
+        # A bfloat16 and the int16 with the same bits have the same sign. Comparing int16 is three times as fast.
         d, output = d.view(torch.int16), output.view(torch.int16)
     torch.ops.aten.threshold_backward.grad_input(d, output, 0, grad_input=d)
 

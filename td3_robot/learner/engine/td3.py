@@ -71,10 +71,8 @@ class FastTD3(Algorithm):
             return Network(["actor"], sizes, dtype=dtype, device=device)
 
         def critics() -> Network:
-            sizes, names = (
-                [self._action_columns.stop, *self.hidden, 1],
-                ["critic1", "critic2"][: 1 + config.twin_critics],
-            )
+            sizes = [self._action_columns.stop, *self.hidden, 1]
+            names = ["critic1", "critic2"][: 1 + config.twin_critics]
             return Network(names, sizes, layer_norm=config.layer_norm, dtype=dtype, device=device)
 
         self.actor, self.actor_target = actor(), actor()
@@ -257,7 +255,7 @@ class FastTD3(Algorithm):
             network.refresh()
 
 
-@torch.inference_mode()  # a setting of each thread
+@torch.inference_mode()  # each thread has its own mode
 def _without_autograd(work: Callable[[Any], Result], item: Any) -> Result:
     return work(item)
 

@@ -23,7 +23,7 @@ def use_threads(threads: int, where: ThreadsIn = "critics") -> None:
     synchronise only seven times in two updates, but they wait for Python's lock.
 
     Call this function before torch computes anything in this process. Torch creates its threads at the first large
-    operator. These threads then treat denormal numbers as their creator does at that moment.
+    operator. They keep the denormal setting that the calling thread has at that moment.
     """
     torch.set_num_threads(threads if where == "operators" else max(1, threads // 2))
     with flush_denormals():

@@ -2,8 +2,8 @@
 
 A row holds R = r₀ + γ r₁ + … + γᵐ⁻¹ rₘ₋₁, the observation m steps later, and the factor γᵐ of that observation's value
 (Sutton and Barto 2018, section 7.1). Usually m is n. For the last n - 1 steps before the end of an episode, a gap or a
-restart, m is less. A target with fewer rewards is also correct, so no transition is lost. At TERMINATED the
-factor is 0; at TRUNCATED and gaps it is γᵐ.
+restart, m is less. A target with fewer rewards is also correct, so every transition gives a row. If the episode
+terminated, the factor is 0. If the episode was truncated or has a gap, the factor is γᵐ.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class NStep:
         self._windows: dict[str, _Window] = {}
 
     def add(self, source: str, transitions: Transitions, step: Step) -> Rows:
-        """The rows that the ``transitions`` of ``step`` complete, oldest first for each robot."""
+        """Add the transitions that ``step`` completed. Returns the complete rows, oldest first for each robot."""
         if self.steps == 1:  # a fast path; the code below gives the same rows, ten times slower
             factor = (self.discount * ~transitions.terminated).astype(np.float32)
             return Rows(
@@ -115,11 +115,7 @@ class NStep:
         return arrays, {"steps": self.steps, "incarnations": incarnations}
 
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`.
-
-        Raises:
-            BundleError: the state is incomplete, damaged or of another n. This object is then unchanged.
-        """
+        """Continue from :meth:`state` with the same n, see :class:`Stateful`."""
         windows: dict[str, _Window] = {}
         with reading("state of n-step returns"):
             if scalars["steps"] != self.steps:
@@ -146,7 +142,7 @@ class NStep:
         )
 
     def _take(self, window: _Window, robots: NDArray[np.intp], terminated: Bools | bool = False) -> list[Rows]:
-        """Remove all waiting transitions of these robots, and return their rows. Their episodes or streams end here."""
+        """Remove all waiting transitions of robots whose episode or stream ends here, and return their rows."""
         if not len(robots):
             return []
         rows = self._rows(window, robots, terminated)
@@ -156,7 +152,10 @@ class NStep:
     def _rows(
         self, window: _Window, robots: NDArray[np.intp], terminated: Bools | bool, *, oldest: bool = False
     ) -> Rows:
-        """Rows from each waiting transition, or only from each robot's ``oldest``, to the robot's newest transition."""
+        """One row for each waiting transition; with ``oldest``, one row for the oldest of each robot.
+
+        A row ends at the newest transition of its robot.
+        """
         returns = np.zeros((len(robots), self.steps + 1))
         for position in reversed(range(self.steps)):
             returns[:, position] = window.reward[robots, position] + self.discount * returns[:, position + 1]

@@ -77,11 +77,11 @@ class Replayed:
         self.replay.learned(td_errors)
 
     def end(self) -> None:
-        """Store the incomplete rows; no source continues after this."""
+        """Store the incomplete rows. Call this when no source will continue."""
         self.replay.add(*self.n_step.end())
 
     def recover(self) -> None:
-        """Use the rows of an earlier process that a durable storage holds."""
+        """Use the rows that an earlier process wrote to a durable storage."""
         self.replay.recover()
 
     def parts(self) -> dict[str, Stateful]:

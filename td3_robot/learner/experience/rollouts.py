@@ -25,13 +25,13 @@ LONGEST = 100_000
 
 @dataclass
 class _Episode:
-    """A running episode of one robot, with its steps that are not yet in a batch.
+    """A running episode of one robot.
 
     Attributes:
         incarnation: incarnation of the source.
         number: number of the episode.
         before: number of the episode's steps that are already in batches.
-        rows: one float32[W] for each other step.
+        rows: the steps that are not yet in a batch, each float32[W].
     """
 
     incarnation: int
@@ -43,9 +43,9 @@ class _Episode:
 class Rollouts:
     """Collects the steps of each robot, and makes one batch of each finished episode.
 
-    It has the methods of :class:`td3_robot.learner.experience.replayed.Replayed`. An episode with a gap gives no batch.
-    The Assembler counts the episode as ``cut``, and this class drops its steps. For tasks
-    without a time limit, an episode also gives a batch every :data:`LONGEST` steps, as if it were truncated there.
+    It has the methods of :class:`td3_robot.learner.experience.replayed.Replayed`. An episode with a gap gives no batch:
+    the Assembler counts it as ``cut``, and this class drops its steps. For tasks without a time limit, this class
+    truncates episodes every :data:`LONGEST` steps.
 
     Args:
         discount: γ, 0 to 1.
@@ -95,10 +95,9 @@ class Rollouts:
             self._ended.append(np.stack(self._running.pop(key).rows))
 
     def take(self) -> Batch:
-        """The oldest finished episode that no update has used: its T steps in order, B = T.
+        """Remove the oldest finished episode, and return its T steps in order, B = T.
 
-        ``discount`` is γ, but 0 for the last step of an episode that terminated. In a truncated episode the value of
-        the last ``next_observation`` counts.
+        ``discount`` is γ, but 0 for the last step of an episode that terminated.
         """
         rows = self._ended.popleft()
         # Torch's memory always has the same alignment, so equal rollouts give bitwise equal results.
@@ -130,11 +129,7 @@ class Rollouts:
         return arrays, {"running": where, "ended": len(self._ended), "added": self.total_added}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`.
-
-        Raises:
-            BundleError: the state is incomplete, damaged or of another robot. This object is then unchanged.
-        """
+        """Continue from :meth:`state`, see :class:`Stateful`."""
         with reading("state of the rollouts"):
             added = int(scalars["added"])
             ended = deque(self._checked(arrays[f"ended.{index}"]) for index in range(scalars["ended"]))

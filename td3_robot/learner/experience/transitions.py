@@ -44,12 +44,12 @@ class Transitions:
 class Assembler:
     """Joins the consecutive Steps of one source, robot by robot.
 
-    A transition needs two Steps of one incarnation with consecutive sequence numbers. In both, the robot is in the same
-    episode, and ``episode_step`` grows by one. Anything else is the start of an episode (FIRST) or a gap. The assembler
-    counts gaps and never makes a transition across a gap.
+    A transition needs two Steps of one incarnation with consecutive sequence numbers. Both Steps belong to the same
+    episode of the robot, and ``episode_step`` grows by one. Otherwise, the second Step starts an episode (FIRST), or
+    there is a gap. The assembler counts gaps and never makes a transition across a gap.
 
-    After a restart from a checkpoint, the assembler expects the Step that :meth:`state` names. The source may first
-    repeat the Step before that Step. The assembler then joins the repeated Step with the next Step.
+    After a restart from a checkpoint, the assembler expects the first Step that is not in the checkpoint. The source
+    may first repeat the Step before it. The assembler then joins the repeated Step with the expected Step.
 
     Attributes:
         counters: by name: ``steps`` (messages), ``begun`` (episodes that started), ``episodes`` (received
@@ -75,7 +75,7 @@ class Assembler:
         first = step.phase == Phase.FIRST
         incarnation, next_sequence = self._expected
         missed = step.sequence - (next_sequence if step.incarnation == incarnation else 0)
-        if missed < 0:  # processed before the checkpoint, and sent again
+        if missed < 0:  # the source repeats a Step that is in the checkpoint
             self.counters["repeated"] += 1
             return None
         self._expected = step.incarnation, step.sequence + 1
@@ -158,7 +158,7 @@ class Positions:
         """Move robots to their positions in a Step.
 
         Returns:
-            bool[M]: whether each robot's newest transition follows its last one without a gap.
+            bool[M]: whether each robot's newest transition follows the transition before it without a gap.
         """
         continues = _follows(self, step)[robots]
         self.episode[robots], self.episode_step[robots] = step.episode[robots], step.episode_step[robots]

@@ -48,9 +48,9 @@ class _Running(Positions):
     """The running episodes of one source's robots.
 
     Attributes:
-        whole: whether there was no gap since the first step of the episode.
+        whole: whether the learner received all steps of the episode so far.
         observation, action: observation and action of the first step.
-        discounted, left: the same as in :class:`Episode`, computed from the steps so far.
+        discounted, left: as in :class:`Episode`, for the steps so far.
     """
 
     whole: Bools
@@ -126,11 +126,7 @@ class ValueCheck:
         return arrays, {"sources": [[name, running.incarnation] for name, running in self._running.items()]}
 
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`.
-
-        Raises:
-            BundleError: the state is incomplete or damaged.
-        """
+        """Continue from :meth:`state`, see :class:`Stateful`."""
         with reading("state of the value check"):
             running = {
                 str(name): _Running(int(incarnation), *(arrays[f"{number}.{key}"].copy() for key in _ARRAYS))

@@ -54,9 +54,6 @@ class ReplayBuffer:
     Attributes:
         rows: float32[capacity, 2 O + A + 2], read-only. Transition n, counted from 0, is in row n modulo ``capacity``.
         total_added: number of transitions ever added.
-
-    Raises:
-        ValueError: a size is below 1.
     """
 
     def __init__(
@@ -67,11 +64,6 @@ class ReplayBuffer:
         seed: int,
         storage: Callable[[int, int], Storage] = Storage,
     ) -> None:
-        if min(capacity, observation_size, action_size) < 1:
-            raise ValueError(
-                f"capacity {capacity}, observation_size {observation_size} and action_size {action_size}: "
-                "each must be at least 1"
-            )
         self.capacity = capacity
         self.total_added = 0
         self.storage = storage(capacity, row_size(observation_size, action_size))
@@ -84,10 +76,8 @@ class ReplayBuffer:
     def use_device(self, device: torch.device) -> None:
         """Keep a copy of the rows on a device, and draw batches from this copy.
 
-        The random draws are the same as without the copy.
-
-        The rows on the host stay, for checkpoints and files. Only :meth:`restore` and :meth:`recover` wait for the
-        device.
+        The random draws are the same as without the copy. The rows on the host stay, for checkpoints and files. Only
+        :meth:`restore` and :meth:`recover` wait for the device.
 
         Raises:
             ConfigError: the device lacks the memory for all rows.
@@ -96,7 +86,7 @@ class ReplayBuffer:
         self._copy(0)
 
     def _copy(self, since: int) -> None:
-        """If there is a device, copy the transitions to it, starting at number ``since``."""
+        """If there is a device, copy all transitions from number ``since`` on to it."""
         if self._on_device:
             self._on_device.copy(since, self.total_added)
 
@@ -139,7 +129,7 @@ class ReplayBuffer:
         self._stored(before)
 
     def _stored(self, since: int) -> None:
-        """Prepare new transitions for sampling, starting at number ``since``."""
+        """Prepare all transitions from number ``since`` on for sampling."""
         self._copy(since)
 
     def sample(self, batch_size: int) -> Batch:
@@ -201,11 +191,7 @@ class ReplayBuffer:
         return {} if self.storage.durable else {"rows": rows}, scalars
 
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`, with the same content and the same random samples.
-
-        Raises:
-            BundleError: the state is incomplete, damaged or of a buffer of another shape. The buffer is then unchanged.
-        """
+        """Continue from :meth:`state`, with the same content and the same random samples, see :class:`Stateful`."""
         with reading("replay buffer state"):
             total_added, capacity = int(scalars["total_added"]), int(scalars["capacity"])
             rows = self.rows[: min(total_added, self.capacity)] if self.storage.durable else arrays["rows"]

@@ -48,7 +48,7 @@ class SumTree:
                 above[leaves] = children[leaves].sum(1)
 
     def find(self, fractions: Float64) -> Indices:
-        """Find a leaf for each fraction in [0, 1): the first where the running sum exceeds fraction · total.
+        """For each fraction in [0, 1), find the first leaf at which the running sum exceeds fraction · total.
 
         Because of rounding, the result may be the leaf after the last leaf with a positive weight.
         """

@@ -1,8 +1,8 @@
 """Storage of a replay buffer's rows: in memory, or in a file that outlives the process.
 
-The file survives a kill of the process: the process writes rows to the operating system, then records them in the
-journal. So every recorded row is complete. The file does not survive a power cut, because the process never flushes it
-to the disk. A power cut loses the rows but not the policy, because checkpoints hold the policy and not the rows.
+The process first writes rows to the operating system, and then records them in the journal. So after a kill of the
+process, every recorded row is complete. The process never flushes the file to the disk, so a power cut can lose rows.
+It does not lose the policy, which is in the checkpoints.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Storage:
 
     @property
     def committed(self) -> int:
-        """Number of rows ever added, as the newest note says; 0 without a note."""
+        """Number of rows ever added, from the newest note; 0 without a note."""
         return max((note.total_added for note in self.notes.values()), default=0)
 
     def write(self, first: int, rows: Float32) -> None:

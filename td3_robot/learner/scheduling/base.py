@@ -62,7 +62,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def learn(self, now: float) -> list[Output]:
-        """After the inputs of a turn: publish, and make a bounded number of updates that are not offline updates."""
+        """After the inputs of a turn: make a bounded number of updates, and publish. Not called in offline learning."""
 
     def grant(self, now: float) -> list[Output]:
         """At the end of a turn: tell the sources how many more steps they may make."""
@@ -81,7 +81,7 @@ class Scheduler(ABC):
         return False
 
     def continues(self, source: str) -> bool:
-        """Whether a joining source continues its earlier Step sequence, even if its process is new."""
+        """Whether a source that joins continues its earlier sequence of Steps, even if its process is new."""
         del source
         return False
 
@@ -97,7 +97,7 @@ class Scheduler(ABC):
 
     @property
     def snapshot_ready(self) -> bool:
-        """Whether the requested snapshot is complete. The core's current state is then the snapshot."""
+        """Whether the requested snapshot is complete. If so, the current state of the core is the snapshot."""
         return self._snapshot_requested
 
     def snapshot_saved(self) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_WORTH_A_MESSAGE = 0.25  # fraction of the band: a source with steps left gets no smaller grant
+_WORTH_A_MESSAGE = 0.25  # fraction of the band; smaller grants go only to sources that are about to wait
 _PORTION = 100  # largest number of granted steps that a robot has left, so that a later source need not wait for steps
 _START_TIME = 10.0  # seconds in which all simulators of a run start
 

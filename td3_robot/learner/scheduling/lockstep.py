@@ -31,8 +31,8 @@ class State(Enum):
     GATHERING = "waits until enough sources can start the round"
     STEPPING = "the sources make the Step of the round"
     SNAPSHOT = "the sources send their states and make the Step of the round"
-    SAVING = "all states are there; the snapshot waits to be written"
-    ROLLBACK = "a simulator was lost; the newest snapshot waits to be restored"
+    SAVING = "all states have arrived; the snapshot is not yet saved"
+    ROLLBACK = "a simulator was lost; the newest snapshot is not yet restored"
 
 
 TRANSITIONS = {
@@ -60,7 +60,7 @@ class LockStep(Scheduler):
         self._needed = core.config.simulators
         self._keeps_snapshots = False
         self._saved: dict[str, bytes] = {}  # simulator states of the newest snapshot; empty before the first
-        self._arriving: dict[str, bytes | None] = {}  # of the unfinished snapshot; None: not received yet
+        self._arriving: dict[str, bytes | None] = {}  # simulator states of the unfinished snapshot; None: not received
 
     def _enter(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], (self.state, state)
@@ -99,7 +99,7 @@ class LockStep(Scheduler):
         if source.returning or (step.sequence > due and source.answered):
             self.counters["set_back"] += 1  # the source sent this Step before the rollback
         elif step.sequence < due:
-            # The Step is already processed. After a restart, the assembler needs it to join it with the next Step.
+            # The learner has processed this Step. After a restart, the assembler needs it to join it to the next Step.
             source.assembler.add(step)
         else:
             source.queue.append(step)
@@ -118,7 +118,7 @@ class LockStep(Scheduler):
         return self._release(self._sources.live())
 
     def learn(self, now: float) -> list[Output]:
-        """Process the round, if every source has sent its Step."""
+        """If every source has sent its Step, process the round."""
         live = self._sources.live()
         if not self._round_complete(live):
             return []
@@ -142,7 +142,7 @@ class LockStep(Scheduler):
         return len(live) >= self._needed and all(source.queue for source in live)
 
     def _release(self, sources: Sequence[Source]) -> list[Output]:
-        """Let sources make their next Step with the newest weights, if enough sources for a round can start."""
+        """If there are enough sources for a round, let ``sources`` make their next Step with the newest weights."""
         core, live = self.core, self._sources.live()
         weights_serve = core.spec and core.publisher.policies and not core.learning.offline
         if not weights_serve or self.state is State.ROLLBACK:

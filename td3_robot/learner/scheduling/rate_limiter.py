@@ -15,13 +15,13 @@ class RateLimiter:
     """Keeps ``lead = ratio · (env_steps - start) - (updates - offline)`` in [0, band], in updates.
 
     The lead is the number of updates that are due. The learner waits when the lead is 0, so it never makes more updates
-    than the ratio allows. The simulators wait when the lead reaches ``band``. Before that,
-    they wait for the ``offline`` updates.
+    than the ratio allows. The simulators wait when the lead reaches ``band``. At the start of the run, they also wait
+    for the ``offline`` updates.
 
     Attributes:
         ratio: updates per environment step; None: neither side waits.
-        band: the largest allowed lead. If it did not cover two rounds of all robots, both sides could wait for each
-            other. ``Config`` refuses a smaller band.
+        band: the largest allowed lead. With a too small band, learner and simulators would wait for each other, so
+            ``Config`` refuses it.
         start: environment steps before the first update.
         total: environment steps of the whole run.
         offline: updates on recordings before the first environment step.
@@ -49,8 +49,8 @@ class RateLimiter:
         """The total number of environment steps at which the simulators must wait.
 
         Args:
-            overshoot: steps that the simulators may make beyond this limit, because the robots of one process step
-                together. The limit is lower by this number, but always high enough for an update to become due.
+            overshoot: steps that the simulators may make beyond the returned limit, because the robots of one process
+                step together. It lowers the limit, but the limit always lets an update become due.
         """
         if updates < self.offline:
             return 0
@@ -60,5 +60,5 @@ class RateLimiter:
         return min(self.total, self.start + math.floor((updates - self.offline + room) / self.ratio))
 
     def done(self, env_steps: int, updates: int) -> bool:
-        """Whether the run has all its environment steps, and the learner has made all updates that are due."""
+        """Whether the simulators have made all steps, and the learner has made all updates that are due."""
         return env_steps >= self.total and (self.ratio is None or not self.updates_due(env_steps, updates))

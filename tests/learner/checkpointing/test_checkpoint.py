@@ -61,7 +61,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(tmp_path: Path, ca
         found = checkpoint.load_newest(tmp_path)
         assert found is not None
         assert found[2] == {"steps": 1}
-        assert "the learner uses the checkpoint before it" in caplog.text
+        assert "the learner uses an older checkpoint" in caplog.text
         assert not newest.exists()  # it is renamed, so that it does not count as a checkpoint
 
 

@@ -152,7 +152,9 @@ def test_resuming_in_another_precision_needs_an_explicit_setting(
     assert "the checkpoint has precision bf16; the learner continues with fp32, as configured" in caplog.text
 
 
-@pytest.mark.parametrize(("before", "text"), [(True, "were compiled and the next ones are not"), (False, "")])
+@pytest.mark.parametrize(
+    ("before", "text"), [(True, "updates were compiled before the checkpoint and now are not,"), (False, "")]
+)
 def test_a_checkpoint_records_whether_updates_were_compiled(
     before: bool, text: str, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
