@@ -217,7 +217,7 @@ def test_diverging_training_stops_and_keeps_the_last_good_policy(train: Any, tmp
     """With a learning rate of 1e9 the networks diverge in a few updates. Updates begin after 1,500 steps."""
     run = train(4000, "learner.learning_rate=1e9", "learner.learning_starts=1500", "checkpoint.every=700")
     assert run.finish() == 2, run.output()
-    assert re.search(r"learner cannot run: training diverged: .*kept: the policy of 1000 steps", run.output())
+    assert re.search(r"learner cannot run: training diverged: .*kept: the policy after 1000 steps", run.output())
     policy = Bundle.load(tmp_path / "run" / "policy.safetensors")
     assert policy.provenance["env_steps"] == 1000
     saved = checkpoint.load_newest(tmp_path / "run" / "checkpoint")
