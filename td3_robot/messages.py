@@ -185,7 +185,7 @@ class Refused(Message, frozen=True):
 
     NAME: ClassVar[str] = "refused"
 
-    code: Annotated[str, wire("text", "hello, protocol, spec, agreement, taken or name")]
+    code: Annotated[str, wire("text", "hello, protocol, spec, agreement, taken, name or malformed")]
     reason: Annotated[str, wire("text", "one sentence: what differs", limit=2048)]
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
+from msgspec.structs import replace
 
 from td3_robot.bench import example
 from td3_robot.errors import NodeError
@@ -50,14 +51,15 @@ class Robot:
         self.bus.connect(endpoint, ClientLink("policy", hello, (Action,)))
         rng = np.random.default_rng(robots)
         self._steps = [example.step(sequence, robots, rng, name) for sequence in range(1000)]
+        self._newest = self._steps[0]
         self._sent = self.version = 0
 
     def send(self) -> int:
         """Send the next Step. Return its sequence number."""
-        step = self._steps[self._sent % len(self._steps)]
+        self._newest = replace(self._steps[self._sent % len(self._steps)], sequence=self._sent)
         self._sent += 1
-        self.bus.send("policy", step)
-        return step.sequence
+        self.bus.send("policy", self._newest)
+        return self._newest.sequence
 
     def answered(self, sequence: int, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for the Action that answers a Step. Return whether the Action came.
@@ -69,7 +71,7 @@ class Robot:
         while True:
             for _, message in self.bus.receive(max(0.0, end - time.monotonic())):
                 if isinstance(message, Welcome):
-                    self.bus.send("policy", self._steps[sequence])
+                    self.bus.send("policy", self._newest)
                 elif isinstance(message, Action) and message.answers == sequence:
                     self.version = message.weights_version
                     return True

@@ -20,7 +20,7 @@ from typing import Any
 from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES, Input, Output, Peer
-from td3_robot.messages import Bye, Command, Hello, LifecycleChange, Message, Reply, Step, Weights
+from td3_robot.messages import Bye, Command, Hello, LifecycleChange, Message, Reply, Status, Step, Weights
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.answers import Answers
 from td3_robot.policy.desk import Desk
@@ -102,6 +102,7 @@ class PolicyCore:
         self.safety_state = SafetyState()
         self.changes: list[LifecycleChange] = []
         self._autostart = autostart
+        self._transport: Status | None = None
 
     @property
     def version(self) -> int:
@@ -163,6 +164,8 @@ class PolicyCore:
         for origin, message in inputs:
             if isinstance(message, Weights):
                 weights.append(message)
+            elif isinstance(message, Status):
+                self._transport = message  # the node reports the messages that its links dropped
             elif not isinstance(origin, Peer):
                 continue
             elif isinstance(message, Step):
@@ -206,6 +209,7 @@ class PolicyCore:
     def detail(self) -> dict[str, Any]:
         """The contents of a Reply about this server, as plain JSON values. Sources that are not active come first."""
         serving = self.store.serving
+        links = {"dropped": self._transport.counters, "last_dropped": self._transport.detail} if self._transport else {}
         watches = sorted(self.safety.watches.items(), key=lambda item: item[1].lifecycle.active)
         return {
             "version": serving.version if serving else 0,
@@ -223,6 +227,7 @@ class PolicyCore:
             "connected_in_all": len(self.desk.robots),
             "counters": dict(self.counters),
             "stopped": sorted(self.safety.stopped),
+            **links,
         }
 
     def _verbs(self) -> Verbs:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.core_types import Input
 from td3_robot.errors import UsageError
-from td3_robot.messages import Weights
+from td3_robot.messages import Command, Weights
 from td3_robot.policies import find_policy
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.examiner import Examiner
@@ -166,6 +166,10 @@ class _Server:
         return Figures("ready", core.lifecycle.trouble, {"weights_version": core.version}, counters=dict(core.counters))
 
     def _sift(self, inputs: list[Input]) -> list[Input]:
+        if any(isinstance(message, Command) for _, message in inputs):
+            # The Reply to a Command has these counts. As an input, the Status is recorded, so a replay gives the same.
+            counts = Figures("running", self.node.bus.last_dropped(), counters=dict(self.node.bus.dropped()))
+            inputs = [(self.node.name, self.node.status_message(counts)), *inputs]
         return self.examiner.sift(inputs, self.core.store.wanted) if self.examiner else inputs
 
     def _deadline(self) -> float | None:

@@ -173,6 +173,9 @@ class Player:
                 if not wanted:
                     self._count(entry.topic, False)
             elif not serves and bus and link in bus.clients:
+                sent = bus.clients[link].hello
+                if isinstance(message, Step) and message.incarnation != sent.incarnation:
+                    bus.join_again(link, msgspec.structs.replace(sent, incarnation=message.incarnation))
                 self._count(entry.topic, bus.send(link, message))
 
     def _renamed(self, message: Message) -> Message:

@@ -19,6 +19,7 @@ from td3_robot.errors import EndpointError
 from td3_robot.messages import Bye, Hello, Message, Refused, Welcome
 from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport import codec, curve, endpoints
+from td3_robot.transport.departures import Departures
 from td3_robot.transport.frames import Receiver
 from td3_robot.transport.interface import ClientGoneError, Transport
 from td3_robot.transport.keys import REVOCATION_TIME, AllowList
@@ -69,6 +70,7 @@ class Bus(Transport):
         self._read_other: dict[zmq.Socket[bytes], Callable[[float], None]] = {}  # for sockets that carry no messages
         self._gatekeeper: curve.Gatekeeper | None = None
         self._pins: list[curve.Pin] = []
+        self._departures: dict[str, Departures] = {}  # by link
         self._tally = Tally()
         self._receiver = Receiver(_TURN, clock)
         self._taps: list[tuple[zmq.Socket[bytes], Tap]] = []
@@ -79,7 +81,18 @@ class Bus(Transport):
 
     def serve(self, endpoint: str, server: ServerLink) -> str:
         """Bind a server; see :meth:`Transport.serve`. ``tcp://HOST:*`` takes a free port."""
-        endpoints.check(endpoint, bind=True, keys=self.keys is not None)
+        with endpoints.binding(endpoint):
+            endpoints.check(endpoint, bind=True, keys=self.keys is not None)
+            socket = self._bound(endpoint, server)
+        bound = str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        self.servers[server.link] = server
+        self._sockets[server.link] = socket
+        self._take[socket] = lambda now: self._from_some_client(socket, server, now)
+        self._poller.register(socket, zmq.POLLIN)
+        return bound
+
+    def _bound(self, endpoint: str, server: ServerLink) -> zmq.Socket[bytes]:
+        """A bound ROUTER socket. The file of an ``ipc://`` endpoint is only for this user."""
         kinds = (kind for accepted in server.accepts.values() for kind in accepted)
         socket = self._socket(zmq.ROUTER, endpoint, {Hello, *kinds})
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # distinguishes a full queue from a closed connection
@@ -89,21 +102,19 @@ class Bus(Transport):
                 self._register(self._gatekeeper.socket, self._gatekeeper.read)
             curve.as_server(socket, server.link, self.keys)
             server.may = self.keys.may
+        departures = Departures(socket, server)
+        self._departures[server.link] = departures
+        self._register(departures.monitor, departures.read)
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
             socket.close()
             raise EndpointError(f"endpoint {endpoint!r} cannot be served: {error}") from None
-        bound = str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
-        if bound.startswith("ipc://"):
-            path = Path(bound.removeprefix("ipc://"))
-            path.chmod(0o600)
+        if not endpoints.is_tcp(endpoint):
+            path = Path(endpoint.removeprefix("ipc://"))
+            path.chmod(endpoints.SOCKET_MODE)
             self._paths[path] = path.stat().st_ino
-        self.servers[server.link] = server
-        self._sockets[server.link] = socket
-        self._take[socket] = lambda now: self._from_some_client(socket, server, now)
-        self._poller.register(socket, zmq.POLLIN)
-        return bound
+        return socket
 
     def connect(self, endpoint: str, client: ClientLink) -> None:
         """Connect a client; see :meth:`Transport.connect`."""
@@ -193,18 +204,22 @@ class Bus(Transport):
             tap.record_turn(now, inputs)
 
     def dropped(self) -> Counter[str]:
-        total = super().dropped() + self._tally.counts
+        total = super().dropped()
         for _, tap in self._taps:
             total += tap.counts()
         return total
+
+    def _tallies(self) -> list[Tally]:
+        return [*super()._tallies(), self._tally]
 
     def close(self, reason: str = "", *, in_order: bool = True) -> None:
         """Leave every link, close all sockets and remove their files; see :meth:`Transport.close`."""
         for link in self.clients:
             if self.welcome(link) and in_order:
                 self._post(link, Bye(reason))
-        for pin in self._pins:
-            pin.monitor.close(linger=0)
+        monitors = [pin.monitor for pin in self._pins] + [each.monitor for each in self._departures.values()]
+        for monitor in monitors:
+            monitor.close(linger=0)
         for socket, tap in self._taps:
             tap.leave(reason, self._clock())
             socket.close(linger=_FAREWELL)
@@ -260,6 +275,8 @@ class Bus(Transport):
         for link, server in self.servers.items():
             unread = self._has_more(self._sockets[link])
             since = self._behind.setdefault(link, now) if unread else self._behind.pop(link, now)
+            if not unread:
+                self._departures[link].turn(now)
             read = not unread and now - self._awake_since >= _DELIVERY
             if read or now - since > PEER_TIMEOUT:
                 self._waiting += server.expire(now)

@@ -18,7 +18,10 @@ from td3_robot.transport.link import ClientLink, Tally
 _ADDRESS = "inproc://zeromq.zap.01"
 _BURST = 2  # maximum number of handshakes to answer in one turn, so that a flood of strangers does not delay robots
 _RETRY = 1.0  # seconds until a client repeats a failed handshake, because libzmq does not repeat a refused one
-_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+FAILED_HANDSHAKE = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+"""libzmq's events for a connection whose handshake failed."""
 
 
 def as_server(socket: zmq.Socket[bytes], link: str, keys: AllowList) -> None:
@@ -80,7 +83,7 @@ class Pin:
     ) -> None:
         self._socket, self._endpoint, self._client, self._keys, self._tally = socket, endpoint, client, keys, tally
         self._retry = float("inf")  # time (s) to connect again
-        self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(_FAILED)
+        self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(FAILED_HANDSHAKE)
         self._set_keys()
 
     def read(self, now: float) -> None:

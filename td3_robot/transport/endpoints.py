@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import os
 import re
+import shlex
 import socket
+import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from td3_robot.errors import EndpointError
@@ -16,6 +20,8 @@ SOCKETS_PREFIX = "td3-robot-"
 """Prefix of folders for sockets, see :func:`socket_home`."""
 LONGEST_SOCKET_PATH = 107
 """Longest path of a socket, in bytes: sun_path of unix(7) holds 108, and the last is a zero byte."""
+SOCKET_MODE = 0o600
+"""Mode of the socket files that this program makes. It distinguishes them from the sockets of other programs."""
 
 _TCP = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([^:;\[\]/]+)):([0-9]{1,5}|\*)")
 
@@ -98,14 +104,43 @@ def absolute(endpoint: str) -> str:
     return f"ipc://{Path(rest).resolve()}" if scheme == "ipc" else endpoint
 
 
+@contextlib.contextmanager
+def binding(endpoint: str) -> Iterator[None]:
+    """Let no other server of this program check or bind an endpoint of the same folder during the block.
+
+    Without this lock, two servers that start together could both find the same stale socket. The second one would then
+    replace the socket that the first one already serves.
+    """
+    with contextlib.ExitStack() as stack:
+        if not is_tcp(endpoint):
+            with contextlib.suppress(OSError):  # for example, this user must not read the folder
+                folder = Path(endpoint.removeprefix("ipc://")).parent
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
 def _check_free(endpoint: str, path: Path) -> None:
-    """Raise EndpointError if libzmq would silently delete or replace the path when it binds."""
+    """Raise EndpointError if a process serves the path, or if the path is not a stale socket of this program.
+
+    libzmq deletes any file at the path when it binds. The bus gives its socket files the mode 0600.
+    """
     if not path.parent.is_dir():
         raise EndpointError(f"endpoint {endpoint!r}: the folder {str(path.parent)!r} does not exist")
-    if path.exists() and not path.is_socket():
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
         raise EndpointError(f"endpoint {endpoint!r}: the path exists and is not a socket")
     if answers(path):
         raise EndpointError(f"endpoint {endpoint!r} is busy: another process serves it")
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != SOCKET_MODE:
+        raise EndpointError(
+            f"endpoint {endpoint!r}: nobody serves this socket, but another program or user made it; "
+            f"delete it if nobody needs it: rm {shlex.quote(str(path))}"
+        )
 
 
 def answers(path: Path | str) -> bool:

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from td3_robot.core_types import Input, Origin, Peer
-from td3_robot.messages import Message, Step
+from td3_robot.messages import Hello, Message, Step
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
-from td3_robot.transport.link import ClientLink, Frames, ServerLink
+from td3_robot.transport.link import ClientLink, Frames, ServerLink, Tally
 
 
 class Transport(ABC):
@@ -111,6 +111,11 @@ class Transport(ABC):
             return True
         return False
 
+    def join_again(self, link: str, hello: Hello) -> None:
+        """Introduce this process with another Hello, before any later message on this link."""
+        self.clients[link].join_again(hello)
+        self._introduce(self.clients[link], self._clock())
+
     def adopt(self, link: str, spec: RobotSpec) -> None:
         """Accept only clients with this robot on a link from now on."""
         inputs, replies = self.servers[link].adopt(spec)
@@ -128,12 +133,14 @@ class Transport(ABC):
 
     def dropped(self) -> Counter[str]:
         """The number of malformed, refused and unexpected inputs on all links, by kind."""
-        total: Counter[str] = Counter()
-        for server in self.servers.values():
-            total += server.tally.counts
-        for client in self.clients.values():
-            total += client.tally.counts
-        return total
+        return sum((tally.counts for tally in self._tallies()), Counter[str]())
+
+    def last_dropped(self) -> str:
+        """The kind and the reason of the newest event that :meth:`dropped` counts; empty without one."""
+        return max((tally.last for tally in self._tallies()), default=(0.0, ""))[1]
+
+    def _tallies(self) -> list[Tally]:
+        return [server.tally for server in self.servers.values()] + [client.tally for client in self.clients.values()]
 
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:  # noqa: B027
         """Copy the inputs of a core's turn at ``now`` (s) to the recorder."""

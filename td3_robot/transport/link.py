@@ -15,7 +15,7 @@ from typing import Literal
 
 from td3_robot.core_types import MAX_ROBOTS, ROBOT_ROLES, Farewell, Input, Peer
 from td3_robot.errors import ConfigError, HandshakeError, ProtocolError
-from td3_robot.messages import PROTOCOL_VERSION, Bye, Heartbeat, Hello, Message, Record, Refused, Welcome
+from td3_robot.messages import PROTOCOL_VERSION, Bye, Heartbeat, Hello, Message, Record, Refused, Step, Welcome
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
 
@@ -35,6 +35,7 @@ LOG_PERIOD = 10.0
 """Seconds between two log lines about the same kind of malformed input."""
 
 _LONGEST_LINE = 1000  # characters of a log line
+_HELLO = Hello.NAME.encode()
 
 MOST_FRAMES = 3
 """The maximum number of frames to keep. A valid message has two frames, so a third frame proves a mistake."""
@@ -46,13 +47,19 @@ Replies = list[tuple[bytes, Message]]
 
 @dataclass
 class Tally:
-    """Counts events by kind. For each kind, it logs the first event, and later at most one event in LOG_PERIOD."""
+    """Counts events by kind. For each kind, it logs the first event, and later at most one event in LOG_PERIOD.
+
+    Attributes:
+        last: time (s) and text of the newest event; minus infinity and an empty text before the first.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
+    last: tuple[float, str] = (float("-inf"), "")
     _logged: dict[str, float] = field(default_factory=dict)
 
     def note(self, kind: str, text: str, now: float, verb: str = "dropped") -> None:
         self.counts[kind] += 1
+        self.last = now, f"{kind}: {text[:_LONGEST_LINE]}"
         if now - self._logged.get(kind, float("-inf")) >= LOG_PERIOD:
             self._logged[kind] = now
             line = text[:_LONGEST_LINE]
@@ -97,6 +104,7 @@ class ServerLink:
         spec: the robot; None until the first simulator, driver or weights name it.
         may: a function that returns whether a public key may have a role; None on a link without keys.
         peers: the welcomed clients, by routing identity.
+        farewells: number of received Byes; :mod:`td3_robot.transport.departures` sets it to 0.
     """
 
     link: str
@@ -108,9 +116,11 @@ class ServerLink:
     may: Callable[[str, str], bool] | None = None
     tally: Tally = field(default_factory=Tally)
     peers: dict[bytes, Peer] = field(default_factory=dict)
+    farewells: int = 0
     _received_at: dict[bytes, float] = field(default_factory=dict)
     _waiting_since: dict[bytes, float] = field(default_factory=dict)  # when a client began to wait for a driver's name
     _active: set[bytes] = field(default_factory=set)  # clients that sent a message since their last Hello
+    _sequences: dict[bytes, int] = field(default_factory=dict)  # of the newest Step of each client since it joined
 
     def receive(self, key: bytes, frames: Frames, now: float, owner: str = "") -> tuple[list[Input], Replies]:
         """Take one multipart message from a client. Malformed bytes raise no error.
@@ -146,7 +156,9 @@ class ServerLink:
                 self.tally.note_extra_fields(kind, frames[1], sender, now)
         except ProtocolError as error:
             self.tally.note(error.kind, f"{sender}: {error}", now)
-            return [], []
+            # A client that repeats a malformed Hello needs the reason.
+            is_hello = bool(frames) and bytes(frames[0][:64]) == _HELLO
+            return [], [(key, Refused("malformed", str(error)[:2048]))] if is_hello else []
         if peer and kind is not Hello:
             return self._from_peer(peer, messages, now)
         (hello,) = messages
@@ -160,8 +172,34 @@ class ServerLink:
             case [Heartbeat() as beat]:
                 return [], [(peer.key, Heartbeat(beat.stamp, self.session))]
             case [Bye() as bye]:
+                self.farewells += 1
                 return self.forget(peer.key, bye.reason), []
+            case [Step() as step] if not self._is_next(peer, step, now):
+                return [], []
         return [(peer, message) for message in messages], []
+
+    def _is_next(self, peer: Peer, step: Step, now: float) -> bool:
+        """Whether a Step belongs to the source of this connection, and is not older than an earlier Step.
+
+        In lock-step, a source that returns to a checkpoint continues its incarnation and its sequence.
+        """
+        hello, lockstep = peer.hello, step.needs_version > 0
+        newest = self._sequences.get(peer.key, step.sequence)
+        if step.source != hello.name or (step.incarnation != hello.incarnation and not lockstep):
+            kind, verb = "identity", "dropped"
+            text = (
+                f"it names source {step.source!r}, incarnation {step.incarnation}; "
+                f"its Hello names {hello.name!r}, incarnation {hello.incarnation}"
+            )
+        elif step.sequence < newest and not lockstep:
+            kind, verb, text = "sequence", "dropped", f"the sequence goes back: step {newest} has arrived before"
+        else:
+            self._sequences[peer.key] = step.sequence
+            if step.sequence <= newest + 1:
+                return True
+            kind, verb, text = "gap", "noticed", f"{step.sequence - newest - 1} Steps before it did not arrive"
+        self.tally.note(kind, f"step {step.sequence} from {peer.name} on link {self.link}: {text}", now, verb)
+        return kind == "gap"
 
     def expire(self, now: float) -> list[Input]:
         """Forget clients that were silent for PEER_TIMEOUT; returns a Bye for each."""
@@ -173,6 +211,7 @@ class ServerLink:
         """Forget a client; returns a Bye for the core, or nothing if the client is unknown."""
         peer = self.peers.pop(key, None)
         self._received_at.pop(key, None)
+        self._sequences.pop(key, None)
         self._active.discard(key)
         return [(peer, Bye(reason))] if peer else []
 
@@ -228,8 +267,9 @@ class ServerLink:
             same_process = peer.hello.client == hello.client
             # A new process may use the routing identity of an old process. A client that sent messages since its last
             # Hello starts again, so the core must start again too. A Hello directly after a Hello changes nothing,
-            # because Hellos wait in a queue while no server runs. The exception is a Hello with other weights.
-            newer = hello.weights_version != peer.hello.weights_version
+            # because Hellos wait in a queue while no server runs. The newest Hello counts if it has other values.
+            older = peer.hello
+            newer = (hello.weights_version, hello.incarnation) != (older.weights_version, older.incarnation)
             starts_again = not same_process or key in self._active or newer
             if starts_again if other == key else peer.name == hello.name:
                 reason = Farewell.RECONNECTED.value if same_process else "replaced by a later incarnation"
@@ -256,7 +296,9 @@ class ServerLink:
         return self._taken(hello, owner) or self._other_robot(hello)
 
     def _taken(self, hello: Hello, owner: str) -> Refused | None:
-        """The refusal of a client if another client has the same name and keeps it; None if the name is free."""
+        """The refusal of a client if its name is reserved or another client keeps it; None if the name is free."""
+        if hello.name == self.name or hello.name.startswith(f"{self.name}/"):  # NAME/ROBOT is the watch over a robot
+            return Refused("taken", f"name {hello.name!r} is reserved for this server; use another name")
         peer = self._holder(hello.name)
         if peer is None:
             return None
@@ -333,11 +375,15 @@ class ClientLink:
         self._sent_at = self._asked_at = now
         return [message]
 
+    def join_again(self, hello: Hello) -> None:
+        """Send this Hello next, even if the server has welcomed this client."""
+        self.hello, self.state, self._asked_at = hello, "connecting", float("-inf")
+
     def needs_hello(self, now: float) -> bool:
         """Whether this client was silent for LONG_SILENCE and must send Hello first. The next call returns False."""
         if self.state != "welcome" or now - self._sent_at < LONG_SILENCE:
             return False
-        self.state, self._asked_at = "connecting", float("-inf")
+        self.join_again(self.hello)
         return True
 
     def sent(self, now: float) -> None:
@@ -367,7 +413,7 @@ class ClientLink:
         if isinstance(message, Refused):
             if message.code == "hello":
                 if self.state == "welcome":  # react only once, because the server may refuse many queued messages
-                    self.state, self._asked_at = "connecting", float("-inf")
+                    self.join_again(self.hello)
             else:
                 self.state, self.refusal = "refused", message
                 if not self.essential:

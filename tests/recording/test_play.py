@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as changed
 
 from td3_robot.cli.main import main
 from td3_robot.core_types import ROBOT_ROLES, Peer
@@ -200,6 +201,31 @@ def test_each_loop_plays_a_later_incarnation_under_the_new_name(recorded: Path, 
     player.close()
     drive_bye = server.receive(5.0)
     assert any(isinstance(m, Bye) for _, m in drive_bye)
+    server.close()
+
+
+def test_steps_of_an_earlier_process_are_played_under_its_incarnation(
+    acted: Make, save: Make, spec: RobotSpec, tmp_path: Path
+) -> None:
+    """The recording has two processes of sim-0. A server accepts only Steps with the incarnation of the Hello."""
+    hellos = [handshake.hello("simulator", "sim-0", client=n, incarnation=n, robots=2, spec=spec) for n in (1, 2)]
+    steps = [message for _, message in acted(5) if isinstance(message, Step)]
+    lives = [
+        item for hello in hellos for item in [hello, *(changed(step, incarnation=hello.incarnation) for step in steps)]
+    ]
+    session = Session([save("two.mcap", entries_of([("sim-0", message) for message in lives]))])
+    endpoint = f"ipc://{tmp_path}/policy"
+    server = Bus()
+    server.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
+    player = Player(session, ["step"], {"policy": endpoint}, {"sim-0": "sim-0"})
+    drive(player, server, lambda _: not player.missing())
+    for entry in session.entries(("step",)):
+        player.play(entry)
+    got = drive(player, server, lambda got: sum(isinstance(m, Step) for _, m in got) == 2 * len(steps))
+    played = [(m.incarnation, m.sequence) for _, m in got if isinstance(m, Step)]
+    assert played == [(hello.incarnation, step.sequence) for hello in hellos for step in steps]
+    assert not server.dropped()
+    player.close()
     server.close()
 
 

@@ -258,6 +258,26 @@ def test_a_server_that_closes_does_not_delete_the_socket_file_of_its_successor(
     pump(lambda _: client.welcome("policy"), client, second)
 
 
+def test_the_newest_of_many_queued_hellos_counts(tmp_path: Path, make_bus: Make, make_hello: Make, raw: Make) -> None:
+    """A policy server repeats its Hello while the learner is away. libzmq delivers all of them, the oldest first."""
+    endpoint = f"ipc://{tmp_path}/learner"
+    client, bus = raw(zmq.DEALER), make_bus()
+    client.connect(endpoint)
+    versions = [min(number, 100) for number in range(144)]
+    for version in versions:
+        client.send_multipart([b"hello", codec.encode(make_hello("policy", "policy", weights_version=version))])
+    bus.serve(endpoint, ServerLink("learner", "learner", {"policy": ()}, {}, 1))
+    inputs: list[Any] = []
+    for _ in versions:
+        while not client.poll(0):
+            inputs += bus.receive(0.001)
+        assert client.recv_multipart()[0] == b"welcome"
+    hellos = [message.weights_version for _, message in inputs if isinstance(message, Hello)]
+    assert hellos == list(range(101))
+    (peer,) = bus.peers("learner")
+    assert (peer, peer.hello.weights_version) == (inputs[-1][0], 100)
+
+
 def test_a_silent_client_expires(watched: Watched) -> None:
     assert watched.after(0.0) == []
     assert watched.after(PEER_TIMEOUT + 1) == []  # the server itself was paused, so messages may be in transit
@@ -400,8 +420,25 @@ def test_random_frames_are_counted_and_dropped(
     pump(lambda got: bool(of(got[0], Step)), server)
 
 
-def test_a_frame_above_the_limit_closes_the_senders_connection(
-    linked: tuple[Bus, Bus, Peer], endpoint: str, make_step: Make, pump: Make, of: Make, raw: Make
+def test_a_client_that_says_bye_is_not_reported_as_lost(
+    linked: tuple[Bus, Bus, Peer], pump: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, client, _ = linked
+    client.close("done")
+    pump(lambda got: Bye in kinds(got[0]), server)
+    ended = server._departures["policy"]
+    pump(lambda _: ended._unexplained >= 0 and server.servers["policy"].farewells == 0, server)
+    assert "ended without a Bye" not in caplog.text
+
+
+def test_a_frame_above_the_limit_closes_the_senders_connection_and_is_logged(
+    linked: tuple[Bus, Bus, Peer],
+    endpoint: str,
+    make_step: Make,
+    pump: Make,
+    of: Make,
+    raw: Make,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     server, client, _ = linked
     stranger = raw(zmq.DEALER)
@@ -411,6 +448,9 @@ def test_a_frame_above_the_limit_closes_the_senders_connection(
     pump(lambda _: bool(monitor.poll(0)), server)  # libzmq closed the connection and kept nothing of the message
     stranger.disable_monitor()
     monitor.close()
+    line = "a connection on link policy ended without a Bye: its process ended, its network failed, or it sent a frame"
+    pump(lambda _: line in caplog.text, server)
+    assert f"above {max(Step.MAX_BYTES, Hello.MAX_BYTES) + 1024} bytes" in caplog.text
     assert not server.dropped()
     assert client.send("policy", make_step(1))
     pump(lambda got: bool(of(got[0], Step)), server)
@@ -475,6 +515,7 @@ def test_a_stale_socket_file_is_replaced(
 ) -> None:
     with closing(socket.socket(socket.AF_UNIX)) as dead:
         dead.bind(endpoint.removeprefix("ipc://"))
+    Path(endpoint.removeprefix("ipc://")).chmod(0o600)
     server, client = make_bus(), make_bus()
     server.serve(endpoint, make_server())
     client.connect(endpoint, make_client())
@@ -497,6 +538,29 @@ def test_a_file_at_the_endpoint_is_not_deleted(endpoint: str, make_bus: Make, ma
     with pytest.raises(EndpointError, match="not a socket"):
         make_bus().serve(endpoint, make_server())
     assert path.read_text() == "precious"
+
+
+def test_a_served_socket_and_a_foreign_stale_socket_are_not_replaced(
+    endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make
+) -> None:
+    """libzmq deletes any file at the path when it binds."""
+    server, client = make_bus(), make_bus()
+    server.serve(endpoint, make_server())
+    path = Path(endpoint.removeprefix("ipc://"))
+    inode = path.stat().st_ino
+    with pytest.raises(EndpointError, match="is busy: another process serves it"):
+        make_bus().serve(endpoint, make_server())
+    assert path.stat().st_ino == inode
+    client.connect(endpoint, make_client())
+    pump(lambda got: all(got), server, client)
+    foreign = path.with_name("foreign")
+    with closing(socket.socket(socket.AF_UNIX)) as dead:
+        dead.bind(str(foreign))
+    foreign.chmod(0o755)
+    inode = foreign.stat().st_ino
+    with pytest.raises(EndpointError, match="another program or user made it"):
+        make_bus().serve(f"ipc://{foreign}", make_server())
+    assert foreign.stat().st_ino == inode
 
 
 def test_receive_returns_within_its_timeout(endpoint: str, make_server: Make) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -125,17 +127,61 @@ def test_a_server_with_a_full_queue_is_busy(listening: Path) -> None:
 def test_a_stale_socket_may_be_replaced(tmp_path: Path) -> None:
     with closing(socket.socket(socket.AF_UNIX)) as server:
         server.bind(str(tmp_path / "stale"))
+    (tmp_path / "stale").chmod(endpoints.SOCKET_MODE)
     assert (tmp_path / "stale").is_socket()
     endpoints.check(f"ipc://{tmp_path}/stale", bind=True)
 
 
-@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("kind", ["file", "folder", "link to nothing", "link to a stale socket", "pipe"])
 def test_a_path_that_is_not_a_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "notes"
-    path.mkdir() if kind == "folder" else path.write_text("precious")
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "file":
+        path.write_text("precious")
+    else:
+        with closing(socket.socket(socket.AF_UNIX)) as server:
+            server.bind(str(tmp_path / "stale"))
+        path.symlink_to(tmp_path / ("stale" if kind == "link to a stale socket" else "nothing"))
     with pytest.raises(EndpointError, match="the path exists and is not a socket"):
         endpoints.check(f"ipc://{path}", bind=True)
-    assert path.exists()
+    assert os.path.lexists(path)
+
+
+def test_a_stale_socket_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other socket"
+    with closing(socket.socket(socket.AF_UNIX)) as server:
+        server.bind(str(path))
+    path.chmod(0o755)
+    with pytest.raises(EndpointError) as caught:
+        endpoints.check(f"ipc://{path}", bind=True)
+    assert str(caught.value) == (
+        f"endpoint 'ipc://{path}': nobody serves this socket, but another program or user made it; "
+        f"delete it if nobody needs it: rm '{path}'"
+    )
+    assert path.is_socket()
+
+
+def test_two_servers_that_start_together_bind_one_after_the_other(tmp_path: Path) -> None:
+    """Without the lock, both could find the same stale socket, and the second one would replace the first."""
+    endpoint, order = f"ipc://{tmp_path}/policy", list[str]()
+    entered = threading.Event()
+
+    def second() -> None:
+        entered.set()
+        with endpoints.binding(endpoint):
+            order.append("second")
+
+    with endpoints.binding(endpoint):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert entered.wait(60)
+        thread.join(0.05)
+        order.append("first")
+    thread.join(60)
+    assert order == ["first", "second"]
 
 
 def test_all_paths_to_a_socket_give_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

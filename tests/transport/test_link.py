@@ -184,10 +184,107 @@ def test_only_agreement_keys_of_both_sides_are_compared(
     assert ask(make_server(), make_hello(agreement=agreement))[0]
 
 
-def test_an_agreement_that_is_not_a_map_is_dropped(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_an_agreement_that_is_not_a_map_is_refused(make_server: MakeServer, make_hello: MakeHello) -> None:
     server = make_server()
-    assert ask(server, changed(make_hello(), agreement=["task"])) == ([], [])  # type: ignore[arg-type]
+    refused = refusal(server, changed(make_hello(), agreement=["task"]))  # type: ignore[arg-type]
+    assert (refused.code, refused.reason) == ("malformed", "hello: Expected `object`, got `array` - at `$.agreement`")
     assert server.tally.counts == {"fields": 1}
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([b"hello", b"\xc1"], "hello: not msgpack"),
+        ([b"hello", b"\x80"], "hello: Object missing required field `protocol`"),
+        ([b"hello", bytes(Hello.MAX_BYTES + 1)], "hello: 131073 bytes, above the limit of 131072"),
+        ([b"hello", b"", b""], "3 or more frames, needs topic and payload"),
+        ([b"hello"], "1 frames, needs topic and payload"),
+    ],
+)
+def test_a_malformed_hello_is_refused_with_the_reason(make_server: MakeServer, parts: list[bytes], reason: str) -> None:
+    inputs, ((key, refused),) = make_server().receive(b"1", parts, 0.0)
+    assert (inputs, key) == ([], b"1")
+    assert isinstance(refused, Refused)
+    assert refused.code == "malformed"
+    assert refused.reason.startswith(reason)
+
+
+def test_a_specification_with_only_a_name_is_refused_with_the_missing_field(
+    make_server: MakeServer, make_hello: MakeHello
+) -> None:
+    refused = refusal(make_server(), changed(make_hello(), spec={"name": "Toy"}))
+    assert refused.code == "spec"
+    assert refused.reason == (
+        "robot specification: Object missing required field `observations`; see the protocol page"
+    )
+    assert "\n" not in refused.reason
+
+
+@pytest.mark.parametrize("name", ["server", "server/leg"])
+def test_the_name_of_the_server_is_reserved(make_server: MakeServer, make_hello: MakeHello, name: str) -> None:
+    """A Command for this name would reach the server. SERVER/ROBOT is the name of the watch over a robot."""
+    server = make_server()
+    for role in ("driver", "simulator", "evaluator"):
+        refused = refusal(server, make_hello(role, name))
+        assert (refused.code, refused.reason) == (
+            "taken",
+            f"name {name!r} is reserved for this server; use another name",
+        )
+    assert server.peers == {}
+    assert ask(server, make_hello(name="server-2"))[0]
+
+
+# -- the server: Steps ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [{"source": "sim-1"}, {"incarnation": 2}, {"incarnation": 4}])
+def test_a_step_of_another_source_or_incarnation_is_dropped(
+    make_server: MakeServer, make_hello: MakeHello, make_step: Any, caplog: pytest.LogCaptureFixture, change: Any
+) -> None:
+    server = make_server()
+    ask(server, make_hello(incarnation=3))
+    own = {"incarnation": 3}
+    with caplog.at_level(logging.WARNING):
+        for sequence in range(5):
+            assert ask(server, make_step(sequence, **{**own, **change})) == ([], [])
+    assert server.tally.counts == {"identity": 5}
+    (line,) = (record.message for record in caplog.records)
+    source, incarnation = change.get("source", "sim-0"), change.get("incarnation", 3)
+    assert line == (
+        "dropped (identity, 1 so far): step 0 from sim-0 on link policy: "
+        f"it names source {source!r}, incarnation {incarnation}; its Hello names 'sim-0', incarnation 3"
+    )
+    assert ask(server, make_step(0, **own))[0]
+
+
+def test_a_step_whose_sequence_goes_back_is_dropped_and_a_jump_is_counted(
+    make_server: MakeServer, make_hello: MakeHello, make_step: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server()
+    ask(server, make_hello())
+    with caplog.at_level(logging.WARNING):
+        arrived = [bool(ask(server, make_step(sequence))[0]) for sequence in (7, 8, 8, 6, 7, 12, 11, 13)]
+    assert arrived == [True, True, True, False, False, True, False, True]  # a source may repeat its newest Step
+    assert server.tally.counts == {"sequence": 3, "gap": 1}
+    assert [record.message for record in caplog.records] == [
+        "dropped (sequence, 1 so far): step 6 from sim-0 on link policy: "
+        "the sequence goes back: step 8 has arrived before",
+        "noticed (gap, 1 so far): step 12 from sim-0 on link policy: 3 Steps before it did not arrive",
+    ]
+    assert server.tally.last[1].startswith("sequence: step 11 from sim-0")
+    ask(server, make_hello())  # after a new Hello, the source may repeat Steps
+    assert ask(server, make_step(3))[0]
+
+
+def test_a_lockstep_source_may_return_to_the_incarnation_and_sequence_of_a_checkpoint(
+    make_server: MakeServer, make_hello: MakeHello, make_step: Any
+) -> None:
+    server = make_server()
+    ask(server, make_hello(incarnation=5))
+    for sequence, incarnation in ((9, 5), (4, 5), (4, 2), (5, 2)):
+        assert ask(server, make_step(sequence, incarnation=incarnation, needs_version=1))[0]
+    assert ask(server, make_step(6, source="sim-1", needs_version=1)) == ([], [])
+    assert server.tally.counts == {"identity": 1}
 
 
 def test_a_name_in_use_is_refused(make_server: MakeServer, make_hello: MakeHello) -> None:
@@ -399,7 +496,8 @@ def test_only_the_hello_of_an_unknown_client_is_decoded(
     monkeypatch.setattr(codec, "decode_as", lambda *message: unpacked.append(message) or decode(*message))
     ((_, refused),) = server.receive(b"1", [b"step", bytes(1 << 22)], 0.0)[1]
     assert (refused.code, server.tally.counts) == ("hello", {"stranger": 1})
-    assert server.receive(b"1", [b"hello", bytes(Hello.MAX_BYTES + 1)], 0.0) == ([], [])
+    ((_, refused),) = server.receive(b"1", [b"hello", bytes(Hello.MAX_BYTES + 1)], 0.0)[1]
+    assert refused.code == "malformed"
     assert server.receive(b"1", [b"weights", bytes(Weights.MAX_BYTES + 1)], 0.0) == ([], [])
     assert server.tally.counts == {"stranger": 1, "oversize": 2}
     assert unpacked == []
@@ -653,7 +751,9 @@ def test_random_frames_do_not_end_a_link(messages: list[list[bytes]]) -> None:
     welcomed(client)
     for parts in messages:
         before = sum(server.tally.counts.values()), sum(client.tally.counts.values())
-        assert server.receive(b"1", parts, 0.0) == ([], [])
+        inputs, replies = server.receive(b"1", parts, 0.0)
+        assert inputs == []
+        assert [reply.code for _, reply in replies] == ["malformed"] * (parts[:1] == [b"hello"])
         assert client.receive(parts, 0.0) == []
         assert (sum(server.tally.counts.values()), sum(client.tally.counts.values())) == (before[0] + 1, before[1] + 1)
     assert list(server.peers) == [b"1"]

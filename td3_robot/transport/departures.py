@@ -1,0 +1,48 @@
+"""Notices connections to a server that end without a Bye.
+
+libzmq closes a connection that sends a frame above the limit, and does not say why. So the log names this reason, too.
+"""
+
+from __future__ import annotations
+
+import zmq
+from zmq.utils import monitor
+
+from td3_robot.transport.curve import FAILED_HANDSHAKE
+from td3_robot.transport.link import ServerLink, Tally
+
+
+class Departures:
+    """Compares the ended connections of a server's socket with the Byes that the server received.
+
+    Args:
+        socket: the server's socket, before it binds.
+        server: the server's end of the link.
+
+    Attributes:
+        monitor: socket on which libzmq reports ended connections.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], server: ServerLink) -> None:
+        self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | FAILED_HANDSHAKE)
+        self._server = server
+        self._limit = int(socket.getsockopt(zmq.MAXMSGSIZE))
+        self._tally = Tally()
+        self._unexplained = 0  # ended connections without a Bye; below 0 while clients with a Bye are still connected
+
+    def read(self, now: float) -> None:
+        """Count the ended connections. libzmq also reports the end of a connection whose handshake failed."""
+        del now
+        while self.monitor.poll(0):
+            event = monitor.recv_monitor_message(self.monitor)["event"]
+            self._unexplained += 1 if event == zmq.EVENT_DISCONNECTED else -1
+
+    def turn(self, now: float) -> None:
+        """Log at ``now`` (s) the connections that ended without a Bye. Call this when all Byes have been read."""
+        self._unexplained -= self._server.farewells
+        self._server.farewells = 0
+        while self._unexplained > 0:
+            self._unexplained -= 1
+            reasons = f"its process ended, its network failed, or it sent a frame above {self._limit} bytes"
+            text = f"a connection on link {self._server.link} ended without a Bye: {reasons}"
+            self._tally.note("connections", text, now, "noticed")
