@@ -2,8 +2,8 @@
 
     python benchmarks/learner_peers.py [--networks 400-300] [--threads 2] [--repetitions 9] [--json]
 
-Two contestants compute only the matrix products of an update. No update can be faster on this machine. Needs ``pip
-install stable-baselines3``.
+Two contestants compute only the matrix products of an update. No update can be faster than these products. Needs
+``pip install stable-baselines3``.
 """
 
 from __future__ import annotations

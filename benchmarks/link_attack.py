@@ -2,8 +2,8 @@
 
     python benchmarks/link_attack.py [--trips 5000] [--json]
 
-The attacker is a stranger, or a broken peer with a valid key. The link is TCP with keys. Attacker, server and robot
-share one machine, so the result includes the effect of the attacker's processor time.
+The attacker has no valid key, or is a broken peer with a valid key. The link is TCP with keys. Attacker, server and
+robot share one machine, so the result includes the effect of the attacker's processor time.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _connections(endpoint: str, words: bytes) -> Iterator[None]:
 
 
 def _clients(endpoint: str, keys: str, message: list[bytes] | None) -> Iterator[None]:
-    """Open clients. With a message, they have an allowed key and send it. Without, they connect with a wrong key."""
+    """Open clients. With a message, they have an allowed key and send it. Without a message, they have a wrong key."""
     context = zmq.Context()
     opened: list[zmq.Socket[bytes]] = []
     while True:
@@ -149,7 +149,7 @@ def main() -> int:
 
 
 def measure(robot: Robot, trips: int, kind: str, endpoint: str, keys: str) -> dict[str, Any]:
-    """Measure round trips without and with an attack, in turns. ``p99_over_quiet`` is the ratio of the two."""
+    """Measure round trips without and with an attack, in turns. ``p99_over_quiet`` is the ratio of both p99 values."""
 
     def quiet() -> list[int]:
         return [robot.round_trip() for _ in range(_BLOCK)]

@@ -1,4 +1,4 @@
-"""Compare the round trips of three servers in Python: a bare echo, a minimal server ("floor"), and td3-robot's.
+"""Compare the round trips of three servers in Python: a bare echo, a minimal server ("floor"), and td3-robot's server.
 
     python benchmarks/link_floor.py [--transport ipc|tcp] [--robots 1 8 64] [--spin 2000] [--trips 8000] [--json]
 
@@ -81,7 +81,7 @@ def connected(serve: Callable[[Connection, str], None], endpoint: str) -> Iterat
     ours, theirs = spawn.Pipe()
     server = spawn.Process(target=serve, args=(theirs, endpoint), daemon=True)
     server.start()
-    theirs.close()  # otherwise recv() would wait for ever if the server died
+    theirs.close()  # otherwise recv() would never end if the server died
     try:
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.setsockopt(zmq.LINGER, 0)
@@ -123,7 +123,7 @@ def main() -> int:
     parser.add_argument("--transport", choices=("ipc", "tcp"), default="ipc", help="(default: %(default)s)")
     parser.number("--robots", [1], "N", "numbers of robots")
     parser.number("--trips", 8000, "N", "round trips of each kind")
-    parser.number("--spin", 0, "US", "realtime.spin_us of our policy server", low=0)
+    parser.number("--spin", 0, "US", "realtime.spin_us of td3-robot's policy server", low=0)
     options = parser.parse(None)
     report: harness.Report = {"machine": harness.describe("td3-robot", "numpy", "pyzmq")}
     report |= {"transport": options.transport, "robots": {}}
@@ -135,7 +135,7 @@ def main() -> int:
 
 
 def measure(link: Link, robots: int, trips: int) -> dict[str, Any]:
-    """Measure round trips to each server; return percentiles. ``p50_over_echo`` is a ratio within one round."""
+    """Measure round trips to each server; return percentiles. ``p50_over_echo`` is the median over the rounds."""
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
         kinds = {

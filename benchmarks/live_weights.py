@@ -3,7 +3,7 @@
     python benchmarks/live_weights.py [--hidden 400 300] [--every 0.1] [--rate 500] [--seconds 10] [--json]
 
 The policy server is the real node, as deployed (``td3-robot policy``). The learner is a process that publishes a valid
-policy at a fixed interval. One second with new weights and one second without take turns.
+policy at a fixed interval. Seconds with new weights and seconds without new weights alternate.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def deployed(folder: Path, hidden: tuple[int, ...]) -> Iterator[str]:
 def round_trips(robot: Robot, rate: float) -> list[int]:
     """Make round trips at a fixed rate for one turn. Return their times in ns.
 
-    A round trip longer than a period delays the next one. The time of the next one counts from its planned start.
+    If a round trip takes longer than a period, the next round trip begins late. Its time counts from its planned start.
     """
     trips: list[int] = []
     period = round(1e9 / rate)

@@ -46,8 +46,9 @@ class Exploration:
     Attributes:
         kind: a row of :data:`td3_robot.noises.NOISES`.
         scale: standard deviation of the noise, as a fraction of half the range of each action. With a range
-            [low, high], the robots of a source have different scales in it. ``none`` and ``uniform`` ignore it.
-        parameters: of the noise, by name. Missing parameters have their defaults.
+            [low, high], the robots of a source have different scales in this range. ``none`` and ``uniform`` ignore the
+            scale.
+        parameters: parameters of the noise by name. Missing parameters have their defaults.
 
     Raises:
         ConfigError: there is no such noise or parameter, or a value is out of range.
@@ -96,11 +97,10 @@ class Bundle:
     """A policy.
 
     Attributes:
-        spec: the robot.
         hidden: widths of the hidden layers.
         tensors: float32; the module's docstring lists names and shapes.
         exploration: how the policy server explores with it.
-        safety: the safety settings of its training. They tighten those of a policy server.
+        safety: the safety settings of its training. A policy server also has settings and uses the stricter ones.
         provenance: version, updates, env_steps, configuration, commit, … as plain JSON values.
     """
 

@@ -106,7 +106,7 @@ class NodeError(Td3RobotError):
 
     Args:
         text: one line for a person.
-        exit_code: of the process.
+        exit_code: exit code of the process.
     """
 
     def __init__(self, text: str, exit_code: int = EXIT_CHECK_FAILED) -> None:

@@ -65,7 +65,7 @@ class ActionOrigin(IntEnum):
 
     @classmethod
     def name_of(cls, number: int) -> str:
-        """The name in lower case, such as ``held``; for an unknown number, for example, ``origin 9``."""
+        """The name in lower case, such as ``held``; text such as ``origin 9`` for an unknown number."""
         return cls(number).name.lower() if number in cls._value2member_map_ else f"origin {number}"
 
 

@@ -64,7 +64,7 @@ class Registry:
             label: what the error calls the name, for example ``algorithm``. Empty: the table's kind.
 
         Raises:
-            ConfigError: there is no such row; the message names the nearest one or lists all.
+            ConfigError: there is no such row. The error names the most similar row, or lists all rows.
         """
         if name not in self:
             raise ConfigError(f"{label or self.kind} is {name!r}; {did_you_mean(name, self.rows, 'allowed:')}")

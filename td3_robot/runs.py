@@ -227,7 +227,7 @@ def _watch(callback: Callback, total_steps: int) -> Watch:
 
 
 def _settings(overrides: Mapping[str, Any] | None, **named: str | int | None) -> tuple[list[str], dict[str, str]]:
-    """Return the configuration keys, each as ``KEY=VALUE``. Also return, for errors, the argument that set each key."""
+    """Return the configuration keys, each as ``KEY=VALUE``, and the argument that set each key, for errors."""
     given = {key: value for key, value in named.items() if value is not None}
     settings = dict(overrides or {})
     if twice := given.keys() & settings.keys():

@@ -50,8 +50,8 @@ class RobotSpec:
     """The robot's interface: observation and action channels in wire order, and the control period in seconds.
 
     Raises:
-        ConfigError: a name repeats, there are no or too many channels, a range is empty, an action has no bound, or
-            the period is not above 0.
+        ConfigError: two channels have the same name, the number of channels is 0 or too high, a range is empty, an
+            action has no bound, or the period is not above 0.
     """
 
     name: str

@@ -16,7 +16,8 @@ from td3_robot.bundle import Bundle
 from td3_robot.policy.actor import Actor
 
 ROOT = Path(__file__).parents[2]
-FIRST, EVERY, PICTURES = 200, 4, 45  # control periods before the first picture and between two; number of pictures
+FIRST, EVERY = 200, 4  # control periods before the first picture, and between two pictures
+PICTURES = 45
 WIDTH, HEIGHT = 240, 180
 
 
@@ -34,7 +35,6 @@ def walk(policy: Path) -> list[np.ndarray]:
 
 
 def main() -> int:
-    """Write the picture."""
     walks = [walk(ROOT / "policies" / f"{name}.safetensors") for name in ("walker2d", "ant")]
     period = EVERY * tasks.spec("Walker2D").control_period
     pictures = [np.concatenate(pair, 1) for pair in zip(*walks, strict=True)]

@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def read(row: str) -> list[Result]:
-    """Return the results of a row's seeds that exist."""
+    """Return the existing results of a row."""
     files = (DATA / f"{row}-{seed}.json" for seed in rows()[row]["seeds"])
     return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
 
@@ -97,7 +97,7 @@ def _line(row: dict[str, Any], results: list[Result]) -> str:
 
 
 def chart(name: str, results: dict[str, list[Result]]) -> None:
-    """Draw the learning curves of one chart: a line for each seed, a colour for each row, a dashed line for the bar."""
+    """Draw the learning curves of one chart: a line per seed, a colour per row, and a dashed line for the bar."""
     drawn = {title: results[title] for title, row in rows().items() if name in row["charts"] and results[title]}
     if not drawn:
         return

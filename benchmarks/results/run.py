@@ -1,9 +1,9 @@
-"""Train the rows of rows.yaml one after the other, and keep a small file of each result.
+"""Train the rows of rows.yaml one after another. Write the result of each training to a small file.
 
     python benchmarks/results/run.py [ROW …] [--out runs/results] [--collect]
 
 The script skips rows that have a result and resumes interrupted trainings, so you can stop and start it at any time.
-``--collect`` trains nothing: it keeps what trainings have reached so far, marked as partial if they are not finished.
+``--collect`` trains nothing. It writes the results so far, and marks those of unfinished trainings as partial.
 ``report.py`` makes the tables and the charts from the files in ``data``.
 """
 
@@ -47,8 +47,8 @@ def main() -> int:
     known = rows()
     parser = Parser(description=__doc__)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"rows to train (default: all): {', '.join(known)}")
-    parser.add_argument("--out", type=Path, default=Path("runs/results"), metavar="DIR", help="where run folders go")
-    parser.add_argument("--collect", action="store_true", help="train nothing, keep the results so far")
+    parser.add_argument("--out", type=Path, default=Path("runs/results"), metavar="DIR", help="folder of all runs")
+    parser.add_argument("--collect", action="store_true", help="train nothing, write the results so far")
     options = parser.parse_args()
     for name in options.rows or known:
         if name not in known:
@@ -67,14 +67,14 @@ def main() -> int:
 
 
 def done(result: Path) -> bool:
-    """Say whether the result of a finished training exists."""
+    """Return whether the result of a finished training exists."""
     return result.exists() and not json.loads(result.read_text(encoding="utf-8"))["partial"]
 
 
 def train(row: dict[str, Any], seed: int, folder: Path) -> int:
     """Begin or resume a training; return its exit code."""
     command = [sys.executable, "-m", "td3_robot.cli.main", "train", "--log-every", "60"]
-    if row.get("even_if_slower") and not folder.exists():  # train itself refuses a precision that is slower here
+    if row.get("even_if_slower") and not folder.exists():  # train would refuse a precision that is slower here
         RunFolder.create(folder, configuration.load(row["config"], [*row.get("set", []), f"seed={seed}"]))
     if (folder / "config.yaml").is_file():
         command += ["--resume", str(folder)]
@@ -88,13 +88,13 @@ def train(row: dict[str, Any], seed: int, folder: Path) -> int:
 
 
 def finished(row: dict[str, Any], folder: Path) -> bool:
-    """Say whether nothing is left to train."""
+    """Return whether the training has made all its steps."""
     steps = ended(folder)
     return bool(steps) and steps >= row.get("goes_on_to", 0)
 
 
 def ended(folder: Path) -> int:
-    """Return the steps of the newest final evaluation, with which a training ends; 0 without one."""
+    """Return the steps of the newest final evaluation; 0 if the training has not ended yet."""
     file = RunFolder(folder).metrics_file
     evaluations = metrics.read(file, "evaluation") if file.is_file() else []
     return max((item["env_steps"] for item in evaluations if item.get("final")), default=0)

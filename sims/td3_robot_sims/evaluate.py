@@ -86,8 +86,8 @@ def evaluate(
 
     Raises:
         ValueError: a number is too low.
-        BundleError: there is no such policy, its file is damaged, or it is for another robot than ``task``.
-        ConfigError: the task does not exist, or only the policy file names its module.
+        BundleError: the policy does not exist, its file is damaged, or it is for another robot than ``task``.
+        ConfigError: the task does not exist, or the task from the policy file needs a module that is not imported.
         ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
         UsageError: the video cannot be written.
     """

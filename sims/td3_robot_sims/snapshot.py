@@ -37,8 +37,8 @@ def encode(envs: VectorEnvironment, transitions: int, step: Step | None) -> byte
     payload: bytes = safetensors.numpy.save(arrays, metadata={"td3_robot": json.dumps(header)})
     if len(payload) > MAX_PAYLOAD:
         raise BundleError(
-            f"the state of {len(envs)} robots takes {len(payload):,} bytes, above the {MAX_PAYLOAD:,} that a message "
-            "may hold; use fewer robots in each simulator"
+            f"the state of {len(envs)} robots takes {len(payload):,} bytes; a message may hold {MAX_PAYLOAD:,}; "
+            "use fewer robots in each simulator"
         )
     return payload
 

@@ -87,14 +87,14 @@ def make(task: str, seed: int | None = None, randomization: RandomizationConfig 
 
 
 def refuse_import(task: str, file: str, remedy: str) -> None:
-    """Refuse to import a module only because an untrusted file names it.
+    """Refuse a task from an untrusted file if this task imports a new module.
 
     Args:
-        file: names the file in the error.
-        remedy: tells the user how to allow the import; may contain ``{task}`` or ``{module}``.
+        file: name of the file in the error.
+        remedy: how the user can allow the import, for the error; may contain ``{task}`` or ``{module}``.
 
     Raises:
-        ConfigError: the task names a module that nothing has imported yet.
+        ConfigError: the task names a module that this process has not imported.
     """
     backend, name = find(task)
     module = backend.module(name)

@@ -30,7 +30,7 @@ class ThreadPool:
         """Call ``call`` once with each number below ``count``; return when all calls have ended.
 
         Raises:
-            BaseException: an interrupt, or else the exception of the call with the lowest number. All calls have ended.
+            BaseException: an interrupt; without one, the exception of the call with the lowest number.
         """
         numbers = iter(range(count))  # next() is atomic
         failures: dict[int, BaseException] = {}

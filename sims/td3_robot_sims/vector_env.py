@@ -40,7 +40,7 @@ class VectorEnvironment:
         observation: float32[N, O].
         reward: float32[N], 0 at FIRST.
         action: float32[N, A], the last applied action, 0 at FIRST.
-        world: the values drawn for each robot at FIRST: robot index as text, to value name, to value.
+        world: maps the index of each robot at FIRST (as text) to its drawn values by name.
         not_finite: episodes that were truncated because an observation or reward was not finite.
     """
 
@@ -138,7 +138,7 @@ class VectorEnvironment:
         """Return to a saved state.
 
         Returns:
-            One reason for each robot that cannot be restored exactly. It begins a new episode with the next step.
+            A reason for each robot that cannot be restored exactly. This robot begins a new episode with the next step.
 
         Raises:
             BundleError: the arrays are damaged, or of another robot or number of robots.

@@ -71,7 +71,7 @@ def options(command: str, description: str, needs: Sequence[str] = ()) -> harnes
     parser.number("--repetitions", 5, "N", "turns of each contestant")
     parser.number("--threads", [1, 2], "N", "numbers of threads")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="default: both")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for all (default: %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--layer-norm", action="store_true", help="critics with LayerNorm")
     parser.add_argument("--no-compile", action="store_true", help="leave out compiled updates: compiling takes time")
     return parser

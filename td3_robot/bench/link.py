@@ -84,10 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.number("--trips", 5000, "N", "round trips for each number of robots", low=_WARM_UP)
     parser.number("--seconds", 60.0, "S", "length of the control loop", low=0.1)
     parser.number("--rate", 1000.0, "HZ", "rate of the control loop")
-    parser.add_argument("--processors", type=_processors, default=[], metavar="N,N", help="pin both to these")
+    parser.add_argument("--processors", type=_processors, default=[], metavar="N,N", help="for robot and server")
     parser.add_argument("--priority", type=integer(), default=0, metavar="N", help="SCHED_FIFO priority, 1 to 99")
-    parser.add_argument("--lock-memory", action="store_true", help="keep the pages of both in RAM")
-    parser.add_argument("--freeze-gc", action="store_true", help="stop the garbage collectors of both")
+    parser.add_argument("--lock-memory", action="store_true", help="lock the memory of robot and server in RAM")
+    parser.add_argument("--freeze-gc", action="store_true", help="stop the garbage collectors of robot and server")
     parser.add_argument("--spin", type=integer(), default=0, metavar="US", help="realtime.spin_us of the policy server")
     options = parser.parse(arguments)
     given = {"processors": options.processors, "priority": options.priority, "spin_us": options.spin}

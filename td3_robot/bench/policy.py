@@ -89,7 +89,7 @@ def server_time(robots: int, actions: int, safety: SafetyConfig | None = None) -
         server.answer(number)
     stamps = np.array([server.answer(number) for number in range(actions)])
     if server.core.counters["safe_actions"]:
-        raise NodeError("the benchmark's policy server did not let its policy act")
+        raise NodeError("the benchmark's policy server sent safe actions instead of the policy's actions")
     spans = dict(zip(("decode", "core", "encode"), np.diff(stamps).T, strict=True))
     spans["all"] = stamps[:, -1] - stamps[:, 0]
     return {name: percentiles(values) for name, values in (spans | _actor_and_noise(robots, actions)).items()}

@@ -90,7 +90,7 @@ def replay_policy(arguments: Sequence[str] | None = None) -> int:
 def _options(name: str, description: str) -> harness.Options:
     parser = harness.Options(f"td3-robot bench {name}", description, ("", f"--json > {name}.json"))
     parser.number("--steps", 6000, "N", "Steps to record")
-    parser.number("--rounds", 5, "N", "measurements of each")
+    parser.number("--rounds", 5, "N", "measurements of each kind")
     return parser
 
 

@@ -57,14 +57,16 @@ def _parser() -> Parser:
         help="a run folder (its final policy), a checkpoint file, a policy file, or a shipped policy such as walker2d",
     )
     create.add_argument("out", type=Path, metavar="OUT", help="file to write")
-    create.add_argument("--best", action="store_true", help="of a run: the policy with the best evaluation")
+    create.add_argument("--best", action="store_true", help="take a run's policy with the best evaluation")
     create.add_argument("--note", metavar="TEXT", help="text to store in its provenance")
     create.add_argument(
         "--noise", type=real(), default=0.0, metavar="SCALE", help="Gaussian exploration (default: none)"
     )
 
     show = commands.add_parser("show", help="print what a bundle contains")
-    verify = commands.add_parser("verify", help="exit with 1 unless a bundle is whole, finite and for this robot")
+    verify = commands.add_parser(
+        "verify", help="check that a bundle is whole, finite and for this robot; else exit with 1"
+    )
     for command in (show, verify):
         command.add_argument("policy", metavar="POLICY", help=POLICY_HELP)
         command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -144,7 +146,7 @@ def _from_checkpoint(path: Path) -> Bundle:
     name = kind.part
     if name not in parts:
         raise BundleError(
-            f"{str(path)!r} is no checkpoint of {learner.algorithm!r}; name the run, or its policy.safetensors"
+            f"{str(path)!r} is not a checkpoint of {learner.algorithm!r}; name the run, or its policy.safetensors"
         )
 
     def arrays_of(part: str) -> dict[str, Any]:
@@ -264,7 +266,7 @@ def _import(options: argparse.Namespace) -> int:
 
     spec = _spec(options)
     if spec is None:
-        raise UsageError("no robot given; name a bundle for it with --like, or its task with --task")
+        raise UsageError("no robot given; name a bundle for this robot with --like, or its task with --task")
     return _write(sb3.read(options.zip, spec), options.out)
 
 

@@ -27,9 +27,9 @@ _EXAMPLES = """examples:
   then exchange the two identity.public files, and
   on the robot         td3-robot keys allow workstation workstation.public --server learner
   on the workstation   td3-robot keys allow robot-7 robot-7.public
-  to command the robot from there
+  to command the robot from the workstation
   on the robot         td3-robot keys allow workstation workstation.public --role operator
-  at both, in the configuration   endpoints: {keys: ~/.config/td3-robot/keys}
+  on both, in the configuration   endpoints: {keys: ~/.config/td3-robot/keys}
   later                td3-robot keys revoke robot-7
 """
 

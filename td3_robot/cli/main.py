@@ -73,7 +73,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _complete() -> None:
-    """Complete the command line of a shell. This function completes the command's name; its parser, its arguments."""
+    """Complete the command line of a shell: the command's name here, its arguments with the command's parser."""
     import argcomplete
 
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]

@@ -24,7 +24,7 @@ VERBS = {
     "configure": "unconfigured to inactive",
     "activate": "let the policy move the robots: from inactive, or from fault",
     "deactivate": "the robots apply the safe action until activate; also from fault",
-    "estop": "emergency stop: all robots apply the safe action until reset and activate; names those that confirm it",
+    "estop": "emergency stop: all robots apply the safe action until reset and activate; print which robots confirm it",
     "reset": "end an emergency stop, or leave fault, to inactive",
     "load": "serve POLICY (a file, a run folder or a shipped policy) from the next action on",
     "rollback": "serve an older policy again (VERSION; default: the previous one), and freeze",
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="load: serve POLICY as the newest version, also if it is older",
+        help="load: serve POLICY as the newest version, even if its own version is lower",
     )
     parser.add_argument(
         "--timeout",

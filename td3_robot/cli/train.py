@@ -26,7 +26,7 @@ _FLAGS = {
     "learner.recordings": "--from",
     "learner.offline_updates": "--offline",
 }
-"""Maps a configuration key to its option, for errors."""
+"""The option of each configuration key, for errors."""
 _EXAMPLES = """examples:
   td3-robot train walker2d_fast
   td3-robot train pendulum --steps 1e4
@@ -102,7 +102,7 @@ def _parser() -> Parser:
         type=real(above=True, unit="s"),
         default=10.0,
         metavar="S",
-        help="seconds between progress lines if the output is no terminal (default: %(default)s)",
+        help="seconds between progress lines if the output is not a terminal (default: %(default)s)",
     )
     return parser
 

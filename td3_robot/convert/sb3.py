@@ -25,7 +25,7 @@ from td3_robot.errors import BundleError
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.util import files
 
-_LONGEST = 1 << 30  # bytes of the zip; it has the optimisers, so it is about ten times as large as the policy
+_LONGEST = 1 << 30  # bytes of the zip; it also holds the optimisers, so it is about ten times as large as the policy
 _LONGEST_MEMBER = 1 << 28  # bytes of one unpacked member of the zip
 _LAYER = re.compile(r"actor\.mu\.(\d+)\.(weight|bias)")
 _NUMBER = re.compile(r"-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf)")
@@ -109,7 +109,7 @@ def _data(content: bytes, source: str) -> dict[str, Any]:
         settings = data.get("policy_kwargs") or {}
         activation = str(settings.get("activation_fn", "torch.nn.modules.activation.ReLU"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BundleError(f"{source}: its data do not describe a model ({type(error).__name__})") from None
+        raise BundleError(f"{source}: its data does not describe a model ({type(error).__name__})") from None
     if kind != "stable_baselines3.td3.policies":
         raise BundleError(f"{source}: its policy is of {kind[:60]}; allowed: TD3 and DDPG")
     if not activation.removesuffix("'>").endswith("activation.ReLU"):

@@ -1,9 +1,8 @@
 """Replays the learner's core. The core must produce the recorded weights, Throttles, losses and transitions.
 
-Start and Turns determine all messages of a learner, also without lock-step, because the Turns show which Steps came
-before which update. Some computations, for example on a GPU, cannot be repeated on this machine. In this case, replay
-uses a learner that only stores transitions, and compares transitions and counters. If the turns are missing, replay
-rebuilds them from the Steps.
+Start and Turns determine all messages of a learner, also without lock-step: a Turn shows which Steps came before an
+update. Some computations, for example on a GPU, cannot be repeated on this machine. Then replay uses a learner that
+only stores transitions, and compares transitions and counters. If turns are missing, replay rebuilds them from Steps.
 """
 
 from __future__ import annotations
@@ -315,7 +314,8 @@ def _compiled_otherwise(life: Life, core: LearnerCore | None) -> str | None:
     if then == [now, now]:
         return None
     return (
-        f"its updates were {'not ' * now}compiled{' at times' * (now in then)}, and here they are{' not' * (not now)}"
+        f"its {'first or last ' * (now in then)}updates were {'not ' * now}compiled; replay's updates are"
+        f"{' not' * (not now)} compiled"
     )
 
 

@@ -64,7 +64,7 @@ class Memory:
 
 
 class Life:
-    """One life of a node. It is the ``Sink`` of its ``RecordedCore``.
+    """One life of a node: from its start to its end. It is the ``Sink`` of its ``RecordedCore``.
 
     Attributes:
         name, incarnation: name and incarnation of the node.
@@ -73,7 +73,7 @@ class Life:
         replayed: replayed messages by topic, each with the number of its turn.
         where: for each message, by its ``id``: the newest Step that the core had at that time, as text.
         turns: number of replayed turns.
-        stopped: the reason why replay stopped before the last turn; empty if it replayed all turns.
+        stopped: the reason why replay stopped before the last turn; empty after a replay of all turns.
         left: whether the recording has a Bye of the node.
     """
 

@@ -18,7 +18,7 @@ from td3_robot.runtime.process import LIFELINE, STOP_SIGNALS
 from td3_robot.runtime.run_folder import RunFolder
 
 STOPPED_CODES = {0, *(code for number in STOP_SIGNALS for code in (exit_code_of(number), -number))}
-"""Exit codes of a process that a signal stops. A signal before the process has a handler gives the code -number."""
+"""Exit codes of a process that a signal stops. Before the process has its handlers, the code is -number."""
 
 
 class ChildState(enum.Enum):
@@ -40,7 +40,7 @@ class Child:
         popen: the running process; None if no process runs.
         incarnation: number of the newest start.
         status: newest Status since the newest start; None before the first Status.
-        deaths: times (s, ``time.monotonic``) of the deaths after which the process was restarted.
+        deaths: times (s, ``time.monotonic``) of the deaths after which the supervisor restarted the process.
         started_at: time of the newest start (s, the supervisor's clock).
     """
 

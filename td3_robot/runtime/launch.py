@@ -127,6 +127,6 @@ def _value(config: Config, key: str, name: str) -> Any:
     value: Any = config
     for part in key.split("."):
         if not hasattr(value, part):
-            raise ConfigError(f"launch description: process {name!r} names {key!r}, which is no configuration key")
+            raise ConfigError(f"launch description: process {name!r} names {key!r}, which is not a configuration key")
         value = getattr(value, part)
     return value

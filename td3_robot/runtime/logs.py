@@ -21,7 +21,7 @@ _FLUSH_TIMEOUT = 1.0  # seconds
 
 
 class _Writer(QueueListener):
-    """The thread that writes queued lines to a file descriptor. ``failed`` counts those that it could not write."""
+    """The thread that writes queued lines to a file descriptor. ``failed`` counts lines that it could not write."""
 
     def __init__(self, lines: queue.SimpleQueue[Any], descriptor: int) -> None:
         super().__init__(lines)
@@ -130,7 +130,7 @@ def last_words(text: str) -> None:
 def descriptor() -> int | None:
     """Return the file descriptor of standard error; None if it is closed or not a file.
 
-    After standard error is closed, its number may belong to another file.
+    The number of a closed standard error may belong to another file.
     """
     if not _is_open():
         return None

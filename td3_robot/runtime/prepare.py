@@ -118,8 +118,8 @@ def resumed_run(
     newest = max(run.checkpoints.glob("checkpoint-*.safetensors"), default=None)
     if newest and checkpoint.of_another_program(newest):
         raise UsageError(
-            f"--resume: {newest.name} is of A2C in version 0.1.0, which this version cannot continue; its "
-            "policies still work; start a new run"
+            f"--resume: {newest.name} is of A2C in version 0.1.0; this version cannot continue it, but can use its "
+            "policies; start a new run"
         )
     before = run.trained_with() or run.config()
     wanted = configuration.load(source or run.config_file, overrides, flags)
@@ -137,7 +137,7 @@ def _check_progress(run: RunFolder, before: Config, config: Config, what: str) -
     """Check that the run has not passed its new ``total_steps``, and has a checkpoint if it needs one.
 
     Args:
-        what: the option or key that sets the total steps, for the error.
+        what: name of the option or key that sets the total steps.
     """
     made = run.steps_made()
     if config.total_steps != before.total_steps and config.total_steps < made:
@@ -188,7 +188,7 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
         return []
     notices = [*thread_notices(config.learner, available_cores()), *compile_notices(config.learner)]
     if config.learner.algorithm not in CONSUMES:
-        return notices  # the learner asks the algorithm, and checks memory and disk when a simulator joins
+        return notices  # the learner checks memory and disk when a simulator joins
     sizes = spec.observation_size, spec.action_size
     return [*notices, resources.announce(config, *sizes, RunFolder(path), device_memory)]
 

@@ -104,7 +104,7 @@ def _connect_listeners(node: Node, bus: Bus) -> None:
 
 
 def _report_failure(node: Node | None, reason: str) -> None:
-    """Report the reason why this process ends. The supervisor gets the report; without one, recorder and monitor."""
+    """Report the reason why this process ends to the supervisor. Without a supervisor, recorder and monitor get it."""
     if node is None:
         return
     with contextlib.suppress(Exception):

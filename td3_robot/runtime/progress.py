@@ -1,4 +1,4 @@
-"""Shows the progress of a training or of other long work as one line. On a terminal, new text replaces this line."""
+"""Shows the progress of long work, such as a training, as one line. On a terminal, new text replaces this line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from td3_robot.messages import Status
 _REWRITE_PERIOD = 0.5  # seconds
 _SETTLED = 10.0  # seconds from the start of a learner until its speed is typical
 _LEAST_IMPORTANT = ("stale", "ratio", "updates", "speed", "return")
-"""Parts that the progress line leaves out on a narrow terminal, in the order in which it leaves them out."""
+"""Parts that the progress line omits on a narrow terminal, the first one first."""
 
 
 class Progress:

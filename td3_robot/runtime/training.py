@@ -77,7 +77,7 @@ def finished(prepared: Prepared) -> dict[str, Any] | None:
     """Return the final policy's evaluation record if the run is finished.
 
     Returns:
-        None if the run is not finished, or if a changed configuration asks for more steps.
+        The record. None if the run is not finished, or if the changed configuration asks for more steps.
     """
     run, config, _ = prepared
     evaluations = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.is_file() else []

@@ -144,7 +144,7 @@ def test_a_missing_member_is_named(tmp_path: Path, spec: RobotSpec, rewrite: Cal
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"\xff", b'{"policy_class": {}}', b"[" * 100_000])
 def test_damaged_data_is_refused(tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], content: bytes) -> None:
-    with pytest.raises(BundleError, match="its data do not describe a model"):
+    with pytest.raises(BundleError, match="its data does not describe a model"):
         sb3.read(rewrite(saved(tmp_path), data=content), spec)
 
 

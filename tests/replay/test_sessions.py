@@ -130,7 +130,7 @@ def test_compiled_updates_are_not_compared_with_uncompiled_ones(name: str, tmp_p
     write(tmp_path / "a.mcap", facts, entries())
     [report] = replay.check(Session([tmp_path / "a.mcap"]), ["learner"])
     assert report.same
-    assert "weights, Throttles and losses: its updates were compiled, and here they are not" in report.notes
+    assert "weights, Throttles and losses: its updates were compiled; replay's updates are not compiled" in report.notes
     topics = {comparison.topic for comparison, _ in report.comparisons}
     assert "transition" in topics
     assert not topics & {"weights", "throttle", "loss statistics"}

@@ -191,7 +191,7 @@ def test_a_world_closed_by_another_thread_ends_between_two_steps() -> None:
         stepping.wait()
         client.close()
         other.join()
-        assert ends == ["this physics world is closed, or its window was"]
+        assert ends == ["this physics world is closed, or the user closed its window"]
 
 
 def run(code: str) -> str:
@@ -225,7 +225,7 @@ for delay in range(1, 21):
 """
     ends = run(code).splitlines()
     assert len(ends) == 20
-    assert set(ends) == {"this physics world is closed, or its window was"}
+    assert set(ends) == {"this physics world is closed, or the user closed its window"}
 
 
 def test_the_interpreter_ends_while_threads_step() -> None:

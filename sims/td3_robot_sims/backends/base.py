@@ -47,8 +47,8 @@ class Outcome(NamedTuple):
 class Environment(ABC):
     """One robot in one world.
 
-    A subclass implements :meth:`_reset` and :meth:`_step`. This class checks actions, applies the time limit and the
-    randomization that needs no physics, and saves and restores the episode.
+    A subclass implements :meth:`_reset` and :meth:`_step`. This class checks actions and applies the time limit. It
+    also applies the randomization that needs no physics, and saves and restores the episode.
 
     Args:
         time_limit: steps after which an episode is truncated; 0 for no limit.
@@ -58,7 +58,7 @@ class Environment(ABC):
             for a robot without named groups.
 
     Attributes:
-        concurrent: True if several threads may step environments of this class at once, and if threads are faster.
+        concurrent: True if different threads can step environments of this class at the same time, and this is faster.
         random: the random generator of resets and steps.
         length: steps of the episode so far.
         disturbance: the randomization of this robot; None if nothing is randomized.
@@ -97,7 +97,7 @@ class Environment(ABC):
         """Start an episode. Return the first observation, float32[O].
 
         Args:
-            seed: seed with which the random stream restarts, at least 0; None: the stream continues.
+            seed: new seed of the random stream, at least 0; None to continue the stream.
         """
         if seed is not None:
             self.random = np.random.default_rng(seed)
@@ -116,7 +116,7 @@ class Environment(ABC):
         """Apply ``action``, float32[A], for one control period.
 
         Raises:
-            RuntimeError: no episode is running. This is so before a reset, after an episode, and after close.
+            RuntimeError: no episode is running: call reset first, also after the end of an episode.
             ValueError: the action has the wrong shape, or is not finite.
         """
         if not self._running:

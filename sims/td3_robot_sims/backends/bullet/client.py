@@ -25,7 +25,7 @@ BASE = -1  # index of a body's root link
 _MAX_VELOCITIES = 128  # per body, in one of Bullet's commands
 _MAX_TORQUES = 4  # per call
 _DOUBLE = sizeof(c_double)
-_CLOSED = "this physics world is closed, or its window was"
+_CLOSED = "this physics world is closed, or the user closed its window"
 _windows: set[int] = set()  # addresses of worlds with a window; PyBullet can show one window per process
 
 
@@ -278,7 +278,7 @@ class Client:
     # Speed matters in these methods, so only step() checks whether a window was closed.
 
     def drive(self, body: int, first: int, torques: list[float]) -> None:
-        """Apply torques (N·m) in the next step to consecutive joints. The first joint has ``velocity_at == first``."""
+        """Apply torques (N·m) to consecutive joints in the next step; ``first`` is ``velocity_at`` of the first one."""
         handle = self._handle or self._open()
         command = b3.control(handle.address, body, pybullet.TORQUE_CONTROL)
         values, count = self._torques, len(torques)

@@ -55,7 +55,7 @@ class RobotModel:
         joints: name and torque gain of each driven joint, in the order of actions and observations.
         power: factor of all torques. The torque of joint i in N·m is ``power * gain_i * action_i``.
         feet: the links whose floor contact is observed, in order.
-        alive: the alive reward; a negative one ends the episode unless ``ends`` is False.
+        alive: returns the alive reward.
         ends: whether a negative alive reward ends the episode.
         torque_cost: weight of mean |action · 0.1 joint speed|.
         current_cost: weight of mean action².

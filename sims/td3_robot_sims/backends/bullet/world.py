@@ -119,7 +119,7 @@ class World:
         self._joints = list(driven)
         first, last = driven[self._joints[0]], driven[self._joints[-1]]
         if last.velocity_at - first.velocity_at + 1 != len(driven):
-            raise RuntimeError(f"the joints of {model.file} that {model.name} drives are not one after another")
+            raise RuntimeError(f"the joints of {model.file} that {model.name} drives are not consecutive")
         self._angles = slice(first.position_at, last.position_at + 1)
         self._first_speed = first.velocity_at
         self._speeds = slice(first.velocity_at, last.velocity_at + 1)
@@ -162,7 +162,8 @@ class World:
 
         Args:
             angle: rad.
-            side: direction in rad: 0 is ahead, π/2 is left. A planar robot tilts ahead or back, whichever is nearer.
+            side: direction in rad: 0 is ahead, π/2 is left. A planar robot tilts in the nearer of the directions ahead
+                and back.
         """
         client, robot = self.client, self._robot
         before = self._lowest()
@@ -197,7 +198,7 @@ class World:
         """Push the torso's centre of mass with ``force`` N during the next control period.
 
         Args:
-            side: direction in rad of the world. A planar robot is pushed ahead or back, whichever is nearer.
+            side: direction in world coordinates, rad. For a planar robot, the nearer of the directions ahead and back.
         """
         x, y = force * math.cos(side), force * math.sin(side)
         if self._planar:
