@@ -27,7 +27,7 @@ class Source:
         answered: sequence of the newest processed Step, plus one.
         seen: number of transitions that the source has published, from its newest Step.
         granted: total number of transitions that the source may publish.
-        share: number of transitions granted since the source joined, counted from the share of the others at that time.
+        share: number of granted transitions. A source that joins later starts with the smallest share of the others.
         active_at: time of the source's newest Step, in seconds.
         acknowledged: value of ``answered`` in the newest Throttle to the source.
         queue: in lock-step, Steps waiting for their round.

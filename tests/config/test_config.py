@@ -16,7 +16,7 @@ from td3_robot.util import resources
 
 
 def test_launch_a2c_of_version_0_1_0_selects_the_algorithm(caplog: pytest.LogCaptureFixture) -> None:
-    """Version 0.1.0 wrote all keys into the configuration of a run; A2C read few of them."""
+    """Version 0.1.0 wrote all keys into the configuration of a run, also the keys that A2C did not read."""
     before = {"task": "discrete:CartPole-v1", "launch": "a2c", "timing": "free", "a2c": {"episodes": 7}}
     config = configuration.parse({**before, "learner": {"algorithm": "td3", "learning_starts": 25_000}})
     assert (config.launch, config.timing) == ("train", "lockstep")
@@ -50,7 +50,7 @@ def test_a_resolved_configuration_reads_back_equal() -> None:
 
 
 def test_ddpg_is_td3_without_its_three_additions() -> None:
-    """``ddpg`` sets all three; each can also be switched off alone; the resolved file reads back."""
+    """``ddpg`` switches off all three. Each can also be switched off alone. The written configuration reads back."""
     ddpg = configuration.parse({}, ["learner.algorithm=ddpg"])
     assert (ddpg.learner.twin_critics, ddpg.learner.target_noise, ddpg.learner.policy_delay) == (False, 0.0, 1)
     assert configuration.parse(yaml.safe_load(ddpg.to_yaml())) == ddpg
@@ -191,7 +191,7 @@ def test_record_true_stands_for_a_whole_section() -> None:
     ],
 )
 def test_a_duplicate_key_is_refused(text: str, words: str, tmp_path: Path) -> None:
-    """PyYAML keeps the last one without a warning, which could drop safety limits."""
+    """PyYAML would keep the last value without a warning. That could drop safety limits."""
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(ConfigError, match=words):
         configuration.load(tmp_path / "c.yaml")

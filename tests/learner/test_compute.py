@@ -20,7 +20,7 @@ CUDA = torch.device("cuda")
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> None:
-    """Pretend to have a GPU of this capability, or none."""
+    """Pretend to have a GPU of this capability. None means no GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
 
@@ -76,7 +76,7 @@ def test_the_precision_follows_setting_and_hardware(
 
 
 def test_a_chosen_precision_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner that restarts on a busy machine continues in bf16. On a machine without bf16 it is refused."""
+    """A learner that restarts on a busy machine continues in bf16. Without bf16 in the processor, it does not start."""
     chosen = parse({"learner": {"precision": "bf16"}})
     processor(monkeypatch, 0.98)
     make_core(chosen)

@@ -55,7 +55,7 @@ def test_published_weights_are_complete_and_set_the_exploration(world: World) ->
     assert sha256(first.payload) == first.sha256
     assert Bundle.decode(first.payload).exploration.kind == "uniform"
     sent = published([output for n in range(12) for output in world.give(sim, world.make_step(n))])
-    # Learning starts at 10 steps, and so does Gaussian noise.
+    # Learning and Gaussian noise start at 10 steps.
     assert (sent[0].version, sent[0].env_steps, sent[0].updates) == (2, 10, 0)
     bundle = Bundle.decode(sent[0].payload)
     assert (bundle.exploration.kind, bundle.exploration.scale) == ("gaussian", 0.1)
@@ -63,7 +63,7 @@ def test_published_weights_are_complete_and_set_the_exploration(world: World) ->
 
 
 def test_versions_increase_across_a_learners_restart(world: World) -> None:
-    """The policy server already serves version 70. A learner that is behind must publish a newer version."""
+    """The policy server already serves version 70. A restarted learner must publish a newer version."""
     world.join(world.peer("simulator", "sim-0", robots=1))
     [weights] = published(world.join(world.peer("policy", "policy", version=70)))
     assert weights.version == 71
@@ -135,12 +135,12 @@ def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, ma
             ("b", sequence + 1),
         ]
         assert {item.weights_version for item in throttles(outputs)} == {world.core.publisher.version}
-        # Each round after the first adds two transitions. Learning starts at two. Each later one adds one update.
+        # Each round after the first adds two transitions. After the first two, each transition adds one update.
         assert world.core.updates == max(0, 2 * sequence - 2)
 
 
 def test_n_step_returns_end_with_their_recording(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    """The rewards are 0 to 5, the discount is 0.99. No three-step return continues in the next recording."""
+    """The rewards are 0 to 5, and the discount is 0.99. No return contains rewards of two recordings."""
     recorded = [make_step(number, reward=np.array([number], np.float32)) for number in range(6)]
     core = make_core(config(n_step=3))
     assert prefill(core, [(spec, recorded[:4]), (spec, recorded[4:])]) == [3, 1]
@@ -211,7 +211,7 @@ def test_the_number_of_pending_evaluations_is_bounded(spec: RobotSpec, make_step
     world.join(sim)
     for sequence in range(12):
         world.give(sim, make_step(sequence))
-    # Each of the steps 1 to 11 requests one evaluation. Four wait for an evaluator, seven are skipped.
+    # Each of the steps 1 to 11 requests one evaluation. Four evaluations wait for an evaluator, and seven are skipped.
     assert world.core.counts()["evaluations_pending"] == 4
     assert world.core.counts()["evaluations_skipped"] == 7
 
@@ -236,7 +236,7 @@ def test_divergence_is_reported_and_the_final_policy_has_a_new_version(world: Wo
 def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
     spec: RobotSpec, make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With γ = 0.99, rewards of 1 give returns up to 100. The learner accepts targets up to 10,000, so not 29,700."""
+    """With γ = 0.99, rewards of 1 give returns up to 100. Mean targets above 10,000 are errors. Here it is 29,700."""
     monkeypatch.setattr(reports, "EVERY", 20)
     world = World(make_core(config(publish_every=1000)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)

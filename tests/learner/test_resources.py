@@ -89,9 +89,9 @@ else:
     ids=["memory", "file", "lock-step"],
 )
 def test_announced_memory_equals_used_memory(overrides: tuple[str, ...], tmp_path: Path) -> None:
-    """The operating system measures a learner with a full buffer, and one that resumes from its checkpoint.
+    """One process fills a buffer and saves a checkpoint. Another process resumes from it. The test measures both.
 
-    The tolerance is 5 %, and 6 MB for libraries.
+    The tolerance is 5 %, plus 6 MB for libraries.
     """
     config = parse({}, (f"learner.buffer_size={MANY}", f"total_steps={MANY}", *overrides))
     (tmp_path / "config.yaml").write_text(config.to_yaml())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WORTH_A_MESSAGE = 0.25  # fraction of the band; smaller grants go only to sources that are about to wait
-_PORTION = 100  # largest number of granted steps that a robot has left, so that a later source need not wait for steps
+_PORTION = 100  # most granted steps that a robot has left; a smaller number leaves steps for sources that join later
 _START_TIME = 10.0  # seconds in which all simulators of a run start
 
 
@@ -115,8 +115,8 @@ def _equalize(shares: Mapping[str, int], room: Mapping[str, int], free: int, mis
 
     Args:
         shares: share of each source before.
-        room: the most steps that each source can get.
-        missing: number of further sources with a share of 0. Their steps are not distributed.
+        room: the largest number of steps that each source can get.
+        missing: number of sources that have not joined yet, with a share of 0. Their steps are reserved for them.
 
     Returns:
         The steps of each source.
@@ -130,7 +130,7 @@ def _equalize(shares: Mapping[str, int], room: Mapping[str, int], free: int, mis
     full = bisect_left(range(top), free, key=lambda level: sum(raised(*row, level) for row in rows))
     steps = {name: raised(shares[name], room[name], full - 1) for name in shares}
     left = free - sum(raised(*row, full - 1) for row in rows)
-    for name in shares:  # fewer steps than sources are left
+    for name in shares:  # now there are fewer steps than sources
         if left > 0 and raised(shares[name], room[name], full) > steps[name]:
             steps[name] += 1
             left -= 1

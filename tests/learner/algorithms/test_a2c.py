@@ -1,4 +1,4 @@
-"""A2C: its update, by hand and by finite differences."""
+"""Compares the update of A2C with hand calculations and with finite differences."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def test_returns(last: float, expected: list[float]) -> None:
 
 
 def test_update_is_the_gradient_of_the_loss() -> None:
-    """A first step of Adam is the learning rate against the sign of each gradient: compared with finite differences."""
+    """Adam's first step moves each parameter by the learning rate, against the sign of its gradient.
+
+    The test computes the gradients as finite differences.
+    """
     a2c = made(entropy=0.1, gradient_norm=1e9)
     batch = episode(np.random.default_rng(0), 6)
     chosen = batch.action.argmax(1).numpy()

@@ -1,4 +1,4 @@
-"""TD3 as written and its engine: comparison with Stable-Baselines3, and hand calculations."""
+"""Compares the plain TD3 and its engine with Stable-Baselines3 and with hand calculations."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_equals_stable_baselines3(kind: Any, monkeypatch: pytest.MonkeyPatch) ->
             patch.setattr(torch.Tensor, "normal_", lambda _self, *_a, noise=noise: noise)
             theirs.train(gradient_steps=1, batch_size=B)
 
-    # Both are float32 with sums in different order. 20 steps of 1e-3 move a weight by up to 0.02.
+    # Both use float32, but their sums have different orders. 20 steps of 1e-3 move a weight by up to 0.02.
     for role, name, tensor in pairs:
         torch.testing.assert_close(tensors_of(td3, role)[name], tensor, atol=2e-5, rtol=0)
 
@@ -107,7 +107,10 @@ def test_metrics_are_means_since_the_last_call(kind: Any) -> None:
 
 
 def test_gauges_match_a_hand_calculation(kind: Any) -> None:
-    """All rewards are 3 and nothing follows: |y| = 3. The actor's last bias is +9 in one of three dimensions: 1/3."""
+    """All rewards are -3 and all discounts are 0, so |y| = 3.
+
+    The actor's last bias is 9 in one of three dimensions, so 1/3 of the actions are near a limit.
+    """
     td3 = kind(O, A, (24, 16), LearnerConfig(policy_delay=1), seed=53)
     tensors_of(td3)["actor.2.bias"][1] = 9.0  # tanh 9 = 0.99999997
     changed(td3)
@@ -119,7 +122,7 @@ def test_gauges_match_a_hand_calculation(kind: Any) -> None:
 
 
 def test_clipping_keeps_the_direction_and_bounds_the_norm(kind: Any) -> None:
-    """Adam's first step hides a gradient's scale, but its first moment is 0.1 g. So |g| of each critic is 0.01."""
+    """After one step, Adam's first moment is 0.1 g. The norm of g is clipped to 0.01, so the moment's norm is 0.001."""
     plain, clipped = (kind(O, A, (24, 16), LearnerConfig(gradient_clip=clip), seed=55) for clip in (None, 0.01))
     (batch,) = batches(1, seed=56)
     for td3 in (plain, clipped):
@@ -138,7 +141,7 @@ def test_clipping_keeps_the_direction_and_bounds_the_norm(kind: Any) -> None:
 
 
 def test_the_averaged_policy_matches_a_hand_calculation(kind: Any, seed: int) -> None:
-    """Weight 0.4, delay 1. After update 1 the average is the actor, then 1/2 of each, from 3 on 0.4 of the new."""
+    """With ``policy_average`` 0.4, the new actor has weight 1 at update 1, 1/2 at update 2, and then 0.4."""
     config = LearnerConfig(batch_size=8, policy_delay=1, policy_average=0.4)
     td3 = kind(3, 2, (4,), config, seed=1)
     plain = kind(3, 2, (4,), LearnerConfig(batch_size=8, policy_delay=1), seed=1)
@@ -167,7 +170,7 @@ def test_the_averaged_policy_matches_a_hand_calculation(kind: Any, seed: int) ->
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_actor_does_not_change_during_the_critics_warm_up(kind: Any, precision: Any) -> None:
-    """With policy_delay 2 and 5 updates of warm-up, update 6 first moves the actor. Targets move before."""
+    """With policy_delay 2 and 5 warm-up updates, update 6 is the first that changes the actor and its target."""
     td3 = kind(O, A, (16,), LearnerConfig(critics_first=5, precision=precision), seed=1)
     start = weights_of(td3)
     for batch in batches(5, seed=2):
@@ -186,7 +189,7 @@ def test_the_actor_does_not_change_during_the_critics_warm_up(kind: Any, precisi
 
 
 def test_the_actors_mean_counts_only_its_own_updates(kind: Any) -> None:
-    """Of 8 updates, 5 are warm-up: the actor moves at 6 and 8."""
+    """The first 5 of 8 updates are warm-up, so the actor changes at updates 6 and 8."""
     stream, losses = batches(8, seed=2), []
     one_by_one, together = (kind(O, A, (16,), LearnerConfig(critics_first=5), seed=1) for _ in range(2))
     for batch in stream:

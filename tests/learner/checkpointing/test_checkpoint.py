@@ -66,7 +66,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(tmp_path: Path, ca
 
 
 def test_every_changed_bit_is_found(tmp_path: Path) -> None:
-    """This includes the header with the scalars and the names, types and shapes of the arrays."""
+    """Also in the header, which holds the scalars and the names, types and shapes of the arrays."""
     path = checkpoint.save(tmp_path, 1, ARRAYS, {"updates": 2300, "text": "ü", "rate": 1e-3}, keep=1)
     whole = path.read_bytes()
     arrays, scalars = checkpoint.load(path)
@@ -92,7 +92,7 @@ def test_the_configured_number_of_checkpoints_is_kept(keep: int, tmp_path: Path)
 
 
 def test_an_unreadable_checkpoint_is_not_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk fails for a moment, or the file is a complete one of another version."""
+    """The disk fails for a moment, or the file has the format of another version."""
     for steps in (1, 2):
         checkpoint.save(tmp_path, steps, ARRAYS, {}, keep=2)
     names = sorted(path.name for path in tmp_path.iterdir())
@@ -112,7 +112,10 @@ def test_an_unreadable_checkpoint_is_not_renamed(tmp_path: Path, monkeypatch: py
 
 def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
     saved = checkpoint.save(tmp_path, 1, ARRAYS, {}, keep=2)
-    for name in (".checkpoint-000000000002.safetensors-2p5ue53b", ".tmpjvwgfl"):  # ours, and safetensors'
+    for name in (
+        ".checkpoint-000000000002.safetensors-2p5ue53b",
+        ".tmpjvwgfl",
+    ):  # the names of this package and of safetensors
         (tmp_path / name).write_bytes(b"half")
     checkpoint.tidy(tmp_path)
     assert list(tmp_path.iterdir()) == [saved]
@@ -126,7 +129,7 @@ def test_without_a_complete_checkpoint_resuming_is_an_error(tmp_path: Path) -> N
 
 
 def test_the_checkpoint_just_saved_is_kept(tmp_path: Path) -> None:
-    """A learner goes back from 300 to 120 steps. The file of 300 must not displace the new one."""
+    """A learner rolls back from step 300 to step 120. It keeps the new file, not the file of step 300."""
     checkpoint.save(tmp_path, 300, ARRAYS, {}, keep=1)
     saved = checkpoint.save(tmp_path, 120, ARRAYS, {}, keep=1)
     assert list(tmp_path.iterdir()) == [saved]

@@ -49,10 +49,10 @@ def test_a_restored_learner_continues_bit_exactly(
 def test_a_restarted_learner_recovers_all_state_of_the_stored_rows(
     saved: int | None, killed: int, spec: RobotSpec, make_step: Callable[..., Step], tmp_path: Path
 ) -> None:
-    """The learner is killed before or after a checkpoint, even with more new rows than the buffer holds.
+    """The learner restarts after a kill, with or without a checkpoint. It equals a learner that was never killed.
 
-    Afterwards it equals one that was never killed. Rows come in groups of three, or of two after the end of an episode
-    of one robot. One Step has the greatest reward.
+    Since the checkpoint, it may have stored more rows than the buffer holds. A Step gives three rows, or two rows if
+    one robot starts an episode. One Step has the greatest reward.
     """
     random = np.random.default_rng(5)
     steps = []
@@ -106,7 +106,7 @@ def test_a_restarted_learner_recovers_all_state_of_the_stored_rows(
 def test_recordings_in_the_replay_file_are_not_read_twice(
     spec: RobotSpec, make_step: Callable[..., Step], tmp_path: Path
 ) -> None:
-    """The learner stops before any simulator sends a Step. The checkpoint and the file belong together."""
+    """The learner stops before a simulator sends a Step. It restarts with its replay file."""
 
     def room(capacity: int, width: int) -> File:
         return File(tmp_path, capacity, width)
@@ -139,7 +139,7 @@ def test_a_state_of_another_network_is_refused(world: World) -> None:
 def test_resuming_in_another_precision_needs_an_explicit_setting(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """On the checkpoint's machine auto meant bf16. Here it means fp32."""
+    """On the machine of the checkpoint, ``auto`` meant bf16. On this machine, it means fp32."""
     monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
     world.join(world.peer("simulator", "sim-0", robots=1))
     arrays, scalars = state.save(world.core, 0.0)
@@ -158,7 +158,7 @@ def test_resuming_in_another_precision_needs_an_explicit_setting(
 def test_a_checkpoint_records_whether_updates_were_compiled(
     before: bool, text: str, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For example, this machine has no compiler."""
+    """After the restart, updates are not compiled, for example because this machine has no compiler."""
     world.join(world.peer("simulator", "sim-0", robots=1))
     arrays, scalars = state.save(world.core, 0.0)
     assert scalars["compiled"] is False
@@ -186,7 +186,7 @@ OPTIONS = {
 
 
 def test_a_learner_with_all_options_restores_bit_exactly(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    """Episodes of 7 steps: the state is taken after 24 transitions, in the middle of n-step returns."""
+    """Each episode has 7 steps. The test saves the state in the middle of n-step returns."""
 
     def step(sequence: int) -> Step:
         episode, number = divmod(sequence, 8)
@@ -209,7 +209,7 @@ def test_a_learner_with_all_options_restores_bit_exactly(spec: RobotSpec, make_s
     assert (world.core.env_steps, len(world.core.training.experience.replay)) == (
         25,
         23,
-    )  # 2 of the last 4 steps wait for more
+    )  # two rows are not yet complete
     arrays, scalars = state.save(world.core, world.time)
     arrays = {name: array.copy() for name, array in arrays.items()}
     scalars = json.loads(json.dumps(scalars))

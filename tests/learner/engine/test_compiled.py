@@ -1,4 +1,4 @@
-"""Compiled updates equal the others. tests/process/test_training.py runs without a compiler."""
+"""Compiled updates equal plain updates. tests/process/test_training.py covers a machine without a compiler."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def trained(config: LearnerConfig, updates: int, *, compiles: bool = False) -> F
 
 @pytest.mark.skipif(machine.compiler_lack() is not None, reason=str(machine.compiler_lack()))
 def test_a_compiled_update_is_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are equal up to the order of sums. Four steps move a weight by up to 0.004; where a gradient is near Adam's
-    ε, 1e-8, they depend on rounding.
+    """Compiled and plain updates differ only by rounding. A second learner loads the code from the cache.
 
-    This covers both memory layouts: the actor has a row for each neuron, critics with LayerNorm have one for each
-    sample. A learner that resumes finds the code in the cache, and it gives the same bits.
+    Four steps move a weight by up to 0.004. Where a gradient is near Adam's ε, 1e-8, a step depends on rounding. The
+    test covers both memory layouts: the actor has one row for each neuron, and critics with LayerNorm have one row for
+    each sample. The cached code gives the same bits.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "these two lines undo what this test leaves")
@@ -82,7 +82,7 @@ Spoiled = Callable[[torch.Tensor], torch.Tensor]
 
 
 def spoiling(change: Spoiled, call: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A compiler that applies this change to the gradients of its functions, from the ``call``-th function on."""
+    """A compiler that changes the gradients of its functions, starting with function number ``call``."""
     made = 0
 
     def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,7 +145,7 @@ def test_compilation_changes_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_later_failure_falls_back_to_plain_updates(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For example, a batch has another layout, and the compiler is gone."""
+    """For example, a batch has another memory layout, and the user has removed the compiler."""
     calls = 0
 
     def compiler(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,7 +170,7 @@ def test_a_later_failure_falls_back_to_plain_updates(
 def test_the_example_has_the_memory_layout_of_batches(
     normalised: bool, spec: RobotSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code is compiled for one layout; another layout would start a compilation during training."""
+    """Compiled code fits one memory layout. Another layout would start a compilation during training."""
     layouts: list[Any] = []
 
     def compiler(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Captured updates on a GPU. On the CPU, a stand-in for the capture runs the work without a graph."""
+"""Tests captured updates on a GPU. On the CPU, a stand-in for the capture runs the work without a graph."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def buffer(device: torch.device | None) -> ReplayBuffer:
 def trained(
     config: LearnerConfig, device: torch.device, updates: int, *, captures: bool = False
 ) -> tuple[FastTD3, CapturedUpdate | None]:
-    """After ``updates`` with a falling learning rate."""
+    """An engine that has made ``updates`` updates with a falling learning rate."""
     td3, replay = FastTD3(O, A, (24, 16), config, 3, device), buffer(device)
     captured = CapturedUpdate(td3) if captures else None
     for number in range(updates):
@@ -96,9 +96,10 @@ def replace_capture(monkeypatch: pytest.MonkeyPatch) -> Replace:
 def test_captured_updates_are_the_updates(
     config: LearnerConfig, device: torch.device, replace_capture: Replace
 ) -> None:
-    """There are two graphs, or one without delay.
+    """There are two graphs, or one graph if every update changes the policy.
 
-    The first launch comes after one round, after 1/0.5 + 1 rounds, or after 6 updates of critic warm-up.
+    A round has ``policy_delay`` updates. The first launch comes after one round; with ``policy_average``, after
+    1/0.5 + 1 rounds; and with ``critics_first``, after 6 updates.
     """
     recorder = Recorder()
     if device.type == "cpu":
@@ -116,7 +117,7 @@ def test_captured_updates_are_the_updates(
 
 
 class Graph:
-    """A stand-in whose launches, like those of a graph, change only memory and no Python attributes."""
+    """A stand-in for a graph. Like a graph, its launches change memory but no Python attributes."""
 
     def __init__(self, td3: FastTD3) -> None:
         self._td3 = td3
@@ -148,7 +149,7 @@ def _copied(value: Any) -> Any:
 def test_gauges_are_of_the_newest_captured_update(
     config: LearnerConfig, resumed_at: int, replace_capture: Replace
 ) -> None:
-    """After a resume at an even and an odd number of updates, and after a restore in between."""
+    """The test restores the engine at an even or odd number of updates, and again after 26 more updates."""
     cpu, gauges = torch.device("cpu"), []
     for captures in (False, True):
         td3, replay = FastTD3(O, A, (24, 16), config, 3), buffer(cpu)
@@ -191,7 +192,7 @@ def test_a_failed_capture_gives_one_warning_and_updates_continue(
 
 
 def test_a_wrong_graph_is_not_used(replace_capture: Replace) -> None:
-    """The graph does nothing, or the work twice."""
+    """One graph does nothing. The other graph does its work twice."""
     cpu = torch.device("cpu")
     plain, _ = trained(LearnerConfig(), cpu, 9)
     for capture in (lambda _: lambda: None, lambda work: lambda: (work(), work())):
@@ -204,7 +205,7 @@ def test_a_wrong_graph_is_not_used(replace_capture: Replace) -> None:
 
 
 def test_another_batch_reaches_the_captured_memory(replace_capture: Replace) -> None:
-    """Batches of a buffer on the host are new tensors each time, and one of another size needs new graphs."""
+    """A buffer on the host returns new tensors for each batch. A batch of another size needs new graphs."""
     results = []
     recorder = Recorder()
     replace_capture(recorder)

@@ -1,4 +1,4 @@
-"""Networks and Adam, each against torch's own modules, autograd and optimiser."""
+"""Compares networks and Adam with torch's modules, autograd and optimiser."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def made(heads: list[str], seed: int, **options: Any) -> tuple[Network, torch.Ge
     network = Network(heads, SIZES, **options)
     network.initialise(generator)
     for name, value in network.named.items():
-        if name.endswith((".scale", ".shift")):  # away from 1 and 0, where mistakes would not show
+        if name.endswith((".scale", ".shift")):  # with the initial values 1 and 0, mistakes would not show
             value.add_(torch.randn(value.shape, generator=generator), alpha=0.3)
     network.refresh()
     return network, generator
@@ -62,8 +62,8 @@ def test_outputs_and_gradients_equal_autograd(layer_norm: bool, dtype: torch.dty
     network, generator = made(["one", "two"], 3, layer_norm=layer_norm, dtype=dtype)
     x = torch.randn((50, 7), generator=generator)
     d_output = torch.randn((50, 3), generator=generator)
-    # float32: 24 bits, a few roundings. bfloat16: 8 bits, so each rounding is up to 2^-9 = 0.2 % of a value, in sums
-    # of 50 or so terms of size one; LayerNorm may double it.
+    # float32 has 24 bits, so a few roundings are small. bfloat16 has 8 bits, so each rounding changes a value by up to
+    # 2^-9 = 0.2 %. The sums have about 50 terms of size one. LayerNorm may double the error.
     limit = 2e-5 if dtype == torch.float32 else 0.15
     expected: dict[str, Any] = {}
     slopes: list[list[Layer]] = []
@@ -132,7 +132,7 @@ def test_adam_equals_torch_and_does_not_change_the_gaps(dtype: torch.dtype) -> N
         for name, gradient in zip(network.named, gradients, strict=True):
             theirs[name].grad = gradient.clone()
         optimiser.step()
-    for name, value in network.named.items():  # ten steps of 0.01: a weight moves by up to 0.1
+    for name, value in network.named.items():  # in ten steps of 0.01, a weight moves by up to 0.1
         torch.testing.assert_close(value, theirs[name].data, atol=1e-6, rtol=1e-6)
     assert ours.count.item() == 10
     filled = sum(value.numel() for value in network.named.values())
@@ -141,8 +141,8 @@ def test_adam_equals_torch_and_does_not_change_the_gaps(dtype: torch.dtype) -> N
 
 
 def test_initialisation_equals_that_of_torch_linear() -> None:
-    # Uniform within ±1/sqrt(100) = ±0.1: variance 0.1²/3. 100 x 200 weights: the deviation of the mean is
-    # 0.0577/141 = 4e-4 and that of the variance about 0.6 %.
+    # Numbers that are uniform within ±1/sqrt(100) = ±0.1 have the variance 0.1²/3 and the deviation 0.0577. For
+    # 100 x 200 weights, the mean has a deviation of 0.0577/141 = 4e-4, and the variance has a deviation of about 0.6 %.
     network = Network(["one"], [100, 200, 1])
     network.initialise(torch.Generator().manual_seed(7))
     for name, count in (("one.0.weight", 20_000), ("one.0.bias", 200)):

@@ -34,25 +34,26 @@ def test_the_engine_equals_the_written_algorithm_in_float64(
     config: LearnerConfig, count: int, device: torch.device
 ) -> None:
     engine = FastTD3(O, A, (24, 16), config, seed=11, device=device)
-    for role in ("online", "target"):  # a fresh actor is small: its target actions never reach the limits
+    for role in ("online", "target"):  # the target actions of an unchanged new actor never reach the limits
         tensors_of(engine, role)["actor.2.weight"].mul_(8)
     changed(engine)
     exact, start = Exact(engine), weights_of(engine)
     for batch in batches(count, seed=12):
         errors, expected = engine.learn(batch), exact.learn(batch)
         torch.testing.assert_close(torch.cat(list(errors), 1).cpu().double(), torch.cat(expected, 1), atol=1e-4, rtol=0)
-    # A float32 has 24 bits: 6e-8 of the value. Adam divides a gradient by its own size, so a gradient with a relative
-    # error of some 1e-6 moves a weight by learning_rate * 1e-6; only gradients near ε = 1e-8, where Adam's first step
-    # depends on their sign, are worse. In many steps a ReLU comes within rounding of its kink, and the order of sums
-    # decides its side: one of 256 samples then counts in one gradient and not in the other, seen as 3e-5 in a mean of
-    # gradients. 25 steps of 1e-3 move a weight by up to 0.025, 500 times the looser tolerance.
+    # A float32 has 24 bits, so rounding changes a value by up to 6e-8 of its size. Adam divides a gradient by its size,
+    # so a relative error of about 1e-6 in a gradient moves a weight by learning_rate * 1e-6. The error is larger only
+    # for gradients near ε = 1e-8, because Adam's first step depends on their sign. In many steps, the input of a ReLU
+    # comes so close to 0 that the order of sums decides its sign. One sample then counts in one gradient and not in the
+    # other. This changes a mean of gradients by about 3e-5. 25 steps of 1e-3 move a weight by up to 0.025, which is 500
+    # times the looser tolerance.
     near, close = (5e-6, 2e-6) if count <= 2 else (5e-5, 1e-4)
     assert distance(weights_of(engine), weights_of(exact.td3)) < near
     assert distance(weights_of(engine, "target"), weights_of(exact.td3, "target")) < near
     for name, tensor in engine.actor_tensors(averaged=True).items():
         np.testing.assert_allclose(tensor, exact.td3.actor_tensors(averaged=True)[name], atol=near)
     assert distance(weights_of(engine), start) > 2e-4
-    # Adam hides a gradient's scale; its moments do not. They are means of gradients, here up to about 1.
+    # Adam's steps do not depend on the scale of a gradient, but its moments do. Here the moments are at most about 1.
     for moment in ("adam_mean", "adam_square"):
         expected_moments = weights_of(exact.td3, moment)
         for name, value in weights_of(engine, moment).items():
@@ -64,7 +65,7 @@ def test_the_engine_equals_the_written_algorithm_in_float64(
         limit = 1e-5 if name.startswith(("critic_loss", "q_")) or name == "actor_loss" else 1e-3
         assert found[name] == pytest.approx(value, rel=limit, abs=1e-5), name
     if config.gradient_clip and count > 1:
-        assert wanted["critic_gradient_norm"] > config.gradient_clip  # otherwise nothing is clipped
+        assert wanted["critic_gradient_norm"] > config.gradient_clip  # a smaller gradient would not be clipped
     probe = batches(1, seed=13)[0]
     for action in (None, probe.action):
         given = None if action is None else action.double()
@@ -96,7 +97,7 @@ def test_the_engine_starts_with_the_weights_and_noise_of_the_written_algorithm()
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("kind", [TD3, FastTD3])
 def test_bfloat16_stays_near_float32(kind: Any, layer_norm: bool) -> None:
-    """After 50 updates, values differ by 8 % of what was learned, and actions by 0.05 of half their range."""
+    """After 50 updates, values differ by at most 8 % of their learned change, and normalised actions by 0.05."""
     ours = {
         precision: kind(O, A, (400, 300), LearnerConfig(precision=precision, layer_norm=layer_norm), seed=7)
         for precision in ("fp32", "bf16")
@@ -129,7 +130,7 @@ def test_a_state_continues_on_any_device(device: torch.device) -> None:
 
 
 def test_the_learning_rate_can_be_on_the_device(device: torch.device) -> None:
-    """A float32 rate is off by up to 6e-8 of itself, and a step moves a weight by at most 1e-3."""
+    """float32 rounds the rate by up to 6e-8 of its value. A step moves a weight by at most 1e-3."""
     number, tensor = (FastTD3(O, A, (24, 16), LearnerConfig(learning_rate=0.5), 28, device) for _ in range(2))
     for adam in (tensor.actor_adam, tensor.critics_adam):
         adam.learning_rate = rate = torch.tensor(0.5, device=device)
@@ -146,9 +147,10 @@ def test_the_learning_rate_can_be_on_the_device(device: torch.device) -> None:
     ("where", "hidden", "size"), [("critics", 24, 1), ("critics", 24, 33), ("operators", 256, 256)]
 )
 def test_two_threads_are_deterministic_and_equal_one_thread(precision: Any, where: Any, hidden: int, size: int) -> None:
-    """Half batches round differently from the whole: fp32 by 1e-7 of sums of size one, bf16 by up to 2^-9 each.
+    """Sums over half batches round differently from sums over whole batches.
 
-    Torch splits operators from 32,768 elements on.
+    For sums of size one, fp32 rounds by 1e-7. In bf16, each rounding changes a number by up to 2^-9. Torch splits an
+    operator among threads if it has 32,768 or more elements.
     """
 
     def run(count: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from td3_robot.learner.engine import threads
 
 
 def test_denormals_are_flushed_only_during_an_update() -> None:
-    """The smallest normal float32 is 1.2e-38: a tenth of 2e-37 is above it, a tenth of 2e-38 below."""
+    """The smallest normal float32 is 1.2e-38. A tenth of 2e-37 is larger, and a tenth of 2e-38 is smaller."""
     normal, vanishing = torch.tensor(2e-37), torch.tensor(2e-38)
     second = threads.second_thread(2)
     assert second
@@ -61,6 +61,6 @@ def test_threads_run_critics_or_operators(count: int, where: Any, inside: int, s
 
 
 def test_denormals_are_also_flushed_in_the_threads_of_operators() -> None:
-    """Each of the two threads has one more for operators. Those keep flushing when the update is over."""
+    """Each of the two parallel threads has a helper thread for operators. After an update, helpers still flush."""
     done = subprocess.run([sys.executable, "-c", FOUR_THREADS], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["2 [0, 0] [0, 0]", f"[{1 << 19}, 0]"]

@@ -1,4 +1,4 @@
-"""n-step returns: by hand, and against a slow reference over episode ends, gaps and restarts."""
+"""Compares n-step returns with hand calculations, and with a slow reference over episode ends, gaps and restarts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.learner.experience.test_transitions import ends, history
 
 
 def rows_of(rows: Rows) -> list[tuple[Any, ...]]:
-    """Return (incarnation, robot, episode, first step, last step, R, factor) of each row. See ``history``."""
+    """For each row: (incarnation, robot, episode, first step, last step, R, factor). See ``history``."""
     return [
         (*map(int, o), int(o2[3]), float(r), float(d))
         for o, r, o2, d in zip(rows.observation, rows.reward, rows.next_observation, rows.discount, strict=True)
@@ -39,11 +39,11 @@ def run(steps: int, discount: float, stream: list[Step]) -> list[list[tuple[Any,
 
 @pytest.mark.parametrize("terminates", [True, False])
 def test_returns_match_a_hand_calculation(terminates: bool) -> None:
-    """Rewards 1, 2, 3, 4 and an end; n = 3, γ = 1/2.
+    """The rewards are 1, 2, 3 and 4. Then the episode ends. n is 3, and γ is 1/2.
 
-    After the third: 1 + 2/2 + 3/4 = 2.75 from step 0 to 3, with factor 1/8. After the fourth, all remaining ones:
-    2 + 3/2 + 4/4 = 4.5 from 1 (three rewards, 1/8), 3 + 4/2 = 5 from 2 (1/4), 4 from 3 (1/2). A termination makes
-    these factors 0.
+    The third reward completes the row from step 0: R = 1 + 2/2 + 3/4 = 2.75, with factor 1/8. The fourth reward
+    completes three rows. From step 1: R = 2 + 3/2 + 4/4 = 4.5, with factor 1/8. From step 2: R = 3 + 4/2 = 5, with
+    factor 1/4. From step 3: R = 4, with factor 1/2. If the episode terminates, these three factors are 0.
     """
     on = 0 if terminates else 1
     expected = [
@@ -61,10 +61,10 @@ def test_returns_match_a_hand_calculation(terminates: bool) -> None:
 
 
 def test_a_gap_ends_returns_without_a_termination() -> None:
-    """Step 3 of a long episode is lost: 1 + 2/2 from 0 and 2 from 1 keep their values, with factors 1/4 and 1/2."""
+    """Step 3 of a long episode is lost. The rows from steps 0 and 1 have R = 1 + 2/2 and 2, and factors 1/4 and 1/2."""
     stream = history([[(100, True)]], 8, 0)
     found = run(3, 0.5, [step for step in stream if step.sequence != 3])
-    # Steps 0 1 2 (gap) 4 5 6 7: the transition from 4 to 5 shows that the first two get no more rewards.
+    # The Steps are 0 1 2 (gap) 4 5 6 7. The transition from 4 to 5 shows the gap, so the first two rows end there.
     assert found[:4] == [[], [], [], []]
     assert found[4] == [(0, 0, 0, 0, 2, 2.0, 0.25), (0, 0, 0, 1, 2, 2.0, 0.5)]
     assert found[5] == []
@@ -72,7 +72,7 @@ def test_a_gap_ends_returns_without_a_termination() -> None:
 
 
 def test_pending_returns_are_stored_at_an_end() -> None:
-    """The rows are those before a gap. Steps 0 to 2 of a long episode give 1 + 2/2 and 2, with factors 1/4 and 1/2."""
+    """Steps 0 to 2 of a long episode give the same rows as before a gap: R = 1 + 2/2 and 2, factors 1/4 and 1/2."""
     assembler, returns = Assembler(), NStep(3, 0.5, 4, 2)
     for step in history([[(100, True)]], 3, 0):
         if transitions := assembler.add(step):
@@ -124,7 +124,7 @@ def test_rows_equal_those_of_a_slow_reference(data: st.DataObject, robots: Any, 
 
 
 def test_restored_returns_continue_bit_exactly() -> None:
-    """The state is saved and restored before every Step. The restored learner receives the newest Step again."""
+    """The test saves and restores the state before every Step. Then the source repeats its newest Step."""
     stream = history([[(3, True), (5, False)], [(4, False)]], 20, 7)
     through = run(3, 0.9, stream)
     for cut in range(1, len(stream)):
@@ -137,7 +137,7 @@ def test_restored_returns_continue_bit_exactly() -> None:
         resumed = NStep(3, 0.9, 4, 2)
         resumed.restore(arrays, json.loads(json.dumps(scalars)))
         back = Assembler.restored(json.loads(json.dumps(assembler.state())))
-        assert back.add(stream[cut - 1]) is None  # the Step before the next one
+        assert back.add(stream[cut - 1]) is None  # the repeated Step
         found = []
         for step in stream[cut:]:
             transitions = back.add(step)
@@ -187,7 +187,7 @@ def test_a_damaged_state_is_refused(name: str, value: Any) -> None:
 
 
 def test_one_step_returns_are_the_transitions(make_step: Callable[..., Step]) -> None:
-    """γ⁰ r = r and γ¹ = γ, bit-exactly."""
+    """Bit for bit, R is the reward and the factor is γ."""
     assembler, returns = Assembler(), NStep(1, 0.99, 3, 2)
     steps = [make_step(n, reward=np.array([0.1 * n], np.float32)) for n in range(3)]
     for step in steps:

@@ -18,7 +18,7 @@ F, M, T, U = Phase.FIRST, Phase.MID, Phase.TERMINATED, Phase.TRUNCATED
 
 
 class World:
-    """Sends Steps of some robots to rollouts; the reward of a step is its number in its robot's episode."""
+    """Sends Steps of some robots to rollouts. The reward of a step is the number of the step in its episode."""
 
     def __init__(self, make_step: Callable[..., Step], robots: int) -> None:
         self.make_step, self.robots = make_step, robots
@@ -28,7 +28,7 @@ class World:
         self.number = np.zeros(robots, int)
 
     def step(self, *phases: Phase, lost: bool = False) -> None:
-        """One Step; ``lost``: it does not arrive."""
+        """Send a Step with these phases of the robots. With ``lost``, the Step does not arrive."""
         first = np.array(phases) == Phase.FIRST
         self.sequence += 1
         self.episode += first
@@ -65,7 +65,7 @@ def test_a_task_without_a_time_limit_gives_batches_of_bounded_size(
     world.step(M, lost=True)
     for phase in (M, M, M, T):
         world.step(phase)
-    assert world.rewards() == [[3, 4], [9, 10]]  # rewards 5 to 8 are beside the gap
+    assert world.rewards() == [[3, 4], [9, 10]]  # step 6 is lost, so the batches 5, 6 and 7, 8 are dropped
 
 
 def test_a_rollout_is_an_episode(make_step: Callable[..., Step]) -> None:
@@ -82,7 +82,7 @@ def test_a_rollout_is_an_episode(make_step: Callable[..., Step]) -> None:
     assert (batch.action.shape, world.rollouts.ready, world.rollouts.total_added) == ((3, 2), False, 3)
     for phase in (F, M, U):
         world.step(phase)
-    assert world.rollouts.take().discount[:, 0].tolist() == [0.5, 0.5]  # truncated: the value of the end counts
+    assert world.rollouts.take().discount[:, 0].tolist() == [0.5, 0.5]  # the episode was truncated, so no factor is 0
 
 
 def test_each_robot_has_its_own_episodes(make_step: Callable[..., Step]) -> None:

@@ -1,4 +1,4 @@
-"""Joining Steps to transitions (invariant 2) with losses, repetitions, restarts and any episode lengths."""
+"""Joins Steps to transitions, with lost and repeated Steps, restarts, and episodes of any length."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ ends = st.lists(st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
 )
 def test_no_transition_crosses_an_episode_end_or_a_gap(data: st.DataObject, robots: Any, lengths: list[int]) -> None:
-    """With any lost or repeated Steps and restarts, all consecutive Steps are joined, and no others."""
+    """The assembler joins all consecutive Steps and no others, whichever Steps are lost or repeated."""
     stream = [step for number, length in enumerate(lengths) for step in history(robots, length, number)]
     fates = data.draw(
         st.lists(st.sampled_from(["kept", "kept", "lost", "twice"]), min_size=len(stream), max_size=len(stream))
@@ -130,7 +130,7 @@ def test_no_transition_crosses_an_episode_end_or_a_gap(data: st.DataObject, robo
 
 
 def test_only_returns_of_complete_episodes_are_reported() -> None:
-    """Episodes of 3 steps with rewards 1, 2, 3: return 6. The first lacks its first step: not reported."""
+    """Each episode has the rewards 1, 2 and 3, so its return is 6. The first episode lacks its first step."""
     assembler = Assembler()
     ended = [
         value
@@ -156,7 +156,7 @@ def test_truncation_is_not_termination() -> None:
 
 
 def test_a_restored_learner_counts_the_steps_it_missed() -> None:
-    """Steps 0 to 9 are known, and 12 comes next: two were missed, and nothing is joined across the gap."""
+    """The learner received Steps 0 to 9, and then receives Step 12. It missed two Steps, so nothing joins Step 9."""
     steps = history([[(100, True)]], 20, 4)
     before = Assembler()
     for step in steps[:10]:
@@ -172,7 +172,7 @@ def test_a_restored_learner_counts_the_steps_it_missed() -> None:
 
 
 def test_a_restored_learner_continues_the_episode() -> None:
-    """Steps 0 to 9 are known. 8 and 9 come again, and 10 follows 9. The complete episode: 1 + … + 12 = 78."""
+    """The learner received Steps 0 to 9. The source repeats 8 and 9. The episode's return is 1 + … + 12 = 78."""
     steps = history([[(12, True)]], 20, 4)
     before = Assembler()
     for step in steps[:10]:

@@ -1,4 +1,4 @@
-"""Observed returns, compared with the critic's values: by hand, over gaps, and with a known critic."""
+"""Compares observed returns with the critic's values: by hand, with gaps, and with a known critic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ def check_of(stream: list[Step], discount: float) -> ValueCheck:
 
 
 def test_discounted_returns_match_a_hand_calculation() -> None:
-    """γ = 1/2. Rewards 1, 2, 3: 1 + 2/2 + 3/4 = 2.75, and the last value has factor 1/8. Rewards 1, 2: 2, factor 0."""
+    """γ is 1/2. The first episode has rewards 1, 2 and 3, and is truncated. The second has 1 and 2, and terminates.
+
+    The first return is 1 + 2/2 + 3/4 = 2.75, and the value of the last observation has factor 1/8. The second return is
+    1 + 2/2 = 2, with factor 0.
+    """
     check = check_of(history([[(3, False), (2, True)]], 7, 0), 0.5)
     first, second = check.episodes
     assert (first.discounted, first.left, first.observation.tolist(), first.last_observation.tolist()) == (
@@ -41,15 +45,16 @@ def test_only_complete_episodes_count() -> None:
     """Two robots with episodes of 4 and 6 steps. Step 2 is lost, and the source restarts later."""
     stream = history([[(4, True)], [(6, True)]], 12, 0) + history([[(4, True)], [(6, True)]], 7, 1)
     check = check_of([step for step in stream if not (step.incarnation == 0 and step.sequence == 2)], 0.5)
-    # Robot 0: the gap cuts episode 0, and 1 is complete (Steps 5 to 9). Robot 1: the gap cuts 0, the restart 1.
-    # After the restart, both first episodes count.
+    # Robot 0: the gap cuts episode 0. Episode 1 is complete (Steps 5 to 9).
+    # Robot 1: the gap cuts episode 0, and the restart cuts episode 1.
+    # After the restart, the first episode of each robot is complete.
     found = [tuple(map(int, episode.observation[:3])) for episode in check.episodes]
     assert found == [(0, 0, 1), (1, 0, 0), (1, 1, 0)]
 
 
 @pytest.mark.parametrize("normalise", [False, True])
 def test_figures_of_a_known_critic(normalise: bool) -> None:
-    """A critic with the constant value 10 expects 10 - 10/8 = 8.75 where 2.75 came, and 10 where 2 came."""
+    """A critic with the constant value 10 predicts 10 - 10/8 = 8.75 for the return 2.75, and 10 for the return 2."""
     td3 = FastTD3(4, 2, (8,), LearnerConfig(), seed=1)
     td3.critics.flat.zero_()
     td3.critics.named["critic1.1.bias"].fill_(10)
@@ -61,7 +66,7 @@ def test_figures_of_a_known_critic(normalise: bool) -> None:
 
 
 def test_the_critic_uses_the_given_action_or_the_policys() -> None:
-    """One hidden unit relu(s₀ + a₀) with weight 2: Q = 2 relu(s₀ + a₀). The policy's action is tanh(0.5 s₀)."""
+    """The critic has one hidden unit, so Q = 2 relu(s₀ + a₀). The policy's action is tanh(0.5 s₀)."""
     td3 = FastTD3(1, 1, (1,), LearnerConfig(), seed=1)
     for name, value in {"critic1.0.weight": [[1, 1]], "critic1.1.weight": [[2]]}.items():
         td3.critics.named[name].copy_(torch.tensor(value, dtype=torch.float32))

@@ -1,4 +1,4 @@
-"""The replay buffer, compared with a list under random operations; its samples; its state."""
+"""Compares the replay buffer with a list under random operations, and tests its samples and its state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ O, A = 3, 2  # noqa: E741 - observation and action size, as in the docstrings
 
 
 def transitions(first: int, count: int) -> tuple[Any, ...]:
-    """Arguments of ``add``. Numbers of transition i are i plus a distinct fraction. Every third has discount 0."""
+    """Arguments of ``add``. Each number of transition i is i plus a fraction. Every third transition has discount 0."""
     i = np.arange(first, first + count, dtype=np.float32)
     observation = i[:, None] + np.array([0.125, 0.25, 0.375], np.float32)
     action = i[:, None] + np.array([0.5, 0.625], np.float32)
@@ -80,7 +80,7 @@ def test_a_restored_buffer_continues_bit_exactly(
         buffer.sample(2 * size + 1)
     arrays, scalars = buffer.state()
     resumed = ReplayBuffer(capacity, O, A, seed=2)
-    resumed.add(*transitions(1000, capacity))  # must be overwritten completely
+    resumed.add(*transitions(1000, capacity))  # the restore must overwrite all of them
     resumed.restore(arrays, json.loads(json.dumps(scalars)))
     for count in [0, *after]:
         for each in (buffer, resumed):
@@ -94,13 +94,14 @@ def test_a_restored_buffer_continues_bit_exactly(
 
 
 def test_new_rows_replace_the_oldest() -> None:
-    # Capacity 5. Five fill it. Two more replace 0 and 1. Twelve more, 7 to 18, leave the last five: 14 to 18.
+    # The capacity is 5. The first five transitions fill the buffer. The next two replace transitions 0 and 1. Of the
+    # next twelve, 7 to 18, only the last five stay: 14 to 18.
     buffer = ReplayBuffer(5, O, A, seed=0)
     for first, count, left in ((0, 5, range(5)), (5, 2, range(2, 7)), (7, 12, range(14, 19))):
         buffer.add(*transitions(first, count))
         assert sorted(buffer.state()[0]["rows"][:, 0]) == [i + 0.125 for i in left]
     assert (len(buffer), buffer.total_added) == (5, 19)
-    buffer.add(*transitions(19, 1))  # 19 replaces 14, the oldest row, wherever the large addition ended
+    buffer.add(*transitions(19, 1))  # 19 replaces 14, the oldest transition
     assert sorted(buffer.state()[0]["rows"][:, 0]) == [i + 0.125 for i in range(15, 20)]
 
 
@@ -115,8 +116,9 @@ def test_samples_are_uniform(added: int) -> None:
     drawn = np.concatenate([buffer.sample(1000).observation[:, 0].numpy() for _ in range(draws // 1000)])
     values, counts = np.unique(drawn, return_counts=True)
     assert list(values) == [i + 0.125 for i in range(added - stored, added)]
-    # Each of n values is expected draws/n times. Pearson's sum has n - 1 degrees of freedom: mean n - 1, variance
-    # 2 (n - 1). Five deviations above the mean: about one honest seed in 10^4 to 10^5 would fail; this one is fixed.
+    # Each of n values should occur draws/n times. Pearson's sum has n - 1 degrees of freedom, so its mean is n - 1 and
+    # its variance is 2 (n - 1). The limit is five deviations above the mean. With uniform samples, fewer than one seed
+    # in 10^4 would fail. This seed is fixed.
     chi_squared = float(((counts - draws / stored) ** 2 / (draws / stored)).sum())
     assert chi_squared < (stored - 1) + 5 * np.sqrt(2 * (stored - 1))
 

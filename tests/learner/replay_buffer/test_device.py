@@ -1,4 +1,4 @@
-"""A replay buffer on a device, compared with the one on the host."""
+"""Compares a replay buffer on a device with a replay buffer on the host."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def same(device: ReplayBuffer, host: ReplayBuffer) -> bool:
 
 
 def test_samples_equal_those_of_the_host(seed: int, device: torch.device) -> None:
-    """Capacity 10, with additions that fit, wrap around, fill it exactly, or exceed it."""
+    """The capacity is 10. The additions fit, wrap around, fill the buffer exactly, or exceed it."""
     random = np.random.default_rng(seed)
     host, on_device = ReplayBuffer(10, O, A, seed=1), mirrored(ReplayBuffer(10, O, A, seed=1), device)
     for count in (1, 4, 3, 7, 10, 25, 1, 0, 9):
@@ -51,7 +51,7 @@ def test_samples_equal_those_of_the_host(seed: int, device: torch.device) -> Non
 def test_rows_of_a_file_are_copied_in_blocks(
     seed: int, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks have at most 4 rows and wrap around the end of 10. A new process copies all rows again."""
+    """A buffer of 10 rows is copied in blocks of at most 4 rows. A new process copies all rows again."""
     monkeypatch.setattr(device_buffer, "_AT_ONCE", 4)
     random = np.random.default_rng(seed)
 

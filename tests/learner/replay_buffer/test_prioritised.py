@@ -1,4 +1,4 @@
-"""LAP: its sum tree, its priorities by hand and against the float64 reference, and its state."""
+"""Tests LAP: its sum tree, its state, and its priorities against hand calculations and a float64 reference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def errors(*values: float) -> torch.Tensor:
 def test_the_tree_finds_the_same_leaf_as_a_cumulative_sum(
     weights: list[int], changes: list[tuple[int, int]], parts: list[int]
 ) -> None:
-    """Whole numbers add up without rounding: leaf k is found where sum(w[:k]) <= part < sum(w[:k + 1])."""
+    """Sums of whole numbers have no rounding errors. The tree finds leaf k if sum(w[:k]) <= part < sum(w[:k + 1])."""
     tree = SumTree(len(weights))
     tree.set(np.arange(len(weights)), np.array(weights, np.float64))
     for place, weight in changes:
@@ -42,12 +42,16 @@ def test_the_tree_finds_the_same_leaf_as_a_cumulative_sum(
     total = sum(weights)
     if total:
         wanted = [part % total for part in parts]
-        found = tree.find((np.array(wanted) + 0.5) / total)  # in the middle of each unit: exact but for rounding
+        found = tree.find((np.array(wanted) + 0.5) / total)  # 0.5: far from the next leaf
         assert found.tolist() == np.searchsorted(np.cumsum(weights), wanted, side="right").tolist()
 
 
 def test_priorities_match_a_hand_calculation() -> None:
-    """α = 1/2. New rows get the greatest priority, at first 1. |δ| of 0.3 and 4: 1 and 2; with 9 and 1.5: 3 and 2."""
+    """α is 1/2. New rows get the greatest priority so far, which is 1 at first.
+
+    One critic has |δ| of 0.3 and 4, which gives the priorities 1 and 2. A second critic has |δ| of 9 and 1.5. Then the
+    priorities are 3 and 2.
+    """
     buffer = PrioritisedReplay(4, O, A, seed=1, exponent=0.5)
     buffer.add(*transitions(0, 2))
     assert buffer.priorities.tolist() == [1.0, 1.0]
@@ -56,17 +60,17 @@ def test_priorities_match_a_hand_calculation() -> None:
     assert buffer.priorities.tolist() == [1.0, 2.0]
     buffer.learned([errors(0.3, -4.0), errors(-9.0, 1.5)])
     assert buffer.priorities.tolist() == [3.0, 2.0]
-    buffer.add(*transitions(2, 3))  # rows 3 and 4, and one that replaces row 1: 3 is the greatest so far
+    buffer.add(*transitions(2, 3))  # two new rows, and one that replaces row 0; the greatest priority is 3
     assert buffer.priorities.tolist() == [3.0, 2.0, 3.0, 3.0]
-    buffer.learned([errors(float("nan"), float("inf"))])  # a diverging run, which other code detects
+    buffer.learned([errors(float("nan"), float("inf"))])  # training diverges, which other code detects
     assert buffer.priorities.tolist() == [1.0, 1e6, 3.0, 3.0]
     assert torch.isfinite(buffer.sample(64).observation).all()
 
 
 def test_rows_are_drawn_in_proportion_to_their_priorities() -> None:
-    """Priorities 1, 3, 2, 2 (a fixed seed): 8,000 draws, shares 1/8, 3/8, 1/4, 1/4 within four standard errors.
+    """The priorities are 1, 3, 2 and 2, so the rows get 1/8, 3/8, 1/4 and 1/4 of 8,000 draws.
 
-    The standard error of a share p is sqrt(p (1 - p) / 8000), at most 0.0055.
+    The tolerance is four standard errors. The standard error of a share p is sqrt(p (1 - p) / 8000), at most 0.0055.
     """
     buffer = PrioritisedReplay(4, O, A, seed=3, exponent=1.0)
     buffer.add(*transitions(0, 4))
@@ -82,7 +86,7 @@ def test_unfilled_rows_are_never_drawn() -> None:
     buffer.add(*transitions(1, 7))
     assert buffer.sample(20_000).observation[:, 0].min() >= 1
     buffer._tree.find = lambda fractions: np.full(len(fractions), 999)  # type: ignore[method-assign]
-    assert (buffer.sample(3).observation[:, 0] == 7.125).all()  # rounding leads to the last row
+    assert (buffer.sample(3).observation[:, 0] == 7.125).all()  # the last row replaces an unfilled row
 
 
 def test_priorities_equal_those_of_the_written_algorithm() -> None:
@@ -121,7 +125,7 @@ def test_a_restored_buffer_continues_bit_exactly(capacity: int) -> None:
     arrays, scalars = buffer.state()
     arrays = {name: array.copy() for name, array in arrays.items()}
     resumed = PrioritisedReplay(capacity, O, A, seed=10, exponent=0.4)
-    resumed.add(*transitions(1000, capacity))  # must be overwritten completely
+    resumed.add(*transitions(1000, capacity))  # the restore must overwrite all of them
     resumed.restore(arrays, json.loads(json.dumps(scalars)))
     for count in range(10):
         size = torch.from_numpy(random.exponential(3, (16, 1)).astype(np.float32))

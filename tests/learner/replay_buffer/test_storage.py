@@ -47,11 +47,11 @@ def test_a_reopened_file_holds_its_rows_and_notes(tmp_path: Path) -> None:
 def test_a_truncated_journal_is_read_up_to_its_end_and_a_changed_one_refused(
     cut: int, flip: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A truncated journal gives the complete notes before the cut. One with a changed bit is refused and not modified.
+    """A truncated journal gives the complete notes before the cut. A changed bit makes the process refuse the journal.
 
-    The exception is a larger length in the last record: it looks like a truncated record.
+    There is one exception: if the change makes the length of the last record larger, the record looks truncated.
     """
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # slow on a busy disk, and no power fails here
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # fsync is slow on a busy disk
     for old in tmp_path.iterdir():
         old.unlink()
     file = File(tmp_path, 8, WIDTH)

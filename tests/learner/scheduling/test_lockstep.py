@@ -1,4 +1,4 @@
-"""Lock-step: rounds, snapshots between them, and rollback; a learner's core with made-up peers."""
+"""Tests the rounds, snapshots and rollbacks of lock-step, with a learner's core and fake peers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lockstep_config() -> Any:
 
 @pytest.fixture
 def world(spec: RobotSpec, make_step: Callable[..., Step]) -> World:
-    """A learner in lock-step with a writer of snapshots."""
+    """A learner in lock-step that takes snapshots."""
     world = World(make_core(lockstep_config()), spec, make_step)
     world.core.scheduler.keep_snapshots()
     return world
@@ -73,9 +73,9 @@ def test_a_run_starts_with_a_snapshot(world: World) -> None:
     assert [(item.source, item.answers, item.save) for item in throttles(outputs)] == [("a", 0, 1), ("b", 0, 1)]
     world.give(a, saved("a", 0))
     assert not world.core.scheduler.snapshot_ready
-    assert a_round(world, a, b, 0) == []  # no round before the snapshot is taken …
+    assert a_round(world, a, b, 0) == []  # no round starts before the snapshot is complete
     world.give(b, saved("b", 0))
-    assert world.idle() == []  # … and written
+    assert world.idle() == []  # and before it is saved
     assert state.save(world.core, 0.0)[0]["simulator.b"].tobytes() == b"b0"
     world.core.scheduler.snapshot_saved()
     assert [(item.answers, item.save) for item in throttles(world.idle())] == [(1, 0), (1, 0)]
@@ -89,7 +89,7 @@ def test_a_requested_snapshot_is_taken_at_the_end_of_a_round(world: World) -> No
     world.core.scheduler.request_snapshot()
     outputs = world.give(b, world.make_step(1, source="b"))
     assert [(item.answers, item.save) for item in throttles(outputs)] == [(2, 1), (2, 1)]
-    world.give(a, saved("a", 1))  # of another round: ignored
+    world.give(a, saved("a", 1))  # the learner ignores the state of another round
     world.give(a, saved("a", 2))
     assert not world.core.scheduler.snapshot_ready
     world.give(b, Bye("gone"))  # the snapshot waits for the end of the next round
@@ -128,14 +128,14 @@ def test_every_process_rolls_back_when_a_simulator_is_lost(world: World) -> None
         ("b", 0, 6, b"b6"),
     ]
     assert [item.version for item in published(outputs)] == sorted(before[2] - back for back in (0, 1))
-    world.give(a, world.make_step(9, source="a"))  # from before the rollback: ignored
+    world.give(a, world.make_step(9, source="a"))  # the learner ignores a Step from before the rollback
     assert world.core.counts()["set_back"] >= 1
     assert throttles(world.give(a, saved("a", 6, b""))) == []
     outputs = world.give(restarted, saved("b", 6, b""))
     sent = {(item.incarnation, item.answers, item.weights_version) for item in throttles(outputs)}
     assert sent == {(0, 6, before[2])}
     for peer, name in ((a, "a"), (restarted, "b")):
-        assert world.give(peer, world.make_step(5, source=name)) == []  # the Step before the next one
+        assert world.give(peer, world.make_step(5, source=name)) == []  # the learner has processed this Step
     assert len(throttles(a_round(world, a, restarted, 6))) == 2
     assert world.core.env_steps == before[0] + 2
     assert world.core.counts()["missed"] == world.core.counts()["gaps"] == 0
@@ -230,7 +230,7 @@ class Rollouts:
 def test_an_on_policy_update_follows_each_rollout_while_the_sources_wait(
     spec: RobotSpec, make_step: Callable[..., Step]
 ) -> None:
-    """Two sources, 6 transitions a rollout: rounds 3, 6 and 9 end with an update and publish its version."""
+    """Two sources fill a rollout of 6 transitions in three rounds. Every third round ends with an update."""
     base = lockstep_config()
     learner = changed(base.learner, replay_ratio=1.0, learning_starts=0, publish_every=1)
     base = changed(base, learner=learner, evaluation=changed(base.evaluation, every=0))

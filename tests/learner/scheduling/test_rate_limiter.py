@@ -1,4 +1,4 @@
-"""The replay ratio: hand calculations, and its bounds whichever side is faster."""
+"""Compares the replay ratio with hand calculations, and tests its bounds for any order of turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from td3_robot.learner.scheduling.rate_limiter import RateLimiter
 
 
 def test_limits_match_a_hand_calculation() -> None:
-    """Ratio 0.5, start 100, band 8: after 120 steps 0.5 · 20 = 10 updates are due in all."""
+    """The ratio is 0.5, the start is 100 and the band is 8. By step 120, 0.5 · 20 = 10 updates are due."""
     limiter = RateLimiter(0.5, 8.0, 100, 1000)
     assert not limiter.updates_due(99, 0)
     assert not limiter.updates_due(101, 0)  # half an update
@@ -59,7 +59,7 @@ def test_without_a_ratio_both_sides_run_freely() -> None:
 def test_the_lead_stays_within_the_band_and_one_side_can_always_continue(
     ratio: float, robots: int, slack: float, start: int, eager: list[bool]
 ) -> None:
-    """``eager`` decides who gets a turn, the learner or the simulator, in any order."""
+    """``eager`` is a random sequence of turns. At each turn, either the learner or the simulator may act."""
     band = ratio * robots + 1 + slack
     limiter = RateLimiter(ratio, band, start, 10**9)
     steps = updates = 0
