@@ -1,18 +1,41 @@
-"""The produced parts of reference/protocol.md: constants, topics, messages, one message in bytes."""
+"""The produced parts of reference/protocol.md: constants, topics, messages, one exchange in bytes."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterable
+
+import numpy as np
 
 from td3_robot.bundle import FORMAT
 from td3_robot.core_types import MAX_ROBOTS
-from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, FieldType, Heartbeat, Message, wire_fields
+from td3_robot.messages import (
+    MESSAGES,
+    PROTOCOL_VERSION,
+    Action,
+    FieldType,
+    Heartbeat,
+    Latches,
+    Message,
+    MotorCommand,
+    Phase,
+    Record,
+    RobotReport,
+    SimulatorState,
+    Start,
+    Step,
+    Turn,
+    Welcome,
+    wire_fields,
+)
+from td3_robot.specs import Channel, RobotSpec
 from td3_robot.topics import QUEUE_LENGTH, TOPICS
 from td3_robot.transport import codec
 from td3_robot.transport.bus import MAX_FRAME
 from td3_robot.transport.endpoints import LONGEST_SOCKET_PATH
-from td3_robot.transport.link import DRIVER_SILENCE, HEARTBEAT_PERIOD, HELLO_PERIOD, LONG_SILENCE, PEER_TIMEOUT
+from td3_robot.transport.link import DRIVER_SILENCE, HEARTBEAT_PERIOD, HELLO_PERIOD, LONG_SILENCE, PEER_TIMEOUT, hello
 
 _KINDS = {
     "u32": "integer, 0 to 2³²−1",
@@ -69,8 +92,17 @@ def topics() -> str:
     return table(["Topic", "From", "To", "Link", "Rate", "Queue", "Recorded"], rows)
 
 
+LOCKSTEP, RECORDING = (SimulatorState,), (Record,)
+INTERNAL = (Start, Turn, RobotReport, MotorCommand, Latches)
+
+
 def messages() -> str:
-    return "\n\n".join(_message(message) for message in MESSAGES.values())
+    later = (*LOCKSTEP, *RECORDING, *INTERNAL)
+    return _messages([message for message in MESSAGES.values() if message not in later])
+
+
+def _messages(kinds: Iterable[type[Message]]) -> str:
+    return "\n\n".join(_message(message) for message in kinds)
 
 
 def _message(message: type[Message]) -> str:
@@ -104,9 +136,56 @@ def example() -> str:
     )
 
 
+def exchange() -> str:
+    """A driver joins and gets one Action: the fields and the bytes of each message."""
+    robot = RobotSpec("Leg", (Channel("angle", "rad", -1.5, 1.5),), (Channel("torque", "N·m", -2.0, 2.0),), 0.02)
+    f4, u1, u4, u8 = np.float32, np.uint8, np.uint32, np.uint64
+    step = Step(
+        source="leg",
+        incarnation=5,
+        sequence=0,
+        transitions=0,
+        stamp=1_500_000_000,
+        phase=np.array([Phase.FIRST], u1),
+        episode=np.array([0], u8),
+        episode_step=np.array([0], u4),
+        observation=np.array([[0.5]], f4),
+        reward=np.array([0.0], f4),
+        action=np.array([[0.0]], f4),
+        origin=0,
+        answered=0,
+        weights_version=0,
+        noise_kind=0,
+        noise_seed=0,
+        needs_version=0,
+        world={},
+    )
+    rows = (
+        ("driver", hello("driver", "leg", client=77, incarnation=5, robots=1, spec=robot)),
+        ("server", Welcome(PROTOCOL_VERSION, "policy", 7)),
+        ("driver", step),
+        ("server", Action("leg", 5, 0, 1_500_000_000, np.array([[-0.25]], f4), 3, 0, 0)),
+    )
+    return "\n\n".join(_in_bytes(sender, message) for sender, message in rows)
+
+
+def _in_bytes(sender: str, message: Message) -> str:
+    fields = {name: getattr(message, name) for name in wire_fields(type(message))}
+    plain = {name: item.tolist() if isinstance(item, np.ndarray) else item for name, item in fields.items()}
+    payload = codec.encode(message)
+    octets = [payload[begin : begin + 24].hex(" ") for begin in range(0, len(payload), 24)]
+    shown = textwrap.wrap(json.dumps(plain, ensure_ascii=False), 100, break_long_words=False)
+    head = f"The {sender} sends **{type(message).__name__}**, {len(payload)} bytes after the topic `{message.NAME}`:"
+    return "\n".join([head, "", "```", *shown, "", *octets, "```"])
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "constants": constants,
     "topics": topics,
     "messages": messages,
     "example": example,
+    "exchange": exchange,
+    "lockstep messages": lambda: _messages(LOCKSTEP),
+    "recording messages": lambda: _messages(RECORDING),
+    "internal messages": lambda: _messages(INTERNAL),
 }
