@@ -163,6 +163,8 @@ class RecordConfig(Section, frozen=True):
     - ``ring_s``: above 0, keep only this many of the last seconds, in a ring in memory. The recorder writes the ring to
       a file at a fault, at an emergency stop and at the signal SIGUSR1. A ring cannot be split.
     - ``ring_mb``: the largest size of the ring in megabytes.
+    - ``weights_every``: record the first of the learner's policies and every version that this number divides; 0 for no
+      policy. For other versions the recording holds number and hash. Policies that a person loads are always recorded.
     """
 
     enabled: bool = False
@@ -170,6 +172,7 @@ class RecordConfig(Section, frozen=True):
     split_s: NonNegative = 0.0
     ring_s: NonNegative = 0.0
     ring_mb: Positive = 256.0
+    weights_every: Natural = 1
 
     def __post_init__(self) -> None:
         for name in ("split_mb", "split_s"):

@@ -42,6 +42,7 @@ class Contents:
     streams: dict[tuple[str, int, str], Stream] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     weights: list[int] = field(default_factory=list)
+    left_out: list[int] = field(default_factory=list)
     acting: set[int] = field(default_factory=set)
     robot_roles: set[str] = field(default_factory=set)
     faults: Faults = field(default_factory=Faults)
@@ -90,7 +91,7 @@ class Contents:
         elif isinstance(message, Hello) and message.role in ROBOT_ROLES:
             self.robot_roles.add(message.role)
         elif isinstance(message, Weights):
-            self.weights.append(message.version)
+            (self.weights if message.payload else self.left_out).append(message.version)
         elif isinstance(message, Action):
             self.acting.add(message.weights_version)
 
@@ -109,6 +110,7 @@ class Contents:
             "policy_versions": {
                 "recorded": [min(self.weights), max(self.weights)] if self.weights else [],
                 "count": len(set(self.weights)),
+                "left_out": len({*self.left_out} - {*self.weights}),
                 "acting": [min(self.acting), max(self.acting)] if self.acting else [],
             },
             "fallback_steps": self.counts["fallbacks"],
@@ -197,7 +199,8 @@ def text(report: dict[str, Any]) -> str:
         "",
         "robot steps: " + ", ".join(f"{count} {phase}" for phase, count in robot.items()),
         f"policy: {versions['count']} versions recorded{_range(versions['recorded'])}, "
-        f"acting{_range(versions['acting'])}",
+        + (f"{versions['left_out']} left out, " if versions["left_out"] else "")
+        + f"acting{_range(versions['acting'])}",
         f"steps without an action in time: {report['fallback_steps']}",
         f"attachments: {', '.join(item['name'] for item in report['attachments']) or 'none'}",
         *(f"fault: {line(fault)}" for fault in report["faults"]),

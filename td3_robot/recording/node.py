@@ -20,7 +20,7 @@ from td3_robot.messages import Record
 from td3_robot.recording.entries import CONFIG, METRICS, ON_THE_WAY_NS, Attachment
 from td3_robot.recording.facts import facts_of_this_machine
 from td3_robot.recording.recorder import Recorder
-from td3_robot.runtime.arguments import node_parser, real
+from td3_robot.runtime.arguments import integer, node_parser, real
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
 from td3_robot.topics import RECORDER
@@ -36,6 +36,7 @@ _EXAMPLES = """examples:
   td3-robot record walk.mcap --run runs/walker2d
   td3-robot record walk.mcap --run runs/walker2d --split-mb 500
   td3-robot record leg.mcap --config robot.yaml      (needs the same endpoints.recorder as the nodes)
+  td3-robot record walk.mcap --run runs/walker2d --weights-every 100      (fewer policies, a smaller file)
   td3-robot record fault.mcap --run runs/walker2d --ring-s 30    (a fault, or kill -USR1, writes a file)
 
 A training records itself with --set record=true.
@@ -45,7 +46,9 @@ _OPTIONS = {
     "split_s": "begin a new file after X seconds",
     "ring_s": "keep only the last X seconds; write them on a fault or SIGUSR1 (not with --split-…)",
     "ring_mb": "memory of the ring, in megabytes",
+    "weights_every": "record every X-th of the learner's policies; 0: none (default: 1, all)",
 }
+_TYPES = {"weights_every": integer()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--attach", type=Path, action="append", default=[], metavar="FILE", help="put this file into the recording"
     )
     for name, text in _OPTIONS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=real(), metavar="X", help=text)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=_TYPES.get(name, real()), metavar="X", help=text)
     options = parser.parse_args(arguments)
     if options.config is not None and options.out is None:
         raise UsageError("--config needs OUT.mcap, the file to write")

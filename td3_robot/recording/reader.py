@@ -14,6 +14,7 @@ from io import SEEK_END, BytesIO
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+import msgspec
 import yaml
 import zstandard
 from lz4.frame import LZ4FrameDecompressor
@@ -26,9 +27,10 @@ from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import SessionError
-from td3_robot.messages import PROTOCOL_VERSION, Hello, Message, Start, Turn
+from td3_robot.messages import PROTOCOL_VERSION, Hello, Message, Start, Turn, Weights
 from td3_robot.recording.decoder import Decoder
 from td3_robot.recording.entries import CONFIG, METADATA, ON_THE_WAY_NS, REPEATED, Attachment, Entry, printable
+from td3_robot.recording.policies import REFERENCE, head_of, with_policy
 from td3_robot.recording.writer import PROFILE
 from td3_robot.util import process_lock
 
@@ -77,6 +79,9 @@ class SessionFile:
         self.size = 0
         self.read = 0
         self._channels: dict[int, tuple[str, int, str, str]] = {}
+        self._references: set[int] = set()  # channels of references to policies
+        self._policies: dict[str, tuple[int, int, int]] = {}  # offset of the chunk, and begin and end of the Weights
+        self._allowance = 0  # bytes that references in this chunk may still copy
 
     @property
     def all_damages(self) -> list[Damage]:
@@ -98,6 +103,8 @@ class SessionFile:
         self.damages.clear()
         self.index = None
         self._channels.clear()
+        self._references.clear()
+        self._policies.clear()
         try:
             with self.path.open("rb") as file:
                 self.size = self.path.stat().st_size
@@ -159,8 +166,11 @@ class SessionFile:
         file.seek(begin)
 
     def _add_channel(self, record: records.Channel) -> None:
-        about = record.metadata
-        self._channels[record.id] = about["publisher"], int(about["incarnation"]), about["topic"], about["link"]
+        about, topic = record.metadata, record.metadata["topic"]
+        if topic == REFERENCE:
+            self._references.add(record.id)
+            topic = Weights.NAME
+        self._channels[record.id] = about["publisher"], int(about["incarnation"]), topic, about["link"]
 
     def _items(self, opcode: int, body: bytes, offset: int) -> list[Item]:
         stream = ReadDataStream(BytesIO(body))
@@ -185,6 +195,7 @@ class SessionFile:
         if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
             raise ValueError("its checksum does not match")
         begin = unknown = 0
+        self._allowance = _MAX_CHUNK
         while begin < len(data):
             opcode, length = _HEAD.unpack_from(data, begin)
             body = begin + _HEAD.size
@@ -199,11 +210,39 @@ class SessionFile:
                 if about is None:
                     unknown += 1
                     continue
-                yield Entry(*about, sequence, published, received, data[body + _MESSAGE.size : begin])
+                payload = body + _MESSAGE.size
+                entry = Entry(*about, sequence, published, received, data[payload:begin])
+                if channel in self._references:
+                    entry = self._resolved(entry, data, offset)
+                elif about[2] == Weights.NAME and (head := head_of(entry)):
+                    self._policies.setdefault(head.sha256, (offset, payload, begin))
+                yield entry
             elif opcode == Opcode.CHANNEL:
                 self._add_channel(records.Channel.read(ReadDataStream(BytesIO(data[body:begin]))))
         if unknown:
             self._damaged(offset, f"{unknown} messages in it belong to channels whose names were in a damaged record")
+
+    def _resolved(self, entry: Entry, data: bytes, offset: int) -> Entry:
+        """The entry of a reference with its policy; without a policy if the file does not hold it.
+
+        Args:
+            data: the records of the chunk at ``offset``, which contains the reference.
+        """
+        head = head_of(entry)
+        place = self._policies.get(head.sha256) if head else None
+        if place is None:
+            return entry
+        chunk, begin, end = place
+        if chunk != offset:
+            with self.path.open("rb") as file:
+                file.seek(chunk)
+                _, length = _HEAD.unpack(file.read(_HEAD.size))
+                data = _unpacked(records.Chunk.read(ReadDataStream(BytesIO(file.read(length)))))
+        self._allowance -= len(data)  # a hostile file could name a large chunk a million times
+        if self._allowance < 0:
+            raise ValueError(f"its references to policies need more than {_MAX_CHUNK} bytes")
+        original = head_of(replace(entry, payload=data[begin:end]))
+        return with_policy(entry, original.payload) if original else entry
 
     def _damaged(self, offset: int, why: str) -> None:
         self.damages.append(Damage(offset, why))
@@ -265,6 +304,9 @@ class Session:
         counts: number of messages by publisher, incarnation and topic.
         starts: the Start of each node, by name and incarnation.
         turns: number of the first recorded turn of each node, by name and incarnation.
+        left_out: whether the recording leaves out policies.
+        policies: policies that a replay has computed again, by SHA-256. :meth:`messages` puts them in place of those
+            that the recording leaves out.
         begin, end: times at which the first and the last message were received, in ns since 1970; 0 without messages.
         decode: decodes an entry.
 
@@ -280,6 +322,8 @@ class Session:
         self.counts: Counter[tuple[str, int, str]] = Counter()
         self.starts: dict[tuple[str, int], Entry] = {}
         self.turns: dict[tuple[str, int], int] = {}
+        self.left_out = False
+        self.policies: dict[str, bytes] = {}
         self.begin = self.end = 0
         self.decode = Decoder(repr(str(self.paths[0])))
         self._delay: dict[tuple[str, int], int] = {}  # shortest time from publishing to receiving, in ns, by node
@@ -293,6 +337,7 @@ class Session:
                 self.decode.learn(item)
                 self.begin, self.end = min(self.begin or item.received, item.received), max(self.end, item.received)
                 self.counts[item.stream] += 1
+                self.left_out |= (head := head_of(item)) is not None and not head.payload
                 node, delay = (item.publisher, item.incarnation), item.received - item.published
                 self._delay[node] = min(delay, self._delay.get(node, delay))
                 if item.topic == Start.NAME:
@@ -353,7 +398,10 @@ class Session:
     def messages(self, topics: Collection[str] = ()) -> Iterator[tuple[Entry, Message]]:
         """Like :meth:`entries`, with the decoded message of each entry."""
         for entry in self.entries(topics):
-            yield entry, self.decode(entry)
+            message = self.decode(entry)
+            if isinstance(message, Weights) and not message.payload and message.sha256 in self.policies:
+                message = msgspec.structs.replace(message, payload=self.policies[message.sha256])
+            yield entry, message
 
     def messages_of(self, kind: type[Kind]) -> Iterator[tuple[Entry, Kind]]:
         """The messages of one type, with their entries."""

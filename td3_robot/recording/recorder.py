@@ -13,7 +13,9 @@ from td3_robot.core_types import Input, Output, Peer
 from td3_robot.messages import Bye, Record
 from td3_robot.recording import faults
 from td3_robot.recording.entries import ON_THE_WAY_NS, REASON, REPEATED, Attachment, Entry, Facts
+from td3_robot.recording.policies import head_of, with_policy
 from td3_robot.recording.writer import SessionWriter
+from td3_robot.topics import RECORDER
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +102,9 @@ class Recorder:
         self.counters["missed"] += entry.sequence - last - 1 if last >= 0 else 0
         self._sequence[entry.stream] = entry.sequence
         self.counters["messages"] += 1
+        if self._leaves_out(entry, first=last < 0):
+            entry = with_policy(entry, b"")
+            self.counters["policies_left_out"] += 1
         self.counters["bytes"] += len(entry.payload)
         if self._writer:
             self._writer.add(entry)
@@ -108,6 +113,13 @@ class Recorder:
         self._ring.append(entry)
         self._ring_bytes += len(entry.payload)
         self._trigger_if(faults.failure_in(entry))
+
+    def _leaves_out(self, entry: Entry, *, first: bool) -> bool:
+        """Whether to record this message without its policy. The policies that a person chose are always recorded."""
+        every = self._config.weights_every
+        if every == 1 or entry.link == RECORDER or (head := head_of(entry)) is None:
+            return False
+        return every == 0 or (head.version % every != 0 and not first)
 
     def _trigger_if(self, reason: str | None) -> None:
         if reason:

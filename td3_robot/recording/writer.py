@@ -9,9 +9,10 @@ from typing import Any
 
 from mcap.writer import CompressionType, Writer
 
-from td3_robot.messages import MESSAGES
+from td3_robot.messages import MESSAGES, Weights
 from td3_robot.recording import schemas
 from td3_robot.recording.entries import METADATA, Attachment, Entry, Facts
+from td3_robot.recording.policies import REFERENCE, StoredPolicies
 from td3_robot.util import files, process_lock
 
 CHUNK_S = 0.5
@@ -50,10 +51,10 @@ class SessionWriter:
         self.begun = now
         self._file = io.BufferedWriter(_File(path, "x"))
         process_lock.hold(self._file.fileno())
-        # Most bytes are weights, which compression hardly shrinks. So use LZ4, because zstd takes 5 times as long.
-        self._writer = Writer(self._file, _CHUNK_BYTES, CompressionType.LZ4, enable_data_crcs=True)
+        self._writer = Writer(self._file, _CHUNK_BYTES, CompressionType.ZSTD, enable_data_crcs=True)
         self._schemas: dict[str, int] = {}
         self._channels: dict[tuple[str, int, str, str], int] = {}
+        self._policies = StoredPolicies()
         self._due = now + CHUNK_S
         self._open = self._at = 0  # bytes in the open chunk, and length of the file when the chunk began
         self._writer.start(PROFILE)
@@ -63,6 +64,8 @@ class SessionWriter:
         self._file.flush()
 
     def add(self, entry: Entry) -> None:
+        """Add a message. If it is a policy that the file holds, add a reference to it."""
+        entry = self._policies.stored(entry)
         channel = self._channels.get(entry.channel) or self._register(entry)
         published, sequence = max(0, entry.published), entry.sequence & 0xFFFFFFFF
         self._writer.add_message(channel, entry.received, entry.payload, published, sequence)
@@ -91,7 +94,8 @@ class SessionWriter:
 
     def _register(self, entry: Entry) -> int:
         if entry.topic not in self._schemas:
-            data = schemas.schema(MESSAGES[entry.topic])
+            message = Weights if entry.topic == REFERENCE else MESSAGES[entry.topic]
+            data = schemas.schema(message)
             self._schemas[entry.topic] = self._writer.register_schema(entry.topic, schemas.ENCODING, data)
         about = dict(zip(("publisher", "incarnation", "topic", "link"), map(str, entry.channel), strict=True))
         name = f"{entry.publisher}/{entry.topic}"

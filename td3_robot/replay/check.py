@@ -66,7 +66,10 @@ def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = N
         UsageError: a named core is not installed.
     """
     reports = []
-    for name in cores or CORES:
+    names = list(cores or CORES)
+    if session.left_out:  # the learner computes the policies that the others need
+        names.sort(key="learner".__ne__)
+    for name in names:
         try:
             replay: Replay = importlib.import_module(CORES[name]).replay
         except ModuleNotFoundError as error:

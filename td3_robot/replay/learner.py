@@ -7,6 +7,7 @@ only stores transitions, and compares transitions and counters. If turns are mis
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -267,6 +268,9 @@ def _replay_learners(
         return RecordedCore(driven[key], life)
 
     lives.replay_lives(session, found, TOPICS, make)
+    if session.left_out:
+        computed = (message for life in found.values() for message, _ in life.replayed.get(Weights.NAME, []))
+        session.policies |= {weights.sha256: weights.payload for weights in computed if isinstance(weights, Weights)}
     for key, learner in driven.items():
         if why := _compiled_otherwise(found[key], learner.learning):
             problems[key] = why
@@ -275,7 +279,7 @@ def _replay_learners(
     learning = {key: life for key, life in found.items() if key not in problems}
     outcome.turns = sum(life.turns for life in found.values())
     outcome.notes += [note for life in found.values() for note in life.notes()]
-    outcome.parts += lives.outcome(learning.values(), TOPICS, _PACKAGES).parts
+    outcome.parts += map(_as_recorded, lives.outcome(learning.values(), TOPICS, _PACKAGES).parts)
     if len(recording.learners) > 1:
         outcome.notes.append(f"loss statistics: {len(recording.learners)} learner processes made them")
     for key, life in learning.items():
@@ -283,6 +287,19 @@ def _replay_learners(
         if core and alone and not life.stopped:
             outcome.parts += _compare_losses(session, core, outcome)
     return driven
+
+
+def _as_recorded(part: Replayed) -> Replayed:
+    """The part, with the policies left out that the recording leaves out. Their SHA-256 is still compared."""
+    left_out = {message.version for _, message in part.expected if isinstance(message, Weights) and not message.payload}
+    got, where = [], dict(part.where)
+    for message in part.got:
+        if isinstance(message, Weights) and message.version in left_out:
+            place = where.get(id(message), "")
+            message = replace(message, payload=b"")
+            where[id(message)] = place
+        got.append(message)
+    return dataclasses.replace(part, got=got, where=where)
 
 
 def _not_learned(session: Session, life: Life) -> str | None:
@@ -303,7 +320,8 @@ def _not_learned(session: Session, life: Life) -> str | None:
 
 def _compiled_otherwise(life: Life, core: LearnerCore | None) -> str | None:
     """The reason why the learner's results cannot have the same bits; None if they can."""
-    weights = [message for _, message, _ in life.recorded.get(Weights.NAME, []) if isinstance(message, Weights)]
+    recorded = (message for _, message, _ in life.recorded.get(Weights.NAME, []))
+    weights = [message for message in recorded if isinstance(message, Weights) and message.payload]
     if core is None or core.spec is None or not weights:
         return None
     now = core.training.algorithm.compiled

@@ -20,7 +20,7 @@ from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Input, Origin, Peer
 from td3_robot.errors import ConfigError, ProtocolError, SessionError, Td3RobotError
-from td3_robot.messages import Hello, Message, Start, Step, Turn
+from td3_robot.messages import Hello, Message, Start, Step, Turn, Weights
 from td3_robot.recording.boundary import RecordedCore
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
@@ -47,9 +47,9 @@ class Memory:
         self._size = 0
 
     def keep(self, message: Message, size: int) -> None:
-        """Keep a message with a payload of ``size`` bytes."""
+        """Keep a message with a payload of ``size`` bytes, unless it is a policy that the recording leaves out."""
         name = turns.name_of(message)
-        if name is None or name in self._held:
+        if name is None or name in self._held or (isinstance(message, Weights) and not message.payload):
             return
         self._held[name] = message, size + _OVERHEAD
         self._size += size + _OVERHEAD

@@ -131,6 +131,8 @@ class _LostTurns:
     def add(self, entry: Entry, message: Message) -> None:
         """Add the next recorded Step or Weights, or the next Action of this server."""
         if isinstance(message, Weights):
+            if not message.payload:  # the recording leaves this policy out
+                return
             self._weights[message.version] = message
             if (entry.publisher, entry.incarnation) == (self._life.name, self._life.incarnation):
                 self._policies.loaded[message.version] = message  # the server recorded weights that a person loaded

@@ -64,6 +64,31 @@ def test_recorded_training_is_complete_and_replays(train: Any, tmp_path: Path, c
     )  # one Step of two robots counts as one or two environment steps
 
 
+def test_a_training_whose_policies_are_left_out_replays_completely(train: Any, tmp_path: Path, capsys: Any) -> None:
+    """The replayed learner computes the policies again. Replay compares every Action, and the hash of every policy."""
+    sets = ("record.enabled=true", "record.weights_every=8", "robots=2", "learner.publish_every=20")
+    run = train(600, *sets, options=("--lockstep",))
+    assert run.finish() == 0, run.output()
+    file = tmp_path / "run" / "session.mcap"
+    report = examine(file)
+    assert report["damages"] == []
+    versions = report["policy_versions"]
+    total = versions["count"] + versions["left_out"]
+    assert versions["recorded"][0] == 1
+    assert versions["count"] == 1 + total // 8
+    assert main(["replay", str(file), "--json"]) == 0
+    cores = json.loads(capsys.readouterr().out)["sessions"][0]["cores"]
+    assert next(iter(cores)) == "learner"
+    compared = {name: {item["topic"]: item["compared"] for item in core["topics"]} for name, core in cores.items()}
+    assert compared["learner"]["weights"] == total
+    assert compared["policy"]["action"] == report["topics"]["policy/action"]["count"]
+    assert cores["policy"]["not_checked"] == []
+    assert main(["replay", str(file), "--core", "policy"]) == 0
+    output = capsys.readouterr().out
+    assert "is not recorded" in output
+    assert "Actions: their weights are not recorded" in output
+
+
 def test_sigkill_of_the_recorder_loses_only_its_last_second(train: Any, tmp_path: Path, capsys: Any) -> None:
     """The recorder writes a chunk every 0.5 s (tests/recording/test_files.py). All earlier chunks are complete."""
     run = train(100_000, "record=true", "learner.replay_ratio=0.1")

@@ -322,7 +322,7 @@ def test_info_reports_counts_rates_gaps_and_versions(
     steps = report["topics"]["sim-0/step"]
     assert (steps["count"], steps["gaps"], steps["missing"], steps["begins_at"]) == (38, 1, 2, 0)
     assert report["robot_steps"] == {"first": 2, "mid": 74, "terminated": 0, "truncated": 0}  # two robots
-    assert report["policy_versions"] == {"recorded": [1, 2], "count": 2, "acting": [1, 2]}
+    assert report["policy_versions"] == {"recorded": [1, 2], "count": 2, "left_out": 0, "acting": [1, 2]}
     # 40 Steps and 40 Actions alternate. 2 Weights come before the 1st and the 21st Step, so the last message is 81.
     assert report["duration_s"] == pytest.approx(81 / 60, abs=1e-3)
     assert report["begin"].startswith("2023-11-14T22:13:20")  # BEGIN

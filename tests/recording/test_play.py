@@ -245,6 +245,17 @@ def test_weights_are_played_to_a_live_policy_server(recorded: Path, tmp_path: Pa
     player.close()
 
 
+def test_a_policy_that_the_recording_leaves_out_is_not_played(acted: Make, save: Make, tmp_path: Path) -> None:
+    """The player counts it neither as sent nor as lost."""
+    weights = changed(acted(1)[0][1], payload=b"")
+    session = Session([save("a.mcap", entries_of([("learner", weights)]))])
+    player = Player(session, ["weights"], {"learner": f"ipc://{tmp_path}/learner"}, {})
+    for entry in session.entries():
+        player.play(entry)
+    assert player.counts() == {}
+    player.close()
+
+
 @pytest.mark.usefixtures("recorded")
 def test_the_play_command(tmp_path: Path, command: Callable[..., Any]) -> None:
     """Play at ten times the speed without the first 0.5 s. The Steps arrive in order."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace as changed
 
 from td3_robot.cli.main import main
 from td3_robot.config.schema import Config
-from td3_robot.messages import Action, Message
+from td3_robot.messages import Action, Message, Weights
 from td3_robot.recording.entries import Attachment, Entry, Facts
 from td3_robot.recording.facts import facts_of_this_machine
 from td3_robot.recording.reader import Session, SessionFile
@@ -209,6 +209,21 @@ def test_uncheckable_actions_are_reported(acted: Make, save: Make, capsys: pytes
     messages = [item for number, item in enumerate(acted(30)) if number != 0]
     assert policy(save("a.mcap", entries_of(messages))) == 0
     assert "not checked: policy: 15 Actions: their weights are not recorded; " in capsys.readouterr().out
+
+
+def test_actions_of_policies_that_the_recording_leaves_out_are_reported(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second of two policies is left out, so 15 of 30 Actions cannot be checked."""
+    messages = [
+        (publisher, changed(message, payload=b"") if isinstance(message, Weights) and message.version == 2 else message)
+        for publisher, message in acted(30)
+    ]
+    path = save("a.mcap", entries_of(messages))
+    assert policy(path) == 0
+    same, rest = capsys.readouterr().out.splitlines()
+    assert same == f"{path}: the same to the bit: policy: 15 action"
+    assert rest.startswith(f"{path}: not checked: policy: 15 Actions: their weights are not recorded; 15 action, ")
 
 
 def test_old_and_damaged_files_are_refused(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
