@@ -113,8 +113,8 @@ def install_metadata(folder: Path, module: str, group: str, row: str) -> None:
     Args:
         folder: the folder that holds the module; it is on the import path.
         module: the module's name.
-        group: the entry point group, as ``td3_robot.noises``.
-        row: the entry point, as ``sign = sign_noise:Sign``.
+        group: the entry point group, for example ``td3_robot.noises``.
+        row: the entry point, for example ``sign = sign_noise:Sign``.
     """
     metadata = folder / f"{module}-1.0.dist-info"
     metadata.mkdir()
@@ -124,7 +124,7 @@ def install_metadata(folder: Path, module: str, group: str, row: str) -> None:
 
 
 def poll_until(check: Callable[[], Any], complaint: Callable[[], str], timeout: float = 120) -> Any:
-    """Wait until ``check`` returns something true.
+    """Wait until ``check`` returns a true value.
 
     Args:
         check: called every 10 ms.
@@ -132,7 +132,7 @@ def poll_until(check: Callable[[], Any], complaint: Callable[[], str], timeout: 
         timeout: seconds after which the test fails.
 
     Returns:
-        What ``check`` returned.
+        The value that ``check`` returned.
     """
     end = time.monotonic() + timeout
     while not (found := check()):

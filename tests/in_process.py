@@ -22,10 +22,10 @@ from td3_robot.transport.memory import MemoryBus, Network
 
 
 class InProcess:
-    """A run whose links are queues in memory. All other code, such as encoding and handshake, is that of a normal run.
+    """A run whose links are queues in memory. All other code, such as encoding and handshake, is that of a real run.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         clock: returns the time in seconds; None for a clock that advances 1 ms per turn.
     """
 

@@ -181,7 +181,7 @@ def not_compared(session: Session, reports: Sequence[Outcome]) -> dict[str, int]
 
 
 def text(session: Session, reports: Sequence[Outcome]) -> str:
-    """The report for a person: a line with everything that is the same, the differences, and a line with the rest."""
+    """Return the report as text: a line about equal messages, the differences, and a line about unchecked messages."""
     path = session.paths[0]
     lines = [f"{path}: the same {how}: {'; '.join(cores)}" for how, cores in _same(reports).items()]
     for report in reports:
@@ -199,7 +199,7 @@ def text(session: Session, reports: Sequence[Outcome]) -> str:
 
 
 def _same(reports: Sequence[Outcome]) -> dict[str, list[str]]:
-    """For each kind of comparison, as text: the cores and the numbers of their messages that are the same."""
+    """Map each kind of comparison to texts: a core, its turns and the numbers of its equal messages."""
     lines: dict[str, list[str]] = {}
     for report in reports:
         found: dict[str, list[Comparison]] = {}

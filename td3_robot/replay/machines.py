@@ -41,6 +41,6 @@ def _text(name: str, recorded: str, today: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first names of a long list of instruction sets."""
+    """Return the first instruction sets as text, and the number of the others."""
     more = f" and {len(names) - _SHOWN} more instruction sets" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

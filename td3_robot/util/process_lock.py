@@ -46,7 +46,7 @@ def hold(descriptor: int) -> None:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Whether :func:`hold` locks the file elsewhere, also in this process. ``descriptor`` is another open file."""
+    """Return whether :func:`hold` has locked the file through another descriptor, in this process or another."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -50,7 +50,7 @@ def test_link_benchmark() -> None:
 
 
 def test_robot_sends_its_step_again_after_the_server_dropped_it(tmp_path: Path) -> None:
-    """The server forgets a silent robot. It refuses the Step, and gets it again after a new Hello."""
+    """The server forgets a silent robot and refuses its Step. The robot sends the Step again after a new Hello."""
     endpoint = f"ipc://{tmp_path}/policy"
     session = ServerLink("policy", "bench", {"driver": (Step,)}, {}, 1)
     with closing(Bus()) as server, closing(Robot(endpoint, 1)) as robot:

@@ -16,9 +16,9 @@ def test_report_counts_messages_and_bytes(name: str, capsys: pytest.CaptureFixtu
     assert report.pop("machine")["processor"]
     assert all(value > 0 for value in report.values())
     if name == "record":
-        # Hello, Weights, Start, Turn, the server's state and Latches; then 40 Steps, Turns and Actions
+        # Hello, Weights, Start, Turn, the server's state and Latches; after these, Steps, Turns and Actions
         assert report["messages"] == 6 + 3 * 40
-        # A Step has 22 + 6 + 1 float32, 13 bytes of phase, episode and episode_step, and names; an Action 6 float32.
+        # A Step has 22 + 6 + 1 float32, 13 bytes of phase, episode and episode_step, and names. An Action has 6.
         assert report["wire_bytes_per_step"] > 4 * (22 + 6 + 1) + 13 + 4 * 6
     assert main(["bench", name, "--steps", "40", "--rounds", "1"]) == 0
     assert "cores" in capsys.readouterr().out

@@ -64,7 +64,7 @@ def test_products_of_an_update() -> None:
 
 @pytest.mark.slow
 def test_train_peers() -> None:
-    """With networks that cost nothing."""
+    """Compare trainings with tiny networks."""
     tiny = ("--threads", "1", "--hidden", "8", "--batch", "4", "--no-compile", "--steps", "1000", "--rounds", "1")
     rows = {row["kind"]: row for row in report("train_peers.py", *tiny)["results"]}
     ours, theirs = rows["fp32"], rows["sb3"]
@@ -73,7 +73,7 @@ def test_train_peers() -> None:
 
 
 def test_trainings_compare_with_the_faster_peer_of_each_round() -> None:
-    """Theirs 10 and 20 on one thread, 30 and 5 on two: the faster is 30, then 20. So 60/30 and 60/20 give 2.5."""
+    """Stable-Baselines3's fastest speeds are 30 and 20 in the two rounds. The median of 60/30 and 60/20 is 2.5."""
     rows = [
         {"kind": kind, "rounds": rounds} for kind, rounds in (("sb3", [10, 20]), ("sb3", [30, 5]), ("fp32", [60, 60]))
     ]
@@ -152,7 +152,7 @@ def test_median_with_interval_of_at_least_95_percent() -> None:
     """Confidence by the sign test.
 
     - 6 values: lowest to highest gives 1 - 2/64 = 97 %.
-    - 8 values: second lowest to second highest gives only 1 - 18/256 = 93 %, so the ends are taken.
+    - 8 values: second lowest to second highest gives only 1 - 18/256 = 93 %, so the interval is lowest to highest.
     - 9 values: second lowest to second highest gives 1 - 2 (1 + 9)/512 = 96 %.
     """
     assert recorded_training.median_with_interval([3, 1, 2])["low"] is None
@@ -188,7 +188,7 @@ def test_policy_server_answers_every_step_under_attack() -> None:
 
 
 def test_sim_peers() -> None:
-    """The published robots print from C, and standard output is still the JSON alone."""
+    """Standard output holds only the JSON, although the published robots print from C."""
     found = report("sim_peers.py", "--steps", "2", "--rounds", "1", "--resets", "1")
     for task in ("Walker2D", "Ant"):
         alone = found["one_robot"][task]

@@ -15,8 +15,8 @@ from td3_robot.util import machine
 
 def findings(capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, tuple[str, str]]:
     assert main(["doctor", "--json"]) == code
-    told = json.loads(capsys.readouterr().out)["findings"]
-    return {item["name"]: (item["state"], item["text"]) for item in told}
+    found = json.loads(capsys.readouterr().out)["findings"]
+    return {item["name"]: (item["state"], item["text"]) for item in found}
 
 
 @pytest.fixture(autouse=True)
@@ -30,15 +30,15 @@ def test_a_machine_without_keys_and_without_a_compiler(
     capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "/nowhere/g++")
-    told = findings(capsys)
+    found = findings(capsys)
     for name in ("python", "base packages", "train", "record", "sockets of runs", "processor"):
-        assert told[name][0] == "ok", name
-    assert "torch 2." in told["train"][1]
-    assert told["C++ compiler"] == (
+        assert found[name][0] == "ok", name
+    assert "torch 2." in found["train"][1]
+    assert found["C++ compiler"] == (
         "no",
         "there is no C++ compiler '/nowhere/g++' (CXX names another one): learner.compile has no effect",
     )
-    assert told["this machine's keys"] == ("no", f"none in {home}; td3-robot keys create NAME")
+    assert found["this machine's keys"] == ("no", f"none in {home}; td3-robot keys create NAME")
 
 
 def test_doctor_reports_the_key_pair_and_warns_if_others_can_read_it(
@@ -56,9 +56,9 @@ def test_doctor_reports_the_key_pair_and_warns_if_others_can_read_it(
 def test_a_missing_package_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "mcap" else find(name, *rest))
-    told = findings(capsys)
-    assert told["record"] == ("no", "needs mcap, which is not installed; pip install 'td3-robot[record]'")
-    assert told["train"][0] == "ok"
+    found = findings(capsys)
+    assert found["record"] == ("no", "needs mcap, which is not installed; pip install 'td3-robot[record]'")
+    assert found["train"][0] == "ok"
 
 
 def test_a_package_that_fails_to_import_and_a_package_without_version(
@@ -69,9 +69,9 @@ def test_a_package_that_fails_to_import_and_a_package_without_version(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # the child process imports from this folder
     version = machine.version
     monkeypatch.setattr(machine, "version", lambda name: "" if name == "onnx" else version(name))
-    told = findings(capsys, code=1)
-    assert told["record"] == ("BAD", "cannot be imported: mcap: ImportError: no libz")
-    assert told["bundle export --onnx"] == ("ok", "onnx")
+    found = findings(capsys, code=1)
+    assert found["record"] == ("BAD", "cannot be imported: mcap: ImportError: no libz")
+    assert found["bundle export --onnx"] == ("ok", "onnx")
 
 
 def test_a_socket_folder_with_a_too_long_path_is_reported(

@@ -70,11 +70,11 @@ def test_a_mistake_gives_a_one_line_error(words: list[str], line: str, capsys: p
 def test_a_printed_message_has_every_robot_and_every_channel(make_step: Callable[..., Step]) -> None:
     names = {"O": ["x", "y", "z"], "A": ["left", "right"]}
     observation = np.arange(6, dtype=np.float32).reshape(2, 3)
-    said = whole(make_step(3, 2, observation=observation), names)
-    assert list(said) == list(wire_fields(Step))
-    assert said["observation"] == [{"x": 0.0, "y": 1.0, "z": 2.0}, {"x": 3.0, "y": 4.0, "z": 5.0}]
-    assert said["reward"] == [0.0, 0.0]
-    assert said["source"] == "sim-0"
+    printed = whole(make_step(3, 2, observation=observation), names)
+    assert list(printed) == list(wire_fields(Step))
+    assert printed["observation"] == [{"x": 0.0, "y": 1.0, "z": 2.0}, {"x": 3.0, "y": 4.0, "z": 5.0}]
+    assert printed["reward"] == [0.0, 0.0]
+    assert printed["source"] == "sim-0"
     assert whole(make_step(3, 2, observation=observation), {})["observation"] == observation.tolist()
 
 

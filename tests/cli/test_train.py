@@ -86,7 +86,7 @@ def test_log_every_must_be_a_time(seconds: str, tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("threads", "where", "device", "said"),
+    ("threads", "where", "device", "beginnings"),
     [
         (2, "critics", "cpu", []),
         (
@@ -100,10 +100,10 @@ def test_log_every_must_be_a_time(seconds: str, tmp_path: Path, capsys: pytest.C
         (9, "operators", "cuda", []),
     ],
 )
-def test_notices_about_more_threads_than_cores(threads: int, where: Any, device: Any, said: list[str]) -> None:
+def test_notices_about_more_threads_than_cores(threads: int, where: Any, device: Any, beginnings: list[str]) -> None:
     found = thread_notices(LearnerConfig(threads=threads, threads_in=where, device=device), 2)
-    assert len(found) == len(said)
-    assert all(line.startswith(begin) for line, begin in zip(found, said, strict=True))
+    assert len(found) == len(beginnings)
+    assert all(line.startswith(begin) for line, begin in zip(found, beginnings, strict=True))
 
 
 def test_notices_about_compiling(monkeypatch: pytest.MonkeyPatch) -> None:

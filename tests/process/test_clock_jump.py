@@ -65,8 +65,8 @@ def test_wall_clock_jumps_of_hours_cause_no_fault(tmp_path: Path, monkeypatch: p
     for name in ("driver.log", "server.log"):
         assert "fault" not in robot.log(name)
         assert "dropped" not in robot.log(name)
-    said = [datetime.fromisoformat(text) for text in re.findall(r"^(\S+ \S+),\d+ leg ", robot.log("driver.log"), re.M)]
-    assert max(said) - min(said) > timedelta(hours=9)  # the log shows both drivers' start times
+    times = [datetime.fromisoformat(text) for text in re.findall(r"^(\S+ \S+),\d+ leg ", robot.log("driver.log"), re.M)]
+    assert max(times) - min(times) > timedelta(hours=9)  # the log shows both drivers' start times
 
     session = Session([tmp_path / "leg.mcap"])
     entries = [entry for entry, _ in session.messages()]

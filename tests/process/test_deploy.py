@@ -308,10 +308,10 @@ def test_every_command_of_the_page_works(site: Site) -> None:
     assert (site.robot / ".config/td3-robot/keys/identity.secret").stat().st_mode & 0o777 == 0o600
     site.follow("Configuration")
 
-    said = site.follow("Services")
-    assert said.startswith("policy: unconfigured\n")
-    assert said.rindex("policy: active\n") > said.index("policy: inactive\n")
-    assert "frozen: True" in said
+    output = site.follow("Services")
+    assert output.startswith("policy: unconfigured\n")
+    assert output.rindex("policy: active\n") > output.index("policy: inactive\n")
+    assert "frozen: True" in output
     site.wait_for(POLICY)
 
     # systemd restarts a crashed server. The robot must not move before an operator activates it.
@@ -348,8 +348,8 @@ def test_every_command_of_the_page_works(site: Site) -> None:
 def learns(site: Site) -> None:
     """Follow the section on a learner: start it from the served policy, train the running robot, and remove it."""
     section = "A learner on the workstation"
-    said = site.follow(section, until="unfreeze")
-    assert "frozen: False" in said
+    output = site.follow(section, until="unfreeze")
+    assert "frozen: False" in output
     site.wait("the learner", lambda: "starts with the actor of policy.safetensors" in site.log("learner"))
     site.wait("weights of the learner, including trained ones", lambda: site.state()["version"] >= 12)
     explored = [line for line in site.record() if line.startswith("apply") and line not in (POLICY, SAFE)]

@@ -71,12 +71,12 @@ def test_deployed_robot_is_recorded_from_the_start_and_replays(robot: Recorded, 
 
     path = robot.folder / "leg.mcap"
     session = Session([path])
-    said = [message for _, message in session.messages()]
-    assert [item.version for item in said if isinstance(item, Weights)] == [3, 4]
-    assert {item.role for item in said if isinstance(item, Start)} == {"policy", "driver"}
-    verbs = [item.verb for item in said if isinstance(item, Command) and item.reason]
+    messages = [message for _, message in session.messages()]
+    assert [item.version for item in messages if isinstance(item, Weights)] == [3, 4]
+    assert {item.role for item in messages if isinstance(item, Start)} == {"policy", "driver"}
+    verbs = [item.verb for item in messages if isinstance(item, Command) and item.reason]
     assert verbs[0] == "estop"  # the operator's first command
-    topics = {message.NAME for message in said}
+    topics = {message.NAME for message in messages}
     assert topics <= {topic.message.NAME for topic in TOPICS if topic.recorded != "no"}
     assert {"start", "turn", "command", "reply", "lifecycle", "weights", "action", "step"} <= topics
     assert {"heard", "told", "latches"} <= topics

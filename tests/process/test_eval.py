@@ -122,9 +122,9 @@ def test_task_output_goes_to_stderr_and_nan_rewards_are_errors(
         Bundle(spec, (4,), tensors, provenance={"task": task}).save(tmp_path / f"{name}.safetensors")
     talker = str(tmp_path / "Talker.safetensors")
     assert main(["eval", talker, "--episodes", "2", "--json"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["returns"] == [5.0, 5.0]
-    assert said.err.count("reset!") == 2
+    output = capsys.readouterr()
+    assert json.loads(output.out)["returns"] == [5.0, 5.0]
+    assert output.err.count("reset!") == 2
     assert main(["eval", talker, "--video", str(tmp_path / "a.mp4")]) == 2
     assert "cannot be drawn: its environment has no pictures" in capsys.readouterr().err
     assert main(["eval", str(tmp_path / "Broken.safetensors")]) == 1
@@ -156,9 +156,9 @@ def test_bad_input_gives_one_line_of_error(
     monkeypatch.chdir(policy.parent)
     Path("folder.mp4").mkdir()
     assert main(["eval", *arguments]) == 2
-    said = capsys.readouterr()
-    assert words in said.err
-    assert (said.out, said.err.count("\n")) == ("", 1)
+    output = capsys.readouterr()
+    assert words in output.err
+    assert (output.out, output.err.count("\n")) == ("", 1)
 
 
 def test_bad_input_gives_exit_code_2(command: Any, policy: Path) -> None:

@@ -618,9 +618,9 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
         "the start of `node watch`",
         lambda: re.search("^[-0-9]+ [0-9:]+ watching", robot.log("watch.log"), re.MULTILINE),
     )
-    told = robot.operator("estop", "--reason", "smoke", "--json")
-    assert told.returncode == 0
-    assert (json.loads(told.stdout)["confirmed"], json.loads(told.stdout)["unconfirmed"]) == (["leg"], [])
+    stop = robot.operator("estop", "--reason", "smoke", "--json")
+    assert stop.returncode == 0
+    assert (json.loads(stop.stdout)["confirmed"], json.loads(stop.stdout)["unconfirmed"]) == (["leg"], [])
     safe = robot.wait_for(SAFE, begin)
     for node in ("policy", "policy/leg", "leg"):
         line = f"{node}: active -> fault: emergency stop: smoke\n"

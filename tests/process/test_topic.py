@@ -26,13 +26,13 @@ def test_echo_prints_one_line_for_each_message_of_a_topic(command: Any, tmp_path
     assert echo.finish() == 0, echo.output()
     for line, (entry, step) in zip(echo.lines, recorded, strict=True):
         assert isinstance(step, Step)
-        told = json.loads(line)
-        assert (told["publisher"], told["number"]) == (entry.publisher, entry.sequence)
-        assert told["message"]["sequence"] == step.sequence
-        [observation] = told["message"]["observation"]  # a list with one entry per robot
+        printed = json.loads(line)
+        assert (printed["publisher"], printed["number"]) == (entry.publisher, entry.sequence)
+        assert printed["message"]["sequence"] == step.sequence
+        [observation] = printed["message"]["observation"]  # a list with one entry per robot
         assert list(observation) == [channel.name for channel in spec("gymnasium:Pendulum-v1").observations]
         assert list(observation.values()) == step.observation[0].tolist()
-        assert begun <= told["time"] <= time.time()  # the time of playing, not of recording
+        assert begun <= printed["time"] <= time.time()  # the time of playing, not of recording
     assert command("play", str(SESSION), "--rate", "10", "--monitor", f"{place}2").finish() == 0
     echo_of_none.interrupt()
     assert echo_of_none.finish() == 130

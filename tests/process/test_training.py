@@ -538,9 +538,9 @@ def test_bad_input_gives_one_line_of_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert words in said.err
-    assert (said.out, said.err.count("\n")) == ("", 1)
+    output = capsys.readouterr()
+    assert words in output.err
+    assert (output.out, output.err.count("\n")) == ("", 1)
 
 
 @pytest.mark.parametrize(

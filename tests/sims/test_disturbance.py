@@ -31,7 +31,7 @@ def disturbance(spec: RobotSpec, seed: int, **content: Any) -> Disturbance:
 
 
 @pytest.mark.parametrize("latency", [0, 1, 4])
-def test_latency_shifts_actions_by_exactly_as_many_periods(spec: RobotSpec, latency: int, seed: int) -> None:
+def test_latency_delays_actions_by_this_number_of_periods(spec: RobotSpec, latency: int, seed: int) -> None:
     late = disturbance(spec, seed, action_latency=[latency, latency])
     assert late.world == {"action_latency": latency}
     sent = [np.array([number, 0.25], np.float32) for number in range(1, 10)]
@@ -55,7 +55,7 @@ def test_jitter_delays_each_action_and_drops_actions_older_than_the_last(spec: R
     newest = 0.0
     for number in range(1, 400):
         seen = float(jittery.delayed(np.array([number, 0], np.float32))[0])
-        assert seen >= newest, "an old action never replaces a newer one"
+        assert seen >= newest, "an old action replaced a newer one"
         newest = seen
         ages.append(number - seen)
     # Actions are at most 3 periods late, or later while no newer one has arrived. 1, 2 and 3 all occur.
@@ -95,7 +95,7 @@ def test_noise_has_the_drawn_standard_deviation(seed: int) -> None:
         else:
             np.testing.assert_allclose(column, expected, atol=1e-6)
     biases = {value for name, value in robot.world.items() if name.startswith("sensor_bias.")}
-    assert len(biases) == 3, "each channel has its own bias"
+    assert len(biases) == 3, "two channels have the same bias"
     robot.close()
 
 

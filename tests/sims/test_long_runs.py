@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# Huge pages are off, because one page is 2 MB of growth. statm lags, so this reads the kernel's exact count.
+# Huge pages are off, because one huge page would count as 2 MB. /proc/self/statm is delayed; smaps_rollup is exact.
 MEMORY = r"""
 import ctypes, re, sys
 from pathlib import Path

@@ -45,7 +45,7 @@ def one(outputs: list[Output]) -> Step:
 
 
 def test_deadlines_and_lags(spec: RobotSpec) -> None:
-    """Period 0.02 s from 10.0. A step 5 ms late shifts nothing. A step at 10.105 misses deadlines 10.08 and 10.10."""
+    """The period is 0.02 s. A step that is 5 ms late shifts no deadline. A step at 10.105 s misses 10.08 and 10.10."""
     pacing = RealTime(spec, "hold")
     assert pacing.deadline is None
     assert pacing.may_step(10.0, ready=False)
@@ -61,7 +61,7 @@ def test_deadlines_and_lags(spec: RobotSpec) -> None:
 
 
 def test_deadlines_do_not_drift(spec: RobotSpec) -> None:
-    """A million steps, each 3 ms late."""
+    """A million steps are each 3 ms late."""
     pacing = RealTime(spec, "hold")
     pacing.stepped(1000.0)
     for _ in range(1_000_000):
@@ -105,7 +105,7 @@ def test_without_an_action_the_fallback_is_applied_and_reported(
 
 
 def test_nothing_is_held_over_a_reset(make_core: Callable[..., SourceCore]) -> None:
-    """Episodes of one step: 1.02 ends the first, 1.04 resets (no Action is missing), 1.06 has no action to hold."""
+    """Each episode has one step: 1.02 s ends an episode, 1.04 s resets the robot, and 1.06 s has no action to hold."""
     core = make_core(length=1)
     core.step([THROTTLE], 1.0)
     steps = [one(core.step([action(0, 2.5, 0.25)], 1.02)), one(core.step([], 1.04)), one(core.step([], 1.06))]
@@ -124,8 +124,8 @@ def test_the_zero_fallback_is_clipped_to_the_action_limits() -> None:
     assert origin is ActionOrigin.ZERO
 
 
-def test_the_learner_delays_no_robot(make_core: Callable[..., SourceCore]) -> None:
-    """``transitions_allowed`` stays 0, and a restarted learner gets all Steps that it may lack. Robots keep moving."""
+def test_a_slow_learner_delays_no_robot(make_core: Callable[..., SourceCore]) -> None:
+    """Robots keep moving although ``transitions_allowed`` is 0. A restarted learner gets all Steps again."""
     core = make_core()
     core.step([THROTTLE], 1.0)
     for number in range(1, 20):
@@ -136,8 +136,8 @@ def test_the_learner_delays_no_robot(make_core: Callable[..., SourceCore]) -> No
     assert core.transitions == 19
 
 
-def test_steps_for_an_absent_learner_are_kept_up_to_a_bound(make_core: Callable[..., SourceCore]) -> None:
-    """The core publishes Steps 0 to QUEUE_LENGTH + 9; it drops and counts the oldest nine."""
+def test_steps_for_an_absent_learner_are_kept_up_to_a_limit(make_core: Callable[..., SourceCore]) -> None:
+    """The core publishes Steps 0 to QUEUE_LENGTH + 9. It drops and counts the oldest nine Steps."""
     core = make_core(length=10**6)
     core.step([THROTTLE], 1.0)
     for number in range(1, QUEUE_LENGTH + 10):
@@ -158,7 +158,7 @@ def test_missed_deadlines_are_counted(make_core: Callable[..., SourceCore]) -> N
 
 
 def test_a_simulated_robot_has_a_watchdog_too(scripted: Callable[..., Any], spec: RobotSpec) -> None:
-    """Fed at 1.01 with a deadline of 50 ms: from 1.08 on it applies the safe action, also when Actions return."""
+    """The only Action comes at 1.01 s and the deadline is 50 ms. From 1.08 s on, the robot applies the safe action."""
     envs = VectorEnvironment(lambda _: scripted([(100, True, False)]), 1, 0, "sim-0", 2)
     guard = Guard(spec, "sim-0", SafetyConfig(action_deadline_ms=50, safe_action={"left": 2.0}))
     core = SourceCore(envs, "sim-0", 2, lockstep=False, pacing=RealTime(spec, "hold"), guard=guard)
@@ -182,6 +182,6 @@ def test_an_emergency_stop_holds_at_full_speed(scripted: Callable[..., Any]) -> 
     one(core.step([action(1, 1.5, 0)], 1.5))
 
 
-def test_configuration_to_pacing(spec: RobotSpec) -> None:
+def test_configuration_selects_the_pacing(spec: RobotSpec) -> None:
     assert isinstance(make_pacing(PacingConfig(), spec), Fast)
     assert isinstance(make_pacing(PacingConfig(mode="realtime"), spec), RealTime)

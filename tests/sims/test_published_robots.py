@@ -24,7 +24,7 @@ ROBOTS = tasks.names()
 
 @pytest.fixture(scope="module", params=ROBOTS)
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[str, gymnasium.Env[Any, Any], Environment]]:
-    """(task, the package's environment after its first episode, ours)."""
+    """The task, the package's environment after its first reset, and our environment."""
     published, ours = make_published(request.param), tasks.make(request.param)
     published.reset()
     yield request.param, published, ours
@@ -39,18 +39,18 @@ def make_published(task: str) -> gymnasium.Env[Any, Any]:
 
 def drivers(task: str, seed: int) -> list[Driver]:
     """One driver for each episode. Some make the robot fall; with ``Stand`` it reaches the time limit."""
-    if task == "HalfCheetah":  # all its episodes last to the time limit
+    if task == "HalfCheetah":  # every episode lasts until the time limit
         return [Random(seed, 1.5), Stand(task, seed)]
     falls: list[Driver] = [Random(seed, 1.0), Random(seed, 1.5)]
-    if task == "Humanoid":  # no driver makes it stand; another test covers its time limit
+    if task == "Humanoid":  # no driver keeps it upright; another test covers its time limit
         return [*falls, Random(seed, 0.3), Random(seed, 0.5)]
-    if task == "Ant":  # falls with weak actions
+    if task == "Ant":  # weak actions make it fall
         return [Random(seed, 0.3), Stand(task, seed), Random(seed, 0.6)]
     return [falls[0], Stand(task, seed), falls[1]]
 
 
 def episode_lines(published: Any, ours: Environment, driver: Driver, seed: int | None) -> Iterator[str]:
-    """One line per difference in one episode; the last line is ``terminated`` or ``truncated``."""
+    """Run one episode in both environments. Yield a line per difference, then ``terminated`` or ``truncated``."""
     theirs, _ = published.reset(seed=seed)
     mine = ours.reset(seed)
     if theirs.dtype != mine.dtype or not np.array_equal(theirs, mine):

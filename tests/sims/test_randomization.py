@@ -72,7 +72,7 @@ def test_off_is_the_published_robot_bit_for_bit(task: str, seed: int) -> None:
     off.close()
 
 
-def test_whether_anything_is_on() -> None:
+def test_on_is_true_if_any_key_is_set() -> None:
     assert not RandomizationConfig().on
     assert not randomization(push={"interval": [3, 4]}).on
     for key, value in EVERYTHING.items():
@@ -136,7 +136,7 @@ def test_motor_strength_scales_torques_and_not_their_cost(monkeypatch: pytest.Mo
     robot.step(action)
     plain.step(action)
     strength = robot.world["motor_strength"]
-    assert applied[1] == [37.5, -75.0, 75.0]  # 0.75 · 100 N·m at 1
+    assert applied[1] == [37.5, -75.0, 75.0]  # an action of 1 gives 0.75 · 100 N·m
     assert applied[0] == pytest.approx([strength * torque for torque in applied[1]])
     # Nothing moves, so only the current has a cost: -0.1 · mean of 0.25, 1, 4.
     assert robot.reward_terms()["electricity"] == pytest.approx(-0.175, abs=1e-6)
@@ -145,7 +145,7 @@ def test_motor_strength_scales_torques_and_not_their_cost(monkeypatch: pytest.Mo
 
 
 def test_damping_brakes_a_joint() -> None:
-    """An ankle of an Ant in free fall, at 3 rad/s without torque: the more damping, the slower after ten periods."""
+    """A joint of an Ant in free fall starts at 3 rad/s without torque. More damping gives a lower final speed."""
     speeds = []
     for damping in (0.0, 1.0, 4.0):
         world = World(MODELS["Ant"])
@@ -216,7 +216,7 @@ def test_a_push_moves_the_torso_in_its_direction(task: str, side: float) -> None
 
 
 def test_pushes_follow_their_schedule(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Duration 0.05 s is 3 control periods of 0.0165 s, interval 0.33 s is 20; the first starts within 20."""
+    """0.05 s are 3 control periods of 0.0165 s, and 0.33 s are 20. The first push starts within 20 periods."""
     pushed: list[tuple[int, float, float]] = []
     robot = make("Ant", seed, push={"force": [50, 60], "duration": [0.05, 0.05], "interval": [0.33, 0.33]})
     monkeypatch.setattr(World, "push", lambda _, force, side: pushed.append((robot.length, force, side)))

@@ -27,7 +27,7 @@ def envs(scripted: Callable[..., Any]) -> Callable[..., VectorEnvironment]:
 
 
 def test_phases_and_episode_numbers(envs: Callable[..., VectorEnvironment]) -> None:
-    """Robot 0: two steps, terminated. Robot 1: three steps, truncated. Robot 2: one step, both: a termination."""
+    """Robot 0: two steps, terminated. Robot 1: three steps, truncated. Robot 2: one step, both flags: terminated."""
     robots = envs([(2, True, False)], [(3, False, True)], [(1, True, True)])
     rows = []
     for number in range(6):
