@@ -31,8 +31,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), flags: Mapping[str, st
 
     Args:
         path: path of the file, or name of a shipped configuration.
-        overrides: each as ``KEY=VALUE``, for example ``learner.batch_size=128``.
-        flags: see :func:`parse`.
+        overrides, flags: see :func:`parse`.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, or is not a valid configuration.

@@ -55,7 +55,7 @@ def _keys(section: type[Struct], prefix: str) -> Iterator[Key]:
     assert isinstance(info, schema.StructType)
     names = [field.name for field in info.fields]
     docs = _documented(section, names)
-    items: list[tuple[type[Struct], str]] = []  # sections of which a key holds a list
+    items: list[tuple[type[Struct], str]] = []  # sections that are items of a list
     for field in info.fields:
         name, kind = prefix + field.name, field.type
         if isinstance(kind, schema.StructType) and issubclass(kind.cls, Section):

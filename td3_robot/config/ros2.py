@@ -28,7 +28,7 @@ class QosConfig(Section, frozen=True):
 
     - ``reliability``: ``reliable`` repeats lost messages; ``best_effort`` does not. A reliable reader gets nothing from
       a best-effort writer.
-    - ``depth``: how many messages wait at most.
+    - ``depth``: the largest number of messages in the queue.
     """
 
     reliability: Literal["reliable", "best_effort"] = "reliable"
@@ -70,7 +70,7 @@ class ObservationConfig(Section, frozen=True):
         if len(given) != 1:
             raise ValueError(f"{where} sets {' and '.join(given) or 'no source'}; allowed: one of joint, imu and index")
         if given == ["index"] and not self.topic:
-            raise ValueError(f"{where} sets index and no topic; name the topic of the array")
+            raise ValueError(f"{where} sets index and no topic; set the topic of the array")
 
     @property
     def source(self) -> str:
@@ -115,7 +115,8 @@ class Ros2Config(Section, frozen=True):
     """A robot with a ROS 2 interface, for ``td3-robot ros2 driver``.
 
     - ``bundle``: a policy file, a run folder or a shipped policy. The driver takes the robot's specification from it.
-    - ``stale_ms``: an observation older than this, by the time of its receipt, leads to FAULT and the safe action.
+    - ``stale_ms``: the largest time since the receipt of an observation. After that time, the state is FAULT, and the
+      driver applies the safe action.
     - ``observations``: the source of each observation channel, in any order.
     - ``actions``: the values of a command, in the order of the array or of the trajectory's joints. The default is the
       order of the specification.
@@ -134,7 +135,7 @@ class Ros2Config(Section, frozen=True):
             names = [item.channel for item in getattr(self, key)]
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
-                raise ValueError(f"ros2.{key} names the channel {twice!r} twice; allowed: each once")
+                raise ValueError(f"ros2.{key} names the channel {twice!r} twice; allowed: each channel once")
         nameless = next((item.channel for item in self.actions if not item.joint), None)
         if self.command.type == "trajectory" and (nameless or not self.actions):
             raise ValueError(

@@ -87,7 +87,6 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
 
     Args:
         wanted: fp32, bf16 or auto.
-        device: the chosen device.
         begins: whether the run is new. In a new run, bf16 must be faster than fp32. A resumed run keeps its precision
             without a measurement, because other processes could disturb the measurement.
 

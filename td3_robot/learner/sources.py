@@ -25,7 +25,7 @@ class Source:
 
     Attributes:
         answered: sequence of the newest processed Step, plus one.
-        seen: number of transitions that the source has published, from its newest Step.
+        seen: number of transitions that the source has published, as its newest Step reports.
         granted: total number of transitions that the source may publish.
         share: number of granted transitions. A source that joins later starts with the smallest share of the others.
         active_at: time of the source's newest Step, in seconds.

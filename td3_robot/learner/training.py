@@ -34,7 +34,6 @@ class Training:
     """Stores transitions, makes updates and exports the policy.
 
     Args:
-        spec: specification of the robot.
         config: configuration of the run, without ``auto``. The section with the algorithm's name, if there is one,
             contains the algorithm's options.
         storage: creates the storage of the replay buffer from the capacity and the row width.

@@ -38,11 +38,11 @@ JOINT = {"channel": "angle", "joint": "hip"}
         ),
         (
             {"observations": [{"channel": "angle", "index": 0}]},
-            "ros2.observations of 'angle' sets index and no topic; name the topic of the array",
+            "ros2.observations of 'angle' sets index and no topic; set the topic of the array",
         ),
         (
             {"observations": [JOINT, JOINT]},
-            "ros2.observations names the channel 'angle' twice; allowed: each once",
+            "ros2.observations names the channel 'angle' twice; allowed: each channel once",
         ),
         (
             {"command": {"type": "trajectory"}, "actions": [{"channel": "torque"}]},
@@ -60,7 +60,7 @@ def test_errors_name_the_key_the_value_and_what_is_allowed(section: dict[str, An
     assert "\n" not in str(caught.value)
 
 
-def test_each_topic_has_a_default_but_that_of_an_array() -> None:
+def test_every_topic_has_a_default_except_the_topic_of_an_array() -> None:
     sources = [JOINT, {"channel": "roll", "imu": "orientation.x"}, {"channel": "foot", "topic": "feet", "index": 2}]
     section = configuration.parse({"ros2": {"observations": sources}}).ros2
     assert [it.source for it in section.observations] == ["joint_states", "imu", "feet"]

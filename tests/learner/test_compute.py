@@ -32,7 +32,7 @@ def processor(monkeypatch: pytest.MonkeyPatch, speed: float | None) -> None:
     monkeypatch.setattr(compute, "bf16_speed", lambda: speed)
 
 
-def test_the_device_is_the_configured_or_the_available_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_chooses_the_gpu_if_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(monkeypatch, (9, 0))
     assert [compute.device(wanted).type for wanted in ("cpu", "cuda", "auto")] == ["cpu", "cuda", "cuda"]
     gpu(monkeypatch, None)

@@ -306,7 +306,7 @@ def test_learner_and_served_policy_compute_the_same_action(spec: RobotSpec, make
     assert seen.std(0).max() > 1e-3
 
 
-def test_policies_carry_the_safety_settings_and_wrong_ones_are_refused(
+def test_policies_contain_the_safety_settings_and_wrong_settings_are_refused(
     spec: RobotSpec, make_step: Callable[..., Step]
 ) -> None:
     settings = SafetyConfig(limits={"left": (0.0, 1.0)}, rate=5.0)

@@ -78,17 +78,17 @@ class NStep:
             if window is not None:  # the source has a new process
                 rows += self._take(window, np.arange(len(window.count)))
             window = self._windows[source] = self._empty(step.incarnation, len(step.phase))
-        who = transitions.robot
-        rows += self._take(window, who[(window.count[who] > 0) & ~window.advance(who, step)])
+        robots = transitions.robot
+        rows += self._take(window, robots[(window.count[robots] > 0) & ~window.advance(robots, step)])
 
-        last = window.count[who]
-        window.observation[who, last], window.action[who, last] = transitions.observation, transitions.action
-        window.reward[who, last], window.next_observation[who] = transitions.reward, transitions.next_observation
-        window.count[who] += 1
+        last = window.count[robots]
+        window.observation[robots, last], window.action[robots, last] = transitions.observation, transitions.action
+        window.reward[robots, last], window.next_observation[robots] = transitions.reward, transitions.next_observation
+        window.count[robots] += 1
 
-        over = step.phase[who] >= Phase.TERMINATED
-        rows += self._take(window, who[over], transitions.terminated[over])
-        full = who[~over & (window.count[who] == self.steps)]
+        over = step.phase[robots] >= Phase.TERMINATED
+        rows += self._take(window, robots[over], transitions.terminated[over])
+        full = robots[~over & (window.count[robots] == self.steps)]
         rows.append(self._rows(window, full, False, oldest=True))
         for array in (window.observation, window.action, window.reward):
             array[full, :-1] = array[full, 1:]
@@ -161,13 +161,13 @@ class NStep:
             returns[:, position] = window.reward[robots, position] + self.discount * returns[:, position + 1]
         counts = window.count[robots]
         index, first = np.nonzero(np.arange(self.steps) < (np.minimum(counts, 1) if oldest else counts)[:, None])
-        who = robots[index]
+        robot = robots[index]
         factor = self.discount ** (counts[index] - first) * ~np.broadcast_to(terminated, counts.shape)[index]
         return Rows(
-            window.observation[who, first],
-            window.action[who, first],
+            window.observation[robot, first],
+            window.action[robot, first],
             returns[index, first].astype(np.float32),
-            window.next_observation[who],
+            window.next_observation[robot],
             factor.astype(np.float32),
         )
 

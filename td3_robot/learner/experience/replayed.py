@@ -23,7 +23,6 @@ class Replayed:
     Args:
         config: the ``learner`` section; ``device`` is not ``auto``.
         observation_size, action_size: O and A.
-        seed: seed of the sampling.
         storage: creates the storage for the rows of the replay buffer.
 
     Raises:

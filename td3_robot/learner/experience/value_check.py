@@ -79,31 +79,31 @@ class ValueCheck:
         """Add the transitions that ``step`` completed."""
         running = self._running.get(source)
         if running is None or not running.belong_to(step):
-            robots = len(step.phase)
+            count = len(step.phase)
             running = self._running[source] = _Running(
                 step.incarnation,
-                np.zeros(robots, np.uint64),
-                np.zeros(robots, np.uint32),
-                np.zeros(robots, bool),
+                np.zeros(count, np.uint64),
+                np.zeros(count, np.uint32),
+                np.zeros(count, bool),
                 np.zeros_like(step.observation),
                 np.zeros_like(step.action),
-                np.zeros(robots),
-                np.zeros(robots),
+                np.zeros(count),
+                np.zeros(count),
             )
-        who = transitions.robot
-        begins = step.episode_step[who] == 1
-        continues = running.advance(who, step)
-        running.whole[who] = begins | (running.whole[who] & continues)
+        robots = transitions.robot
+        begins = step.episode_step[robots] == 1
+        continues = running.advance(robots, step)
+        running.whole[robots] = begins | (running.whole[robots] & continues)
         if begins.any():
-            first = who[begins]
+            first = robots[begins]
             running.observation[first] = transitions.observation[begins]
             running.action[first] = transitions.action[begins]
             running.discounted[first], running.left[first] = 0.0, 1.0
-        running.discounted[who] += running.left[who] * transitions.reward
-        running.left[who] *= self.discount
-        over = step.phase[who] >= Phase.TERMINATED
-        for index in np.flatnonzero(over & running.whole[who]):
-            robot = who[index]
+        running.discounted[robots] += running.left[robots] * transitions.reward
+        running.left[robots] *= self.discount
+        over = step.phase[robots] >= Phase.TERMINATED
+        for index in np.flatnonzero(over & running.whole[robots]):
+            robot = robots[index]
             left = 0.0 if transitions.terminated[index] else float(running.left[robot])
             self.episodes.append(
                 Episode(

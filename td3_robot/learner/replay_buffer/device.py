@@ -20,7 +20,6 @@ class DeviceRows:
 
     Args:
         rows: float32[capacity, width] on the host.
-        device: the device for the copy.
 
     Raises:
         ConfigError: the device lacks the memory for all rows.

@@ -19,8 +19,8 @@ class Scheduler(ABC):
     """Decides the order of events in a run. The learner's core reports events to it, and sends the messages it returns.
 
     An update is due when ``core.learning.update_due`` is true: the replay ratio requires it *and* the training is
-    ready. So an off-policy algorithm updates after each Step, and an on-policy algorithm after each rollout. An
-    on-policy algorithm needs lock-step, in which all sources wait until the policy servers use the newest weights.
+    ready. So an off-policy algorithm makes updates after each Step, and an on-policy algorithm after each rollout. In
+    lock-step, all sources wait until the policy servers use the newest weights. On-policy algorithms rely on this.
 
     A snapshot is a state of the learner from which a run can continue. By default the state at any moment is a
     snapshot, and the learner never rolls back. A scheduler that also restores simulators overrides the snapshot

@@ -33,7 +33,7 @@ def episode(rng: np.random.Generator, steps: int) -> Batch:
         (0.0, [2.75, 3.5, 3.0]),  # terminated: 3; 2 + 0.5·3 = 3.5; 1 + 0.5·3.5 = 2.75
     ],
 )
-def test_returns(last: float, expected: list[float]) -> None:
+def test_returns_match_a_hand_calculation(last: float, expected: list[float]) -> None:
     found = returns(torch.tensor([[1.0], [2], [3]]), torch.tensor([[0.5], [0.5], [last]]), torch.tensor([[8.0]]))
     assert found[:, 0].tolist() == expected
 
@@ -83,7 +83,7 @@ def test_update_is_the_gradient_of_the_loss() -> None:
     assert sum((np.abs(slopes) > 0.02).sum() for slopes in numeric) > 40  # of 4·8+8+8·2+2 + 4·8+8+8+1 = 107
 
 
-def test_it_is_done_after_its_episodes() -> None:
+def test_progress_reaches_1_after_the_configured_episodes() -> None:
     a2c = made(episodes=4)
     rng = np.random.default_rng(0)
     progress = [a2c.progress]

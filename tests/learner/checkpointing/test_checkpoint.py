@@ -17,7 +17,7 @@ from td3_robot.learner.checkpointing import checkpoint
 ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([1, 2], np.uint8)}
 
 
-def test_a_checkpoint_is_read_back_and_old_ones_are_removed(tmp_path: Path) -> None:
+def test_a_checkpoint_reads_back_equal_and_old_checkpoints_are_removed(tmp_path: Path) -> None:
     for steps in (1, 20, 300):
         checkpoint.save(tmp_path, steps, ARRAYS, {"steps": steps, "text": "ü"}, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -54,7 +54,7 @@ def trained(config: LearnerConfig, updates: int, *, compiles: bool = False) -> F
 
 
 @pytest.mark.skipif(machine.compiler_lack() is not None, reason=str(machine.compiler_lack()))
-def test_a_compiled_update_is_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_updates_equal_plain_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled and plain updates differ only by rounding. A second learner loads the code from the cache.
 
     Four steps move a weight by up to 0.004. Where a gradient is near Adam's ε, 1e-8, a step depends on rounding. The
@@ -62,7 +62,7 @@ def test_a_compiled_update_is_an_update(tmp_path: Path, monkeypatch: pytest.Monk
     each sample. The cached code gives the same bits.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "these two lines undo what this test leaves")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # after the test, monkeypatch restores this variable
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     config = LearnerConfig(learning_rate=1e-3, threads=2, layer_norm=True, critic_loss="huber", gradient_clip=0.2)
     plain, quick = trained(config, 4), trained(config, 4, compiles=True)
@@ -123,7 +123,9 @@ def test_a_wrong_compilation_is_not_used(
     assert td3.second is not None
 
 
-def test_without_a_home_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_updates_are_not_compiled_for_a_user_without_a_home_folder(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A user without a name, as in some containers, has no folder for compiled code."""
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

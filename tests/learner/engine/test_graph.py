@@ -93,7 +93,7 @@ def replace_capture(monkeypatch: pytest.MonkeyPatch) -> Replace:
     ],
     ids=["as published", "layer norm", "no delay", "average", "critics first"],
 )
-def test_captured_updates_are_the_updates(
+def test_captured_updates_equal_plain_updates(
     config: LearnerConfig, device: torch.device, replace_capture: Replace
 ) -> None:
     """There are two graphs, or one graph if every update changes the policy.
@@ -220,7 +220,7 @@ def test_another_batch_reaches_the_captured_memory(replace_capture: Replace) -> 
     assert recorder.captures == 4
 
 
-def test_differences_by_hand() -> None:
+def test_differences_match_a_hand_calculation() -> None:
     """A change of 0.1 may have an error of 0.001. Unchanged numbers may have an error of 2.4e-7 of the largest."""
     before = {"w": np.array([1.0, 2.0], np.float32), "generator": np.zeros(3, np.uint8)}
     after = {"w": np.array([1.1, 2.0], np.float32), "generator": np.ones(3, np.uint8)}

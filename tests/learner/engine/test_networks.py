@@ -155,7 +155,7 @@ def test_initialisation_equals_that_of_torch_linear() -> None:
     assert 0.095 < bound <= 0.1
 
 
-def test_tracking_moves_targets_by_a_fraction() -> None:
+def test_a_polyak_update_moves_targets_by_a_fraction() -> None:
     a, _ = made(["one"], 8)
     b, _ = made(["one"], 9)
     start = b.flat.clone()

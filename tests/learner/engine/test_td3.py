@@ -75,7 +75,7 @@ def test_the_engine_equals_the_written_algorithm_in_float64(
         )
 
 
-def test_a_subclass_runs_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subclass_runs_its_own_update(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(TD3):
         """TD3 with a change."""
 

@@ -40,7 +40,7 @@ second = threads.second_thread(4)
 vanishing = torch.full((1 << 20,), 2e-38)
 
 def tenths():
-    bits = (vanishing / 10).view(torch.int32)  # compared as numbers, they would be zero again
+    bits = (vanishing / 10).view(torch.int32)  # a comparison of numbers would flush them to zero
     return [int((half != 0).sum()) for half in bits.chunk(2)]
 
 with compute.flush_denormals():

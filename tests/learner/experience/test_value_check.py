@@ -65,7 +65,7 @@ def test_figures_of_a_known_critic(normalise: bool) -> None:
     assert ValueCheck(0.5).figures(td3, None) == {}
 
 
-def test_the_critic_uses_the_given_action_or_the_policys() -> None:
+def test_the_critic_uses_the_given_action_or_the_action_of_the_policy() -> None:
     """The critic has one hidden unit, so Q = 2 relu(s₀ + a₀). The policy's action is tanh(0.5 s₀)."""
     td3 = FastTD3(1, 1, (1,), LearnerConfig(), seed=1)
     for name, value in {"critic1.0.weight": [[1, 1]], "critic1.1.weight": [[2]]}.items():

@@ -142,7 +142,7 @@ def test_shapes_and_types_of_a_batch() -> None:
     assert np.array_equal(rows_of(batch), before)  # a batch does not share memory with the buffer
 
 
-def test_seeds_decide_the_samples() -> None:
+def test_the_seed_determines_the_samples() -> None:
     def run(seed: int) -> bytes:
         np.random.seed(seed)  # noqa: NPY002 - the global generator must not matter
         buffer = ReplayBuffer(100, O, A, seed)

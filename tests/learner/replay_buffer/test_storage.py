@@ -44,7 +44,7 @@ def test_a_reopened_file_holds_its_rows_and_notes(tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(cut=st.integers(0, 400), flip=st.integers(0, 2000))
-def test_a_truncated_journal_is_read_up_to_its_end_and_a_changed_one_refused(
+def test_a_truncated_journal_is_read_and_a_damaged_journal_is_refused(
     cut: int, flip: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A truncated journal gives the complete notes before the cut. A changed bit makes the process refuse the journal.
@@ -154,7 +154,7 @@ def test_without_a_journal_the_rows_are_those_of_the_checkpoint(
         third.restore(arrays, scalars)
 
 
-def test_an_incomplete_note_is_an_error_and_earlier_ones_are_kept(
+def test_an_incomplete_note_is_an_error_and_earlier_notes_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk accepts five bytes at a time and then becomes full."""
@@ -231,14 +231,14 @@ for total in range(1, 10**9):
     file.write((total - 1) % 1000, np.full((1, 10), total, np.float32))
     file.commit(Note(total, total, "sim-0", {}, {}))
     if total == 3000:
-        print("there", flush=True)
+        print("ready", flush=True)
 """
 
 
 def test_a_killed_process_loses_no_recorded_row(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE)
     assert child.stdout
-    assert child.stdout.readline() == b"there\n"
+    assert child.stdout.readline() == b"ready\n"
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     child.stdout.close()

@@ -17,7 +17,7 @@ from tests.learner.world import World, config
 
 
 class Fleet:
-    """Simulators with one robot each that make every step they may, at most ``pace`` steps in a turn."""
+    """Simulators with one robot. Each makes all steps that it may make, but at most ``pace`` steps in a turn."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -30,7 +30,7 @@ class Fleet:
         self.world.give(peer, self.world.make_step(0, source=name))
 
     def turn(self, pace: int = 10, seconds: float = 0.01, **paces: int) -> None:
-        """Let each simulator make its steps, then let the learner distribute new ones."""
+        """Let each simulator make its steps. Then let the learner grant new steps."""
         for source in self.world.core.sources.live():
             for _ in range(min(paces.get(source.name, pace), source.granted - self.made[source.name])):
                 assert source.peer is not None
@@ -73,7 +73,7 @@ def test_a_late_simulator_gets_an_equal_part_from_then_on(fleet: Fleet) -> None:
     before = dict(fleet.made)
     while fleet.world.core.env_steps < 2000:
         fleet.turn()
-    # 1,500 further steps are 500 for each. At first, a and b still have up to 100 granted steps each.
+    # Of 1,500 further steps, each simulator gets 500. At first, a and b still have up to 100 granted steps each.
     assert all(abs(steps - before[name] - 500) <= _PORTION for name, steps in fleet.made.items()), fleet.made
 
 
@@ -91,7 +91,7 @@ def test_a_missing_simulator_stops_the_other_only_for_the_start_time(fleet: Flee
 
 @pytest.mark.parametrize("fleet", [2], indirect=True)
 def test_a_fast_simulator_does_not_wait_for_a_slow_one(fleet: Fleet) -> None:
-    """Simulator a makes 1 step in a turn and b makes 20: 100 turns are enough for 1,900 steps."""
+    """In each turn, simulator a makes 1 step and b makes 20 steps. So 100 turns are enough for 1,900 steps."""
     for name in ("a", "b"):
         fleet.start(name)
     for _ in range(100):
