@@ -16,7 +16,7 @@ class Gauges:
     """Gauges of one run; they continue after a restart.
 
     Attributes:
-        staleness: moving mean of a weight age: the updates since the weights that computed a stored action.
+        staleness: age of the weights that computed the stored actions, in updates; a moving mean.
         lead_min, lead_max: least and greatest number of due updates (see :class:`RateLimiter`).
     """
 

@@ -109,7 +109,7 @@ class Learning:
 
     @property
     def lead(self) -> float | None:
-        """Number of updates that are due by the replay ratio; None before learning starts or without a replay ratio."""
+        """Number of updates that the replay ratio makes due; None before learning starts or without a ratio."""
         if self.limiter.ratio is None or self.env_steps <= self.limiter.start:
             return None
         return self.limiter.lead(self.env_steps, self.updates)

@@ -47,7 +47,7 @@ class Publisher:
         self.evaluators.discard(peer)
 
     def bundle(self, *, averaged: bool = False) -> Bundle:
-        """The policy that acts. With ``averaged``: the policy that is evaluated and kept.
+        """The policy that chooses the robots' actions. With ``averaged``: the policy for evaluations and files.
 
         Without ``learner.policy_average`` the two are the same.
 

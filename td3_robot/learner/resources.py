@@ -14,7 +14,7 @@ from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util import files, machine
 
 BRANCHES = 32
-"""Children of each node in the sum tree of prioritised replay. Of 4 to 128, 32 is the fastest for a million leaves."""
+"""Children of each node in the sum tree of prioritised replay. With a million leaves, 32 is faster than 16 or 64."""
 _FLOAT, _DOUBLE, _HALF = 4, 8, 2  # bytes
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-_CLOSE = 0.01  # allowed difference, as a fraction of the norm; a ReLU may pass a number near 0 or not
+_CLOSE = 0.01  # largest allowed difference, as a fraction of the norm; rounding can switch a ReLU on or off
 
 
 def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:

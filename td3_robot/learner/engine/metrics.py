@@ -74,7 +74,7 @@ class EngineMetrics(RunningMetrics):
         self.since, self.gauges, self._from = since, gauges, int(scalars["updates"])
 
     def _read_gauges(self) -> dict[str, float]:
-        """The gauges of the newest update. Between a restore and the next update: the saved gauges."""
+        """The gauges of the newest update. After a restore, they are the saved gauges until the next update."""
         updates = self._engine.updates
         policy_from = max(self._from, self._critics_first)
         if updates > self._from:

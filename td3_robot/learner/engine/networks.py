@@ -88,9 +88,9 @@ class Network:
     """One or more perceptrons ("heads") of the same shape, with all parameters in one vector.
 
     A hidden layer is ``relu(linear(x))`` or ``relu(layer_norm(linear(x)))``; the last layer is linear. Matrix products
-    of hidden layers read ``dtype`` and accumulate in float32. The last layer, LayerNorm and the parameter vector are
-    always float32. The 8 bits of bfloat16 are enough for the direction of a gradient, but too few for a value or for
-    adding a small step to a weight.
+    of hidden layers take numbers of type ``dtype`` and accumulate in float32. The last layer, LayerNorm and the
+    parameter vector are always float32. The 8 bits of bfloat16 are enough for the direction of a gradient, but too few
+    for a value or for adding a small step to a weight.
 
     Args:
         heads: the names of the perceptrons.

@@ -20,8 +20,8 @@ class RateLimiter:
 
     Attributes:
         ratio: updates per environment step; None: neither side waits.
-        band: the largest allowed lead. With a too small band, learner and simulators would wait for each other, so
-            ``Config`` refuses it.
+        band: the largest allowed lead. ``Config`` refuses a band with which learner and simulators would wait for each
+            other.
         start: environment steps before the first update.
         total: environment steps of the whole run.
         offline: updates on recordings before the first environment step.
