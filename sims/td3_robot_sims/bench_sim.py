@@ -35,7 +35,7 @@ Contestants = dict[tuple[str, int], Any]
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     description = "Measure steps per second of the simulated robots, and the memory of a robot."
     given = options("td3-robot bench sim", description).parse(arguments)
     with c_output_on_stderr():  # output of a physics engine would corrupt the JSON

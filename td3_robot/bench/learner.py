@@ -59,7 +59,7 @@ class Turn(NamedTuple):
     cpu_ms: float  # processor time of one update, summed over all threads
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = options("td3-robot bench learner", "Measure TD3 updates per second of the learner. Use idle cores.")
     return harness.show(measure(given := parser.parse(arguments)), given.json, lines)
 

@@ -70,7 +70,7 @@ class Link:
             robot.close()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = harness.Options(
         "td3-robot bench link",
         "Measure the time from observation to action over a link, and a control loop at 1 kHz.",

@@ -28,7 +28,7 @@ from td3_robot.util import machine
 ROBOTS = (1, 8, 64)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = harness.Options(
         "td3-robot bench policy",
         "Measure the policy server: time for an action, time to the first one, memory.",

@@ -38,7 +38,7 @@ Published = list[tuple[str, Message]]
 """Messages, each with the name of the node that published it."""
 
 
-def record(arguments: Sequence[str] | None = None) -> int:
+def record(arguments: Sequence[str]) -> int:
     """Run ``bench record``."""
     description = "Measure what recording costs a node, and how fast a recorder writes."
     options = _options("record", description).parse(arguments)
@@ -67,7 +67,7 @@ def record(arguments: Sequence[str] | None = None) -> int:
     return harness.show(report, options.json, _lines)
 
 
-def replay_policy(arguments: Sequence[str] | None = None) -> int:
+def replay_policy(arguments: Sequence[str]) -> int:
     """Run ``bench replay``."""
     options = _options("replay", "Measure how much faster than real time the policy core is replayed.").parse(arguments)
     with tempfile.TemporaryDirectory() as folder:

@@ -32,7 +32,7 @@ Contestants = dict[tuple[str, int], Callable[[], float]]
 """Kind and threads, mapped to a function that runs one training and returns its environment steps per second."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     description = "Measure environment steps per second of a training with all its processes. Takes minutes."
     given = options("td3-robot bench train", description).parse(arguments)
     return harness.show(measure(given), given.json, lines)

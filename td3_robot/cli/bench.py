@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from td3_robot.cli.verbs import Verb, find, listing
-from td3_robot.errors import EXIT_GOOD, UsageError
+from td3_robot.cli.verbs import Verb, listing, run_row
 
 BENCHMARKS: dict[str, Verb] = {
     "policy": Verb("td3_robot.bench.policy:main", "policy server: time for an action, start and memory"),
@@ -22,19 +20,8 @@ BENCHMARKS: dict[str, Verb] = {
 """Benchmark name to its row."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words:
-        raise UsageError(f"no benchmark given; allowed: {', '.join(BENCHMARKS)}")
-    if words[0] in ("-h", "--help"):
-        print(usage())
-        return EXIT_GOOD
-    return find(BENCHMARKS, words[0], "benchmark").run(words[1:])
-
-
-def usage() -> str:
-    """Return what ``td3-robot bench --help`` prints."""
-    return (
+def main(arguments: Sequence[str]) -> int:
+    usage = (
         "usage: td3-robot bench BENCHMARK [--json] [ARGUMENTS]\n\n"
         f"benchmarks:\n{listing(BENCHMARKS)}\n\n"
         "examples:\n"
@@ -44,3 +31,4 @@ def usage() -> str:
         "  td3-robot bench sim --json > sim.json\n\n"
         "td3-robot bench BENCHMARK --help lists its arguments."
     )
+    return run_row(BENCHMARKS, "benchmark", usage, arguments)

@@ -38,7 +38,7 @@ _EXAMPLES = """examples:
 _TRIALS = 64  # number of random observations for which verify computes actions
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     act = {"create": _create, "show": _show, "verify": _verify, "export": _export, "import": _import}
     return act[options.command](options)

@@ -63,7 +63,7 @@ class Finding(NamedTuple):
     text: str
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog="td3-robot doctor",
         description="Check what this machine has for each use, and what is missing.",

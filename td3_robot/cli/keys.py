@@ -34,7 +34,7 @@ _EXAMPLES = """examples:
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     folder = named(options.keys or default_folder())
     {"create": _create, "allow": _allow, "list": _list, "revoke": _revoke}[options.command](folder, options)

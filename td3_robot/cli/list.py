@@ -25,7 +25,7 @@ _EXAMPLES = """examples:
 Rows = list[dict[str, str]]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog="td3-robot list",
         description="List what td3-robot train, eval and policy accept by name.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,7 +51,7 @@ exit codes:
   2  a wrong option or configuration"""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     parsed = _parser().parse_args(arguments)
     command = None if parsed.verb == "watch" else _command(parsed)
     operator = connect(*_place(parsed), timeout=parsed.timeout)
@@ -163,7 +162,3 @@ def _print(reply: Reply) -> None:
                 print(f"  {one_line(key)} {one_line(name)}: {one_line(text, _LONGEST)}")
         elif value not in ("", None):
             print(f"  {one_line(key)}: {one_line(value, _LONGEST)}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

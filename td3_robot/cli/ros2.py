@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from td3_robot.cli.verbs import Verb, find, listing
-from td3_robot.errors import EXIT_GOOD, UsageError
+from td3_robot.cli.verbs import Verb, listing, run_row
 
 NODES: dict[str, Verb] = {
     "driver": Verb("td3_robot.ros2.driver:main", "drive a robot that has a ROS 2 interface, as a lifecycle node"),
@@ -14,19 +12,8 @@ NODES: dict[str, Verb] = {
 """Node name to its row."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words:
-        raise UsageError(f"no node given; allowed: {', '.join(NODES)}")
-    if words[0] in ("-h", "--help"):
-        print(usage())
-        return EXIT_GOOD
-    return find(NODES, words[0], "node").run(words[1:])
-
-
-def usage() -> str:
-    """Return what ``td3-robot ros2 --help`` prints."""
-    return (
+def main(arguments: Sequence[str]) -> int:
+    usage = (
         "usage: td3-robot ros2 NODE [ARGUMENTS] [--ros-args ROS_ARGUMENTS]\n\n"
         f"nodes:\n{listing(NODES)}\n\n"
         "examples:\n"
@@ -34,3 +21,4 @@ def usage() -> str:
         "  td3-robot ros2 driver --config robot.yaml --ros-args -r __ns:=/left -p ros2.bundle:=policy.safetensors\n\n"
         "The nodes need rclpy from your ROS 2 installation. td3-robot ros2 NODE --help lists the arguments of a node."
     )
+    return run_row(NODES, "node", usage, arguments)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,10 +33,9 @@ td3-robot monitor.
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["echo"]:
-        return _echo(words[1:])
+def main(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["echo"]:
+        return _echo(arguments[1:])
     parser = Parser(
         prog="td3-robot topic", description="List topics, show the fields of their messages.", epilog=_EXAMPLES
     )
@@ -48,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (listing, showing):
         command.add_argument("--json", action="store_true", help="print one JSON object")
     commands.add_parser("echo", help="print live messages as lines of JSON; see echo --help")
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     if options.command == "list":
         print_rows(listed(), as_json=options.json)
     elif options.command == "show":

@@ -40,7 +40,7 @@ _EXAMPLES = """examples:
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     prepared = _resumed(options) if options.resume else _new(options)
     run = prepared.run

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from td3_robot.errors import UsageError
+from td3_robot.errors import EXIT_GOOD, UsageError
 from td3_robot.util.text import did_you_mean
 
 
@@ -76,6 +76,16 @@ def find(table: Mapping[str, Verb], name: str, kind: str) -> Verb:
     if name not in table:
         raise UsageError(f"unknown {kind} {name!r}; {did_you_mean(name, table, 'allowed:')}")
     return table[name]
+
+
+def run_row(table: Mapping[str, Verb], kind: str, usage: str, arguments: Sequence[str]) -> int:
+    """Run the row that the first argument names, with the other arguments; print ``usage`` for ``--help``."""
+    if not arguments:
+        raise UsageError(f"no {kind} given; allowed: {', '.join(table)}")
+    if arguments[0] in ("-h", "--help"):
+        print(usage)
+        return EXIT_GOOD
+    return find(table, arguments[0], kind).run(arguments[1:])
 
 
 def listing(table: Mapping[str, Verb]) -> str:

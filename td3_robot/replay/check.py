@@ -109,7 +109,7 @@ def _compare(session: Session, part: Replayed, exact: bool | None, report: Outco
     report.recorded_s = max(report.recorded_s, (max(times) - min(times)) * 1e-9 if times else 0.0)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     about = "Run the policy server, drivers, simulators and the learner on recorded inputs, and compare their outputs."
     parser = Parser(prog="td3-robot replay", description=about, epilog=_EXAMPLES)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings, each one a session")
@@ -257,7 +257,3 @@ def as_json(session: Session, reports: Sequence[Outcome]) -> dict[str, Any]:
             for report in reports
         },
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())
