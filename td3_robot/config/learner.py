@@ -75,8 +75,8 @@ class LearnerConfig(Section, frozen=True):
       processor is faster with it, else fp32. A run keeps the choices of its start.
     - ``threads``: threads of the learner.
     - ``threads_in``: with ``critics`` each thread computes one critic, or half of the actor's batch. With ``operators``
-      the threads share every matrix product. That is faster if no other process uses the learner's cores, and may be
-      far slower if one does.
+      the threads share every matrix product. That is faster if no other process uses the learner's cores, and otherwise
+      may be far slower.
     - ``compile``: compile fp32 updates for the processor. This needs a C++ compiler, and takes about 20 s the first
       time. If it fails, the learner logs a warning and continues without compiled updates. Compiled updates use threads
       only inside operators. ``compile`` has no effect on a GPU or in bf16.

@@ -75,7 +75,7 @@ def _keys(section: type[Struct], prefix: str) -> Iterator[Key]:
 def _documented(section: type[Struct], names: list[str]) -> dict[str, str]:
     """Return the text about each key in the docstring of its section.
 
-    The docstring has a list of ``- ``key``, ``key``: text.``, or the paragraph ``Attributes:`` with ``key: text``.
+    The docstring has list items ``- ``key``, ``key``: text``, or lines ``key: text`` under ``Attributes:``.
     """
     _, attributes, rest = inspect.getdoc(section).partition("Attributes:\n")  # type: ignore[union-attr]
     if attributes:

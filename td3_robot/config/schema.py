@@ -106,7 +106,7 @@ class EvaluationConfig(Section, frozen=True):
 class CheckpointConfig(Section, frozen=True):
     """Checkpoints: everything that a resumed learner needs.
 
-    - ``every``: environment steps between two checkpoints; 0 for one at the end only.
+    - ``every``: environment steps between two checkpoints; 0 for only one checkpoint, at the end.
     - ``keep``: how many checkpoints stay on disk.
     """
 
@@ -160,11 +160,12 @@ class RecordConfig(Section, frozen=True):
 
     - ``enabled``: record the run.
     - ``split_mb``, ``split_s``: begin a new file after this many megabytes or seconds; 0 for one file.
-    - ``ring_s``: above 0, keep only this many of the last seconds, in a ring in memory. The recorder writes the ring to
-      a file at a fault, at an emergency stop and at the signal SIGUSR1. A ring cannot be split.
+    - ``ring_s``: if above 0, the recorder keeps only the messages of the last ``ring_s`` seconds, in a ring in memory.
+      It writes the ring to a file at a fault, at an emergency stop and at the signal SIGUSR1. A ring cannot be split.
     - ``ring_mb``: the largest size of the ring in megabytes.
-    - ``weights_every``: record the first of the learner's policies and every version that this number divides; 0 for no
-      policy. For other versions the recording holds number and hash. Policies that a person loads are always recorded.
+    - ``weights_every``: record the learner's first policy, and each policy whose version is a multiple of this number;
+      0 for none of them. Of the other policies, the recording has only version and hash. The recorder always records a
+      policy that a person loads.
     """
 
     enabled: bool = False

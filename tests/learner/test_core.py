@@ -236,7 +236,7 @@ def test_divergence_is_reported_and_the_final_policy_has_a_new_version(world: Wo
 def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
     spec: RobotSpec, make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With γ = 0.99, rewards of 1 give returns up to 100. Mean targets above 10,000 are errors. Here it is 29,700."""
+    """With γ = 0.99 and rewards of 1, returns are at most 100. The limit of the mean target is 10,000. It is 29,700."""
     monkeypatch.setattr(reports, "EVERY", 20)
     world = World(make_core(config(publish_every=1000)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)

@@ -42,7 +42,7 @@ def test_the_tree_finds_the_same_leaf_as_a_cumulative_sum(
     total = sum(weights)
     if total:
         wanted = [part % total for part in parts]
-        found = tree.find((np.array(wanted) + 0.5) / total)  # 0.5: far from the next leaf
+        found = tree.find((np.array(wanted) + 0.5) / total)  # with + 0.5, rounding cannot reach another leaf
         assert found.tolist() == np.searchsorted(np.cumsum(weights), wanted, side="right").tolist()
 
 
