@@ -68,9 +68,10 @@ class Robot(ABC):
         return Phase.MID
 
     def reset(self) -> None:  # noqa: B027 - many robots need no preparation
-        """Prepare an episode. The driver calls this before every episode. The call may take long.
+        """Prepare an episode. The driver calls this before every episode.
 
-        The robot has the safe action during the call.
+        The robot has the safe action during the call. The call may last for ``safety.reset_timeout_ms``. After this
+        time the policy server goes to FAULT for this robot.
         """
 
     def stop(self) -> None:  # noqa: B027

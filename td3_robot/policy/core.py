@@ -19,7 +19,7 @@ from typing import Any
 
 from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
-from td3_robot.core_types import ROBOT_ROLES, Input, Output, Peer
+from td3_robot.core_types import ROBOT_ROLES, Farewell, Input, Output, Peer
 from td3_robot.messages import Bye, Command, Hello, LifecycleChange, Message, Reply, Status, Step, Weights
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.answers import Answers
@@ -159,6 +159,7 @@ class PolicyCore:
         # This comes first: after a pause of this process, the queued Steps are old.
         outputs = self.answers.missing(self.desk.robots, now)
         changes: list[LifecycleChange] = []
+        faults: list[str] = []  # names of robots that report a fault
         commanded = False
         weights: list[Weights] = []
         for origin, message in inputs:
@@ -172,6 +173,8 @@ class PolicyCore:
                 self.answers.take(origin, message, now)
             elif isinstance(message, LifecycleChange):
                 changes.append(message)
+                if message.state == State.FAULT.value:
+                    faults.append(origin.name)
             else:
                 if isinstance(message, Command):
                     commanded = True
@@ -179,6 +182,8 @@ class PolicyCore:
                 outputs += self._serve(origin, message, now)
         self.store.receive_all(weights)
         outputs += self.answers.answer_all(now)
+        for name in faults:  # after the Steps, because a robot sends the last Step of its episode before the change
+            self.safety.robot_in_fault(name)
         changes += self.safety.changes()
         if changes or commanded:
             self.safety.forget_the_longest_away(self.desk.robots)
@@ -198,7 +203,7 @@ class PolicyCore:
             self.desk.leave(peer)
             self.answers.leave(peer)
             if peer.name not in self.desk.robots:
-                self.safety.leave(peer.name)
+                self.safety.leave(peer.name, Farewell.of(message))
         return []
 
     def _state_to_keep(self) -> SafetyState:

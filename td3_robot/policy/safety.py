@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterator
 
+from td3_robot.core_types import Farewell
 from td3_robot.errors import LifecycleError
 from td3_robot.messages import Command, LifecycleChange, Step
 from td3_robot.policy.watch import Watch
@@ -67,6 +68,11 @@ class Safety:
             if watch.missing(now) and watch.newest:
                 yield name, watch.newest
 
+    def robot_in_fault(self, name: str) -> None:
+        """A robot reports a fault: its watch must not take missing observations for a reset."""
+        if watch := self.watches.get(name):
+            watch.end_reset()
+
     def changes(self) -> list[LifecycleChange]:
         """Return the changes of state since the last call."""
         changes = self.lifecycle.changes()
@@ -115,13 +121,14 @@ class Safety:
 
     # -- robots that leave ---------------------------------------------------------------------------------------
 
-    def leave(self, name: str) -> None:
+    def leave(self, name: str, farewell: Farewell) -> None:
         """Forget the watch of a robot that left if the watch is active.
 
-        Otherwise keep the watch, so that the robot cannot end a fault by leaving and returning.
+        Otherwise keep the watch, so that the robot cannot end a fault by leaving and returning. Also keep the watch if
+        the robot fell silent during a reset: a source cannot send heartbeats while its ``reset()`` runs.
         """
         watch = self.watches.pop(name, None)
-        if watch and not watch.lifecycle.active:
+        if watch and (not watch.lifecycle.active or (watch.resetting and farewell is not Farewell.STOPPED)):
             self.watches[name] = watch  # the order is that of leaving, so this robot goes to the end
 
     def forget_the_longest_away(self, here: Container[str]) -> None:

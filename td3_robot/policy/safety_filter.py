@@ -23,7 +23,7 @@ class SafetyFilter:
 
     def __init__(self, envelope: Envelope, spec: RobotSpec) -> None:
         self.envelope = envelope
-        self._spec = spec
+        self.spec = spec
         # Rows [1, A]: for one robot they have the shape of the actions, which saves time (see Actor).
         self._low, self._high = envelope.low[None], envelope.high[None]
         self._step = None if envelope.step is None else envelope.step[None]
@@ -67,7 +67,7 @@ class SafetyFilter:
             return None
         fits = np.isfinite(observation) & (low <= observation) & (observation <= high)
         robot, channel = map(int, np.argwhere(~fits)[0])
-        named = self._spec.observations[channel]
+        named = self.spec.observations[channel]
         return (
             f"observation {named.name!r} of robot {robot} is {observation[robot, channel]:g} {named.unit}; "
             f"allowed: {low[channel]:g} to {high[channel]:g}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from td3_robot.messages import Step
+from td3_robot.messages import Phase, Step
 from td3_robot.policy.safety_filter import SafetyFilter
 from td3_robot.safety.lifecycle import Lifecycle, Watchdog
 
 
 class Watch:
     """The server's watch over one simulator process or robot.
+
+    The watch waits for ``reset_timeout_ms`` instead of the deadline while all robots of the source are in ``reset()``:
+    from the last Step of an episode to the first Step of the next one.
 
     Attributes:
         lifecycle: its state, named ``server/source``.
@@ -24,6 +27,13 @@ class Watch:
         self.newest: Step | None = None
         self._problem: str | None = None  # of the newest observation
         self._different = now  # when the observation changed last
+        self._deadline_s: float | None = None  # of the next observation within an episode
+        self._ended: float | None = None  # when the last Step of an episode came; None within an episode
+
+    @property
+    def resetting(self) -> bool:
+        """Whether all robots of the source are between two episodes."""
+        return self._ended is not None
 
     def take(self, step: Step, safety: SafetyFilter, now: float) -> str | None:
         """Take a new Step.
@@ -37,10 +47,14 @@ class Watch:
             Why the policy may not answer the Step; None if it may.
         """
         envelope = safety.envelope
-        self.watchdog.deadline_s, self.watchdog.recovery_s = envelope.observation_deadline_s, envelope.recovery_s
         before, self.newest = self.newest, step
         problem = safety.problem(step.observation)
         again = before is not None and (before.incarnation, before.sequence) == (step.incarnation, step.sequence)
+        self._deadline_s, self.watchdog.recovery_s = envelope.observation_deadline_s, envelope.recovery_s
+        if not again:
+            self._take_phase(step, safety.spec.control_period, now)
+        in_reset = self.resetting and self._deadline_s is not None
+        self.watchdog.deadline_s = envelope.reset_timeout_s if in_reset else self._deadline_s
         if envelope.frozen_s is not None and not again:
             if before is None or before.observation.tobytes() != step.observation.tobytes():
                 self._different = now
@@ -53,9 +67,26 @@ class Watch:
             self.watchdog.arm(now)  # invalid observations only: FAULT after the deadline
         return problem or (None if self.lifecycle.active else self.lifecycle.reason)
 
+    def _take_phase(self, step: Step, period: float, now: float) -> None:
+        """Note the begin and the end of a reset; ``period``: the control period in seconds."""
+        if self._ended is not None:
+            self._different += now - self._ended
+            # If this server was suspended during the reset, the first Steps of the episode are old.
+            late = float(step.episode_step.max()) * period
+            if self._deadline_s is not None and late > self._deadline_s:
+                reason = f"no observation for {self._deadline_s * 1e3:.0f} ms"
+                self.lifecycle.fault(f"{reason}: the episode began {late * 1e3:.0f} ms ago", now)
+        self._ended = now if (step.phase >= Phase.TERMINATED).all() else None
+
     def missing(self, now: float) -> bool:
         """Whether this call found that observations have been missing for too long."""
-        return self.watchdog.bites(now, self._problem)
+        why = "the robot did not come back from its reset" if self.resetting else self._problem
+        return self.watchdog.bites(now, why)
+
+    def end_reset(self) -> None:
+        """Stop waiting for a reset. The deadline counts from the last Step of the episode."""
+        if self.resetting:
+            self._ended, self.watchdog.deadline_s = None, self._deadline_s
 
     def command(self, verb: str, now: float, reason: str) -> None:
         """Apply a Command: activate, deactivate, reset or estop.

@@ -23,6 +23,7 @@ from td3_robot.util.text import did_you_mean
 Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Range = tuple[Finite, Finite]
 Value = TypeVar("Value")
+_RESET_TIMEOUT_S = 30.0
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -42,6 +43,8 @@ class SafetyConfig(Section, frozen=True):
         refuse_out_of_range: no policy answers an observation outside the specification's range.
         frozen_ms: no policy answers an observation in which no bit has changed for longer than this time.
         observation_deadline_ms: the policy server's watchdog: FAULT after this time without a valid observation.
+        reset_timeout_ms: the longest ``reset()`` of a robot. Between the last Step of an episode and the first Step of
+            the next one, the policy server's watchdog waits for this time. The default is 30 s.
         action_deadline_ms: the driver's watchdog: FAULT after this time without an Action.
         hang_ms: if a method of the robot runs longer than this, the driver calls the robot's ``stop`` and ends.
         recovery: ``manual``: only an explicit activate leaves FAULT. ``automatic``: FAULT also ends when the missing
@@ -57,6 +60,7 @@ class SafetyConfig(Section, frozen=True):
     refuse_out_of_range: bool = False
     frozen_ms: Positive | None = None
     observation_deadline_ms: Positive | None = None
+    reset_timeout_ms: Positive | None = None
     action_deadline_ms: Positive | None = None
     hang_ms: Positive | None = None
     recovery: Literal["manual", "automatic"] | None = None
@@ -86,6 +90,7 @@ class Envelope:
         safe: float32[A], the safe action, within the limits; None: hold the last applied action.
         observation_low, observation_high: float32[O], the valid range; None: any finite observation is valid.
         frozen_s, observation_deadline_s, action_deadline_s, hang_s: in seconds; None: off.
+        reset_timeout_s: in seconds; at least ``observation_deadline_s``.
         recovery_s: in seconds; None: no automatic recovery.
         guarded: whether any setting is set.
     """
@@ -99,6 +104,7 @@ class Envelope:
     observation_high: Float32 | None
     frozen_s: float | None
     observation_deadline_s: float | None
+    reset_timeout_s: float
     action_deadline_s: float | None
     hang_s: float | None
     recovery_s: float | None
@@ -140,6 +146,8 @@ def joined(
     chosen = next((one.safe_action for one in every if one.safe_action is not None), None)
     refuse = any(one.refuse_out_of_range for one in every)
     period = spec.control_period
+    deadline_s = _seconds(one.observation_deadline_ms for one in every)
+    reset_s = _seconds(one.reset_timeout_ms for one in every) or _RESET_TIMEOUT_S
     recovery_s = None
     if robot.recovery == "automatic" and all(one.recovery != "manual" for one in every):
         recovery_s = max(robot.recovery_ms or 1000.0, *(one.recovery_ms or 0.0 for one in every)) / 1e3
@@ -153,7 +161,8 @@ def joined(
         observation_low=_range(spec.observations, "low") if refuse else None,
         observation_high=_range(spec.observations, "high") if refuse else None,
         frozen_s=_seconds(one.frozen_ms for one in every),
-        observation_deadline_s=_seconds(one.observation_deadline_ms for one in every),
+        observation_deadline_s=deadline_s,
+        reset_timeout_s=max(reset_s, deadline_s or 0.0),
         action_deadline_s=_seconds(one.action_deadline_ms for one in every),
         hang_s=_seconds(one.hang_ms for one in every),
         recovery_s=recovery_s,

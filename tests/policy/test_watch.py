@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace as changed
 
 from td3_robot.bundle import Bundle, sha256
-from td3_robot.core_types import Input, Output, Peer
+from td3_robot.core_types import Farewell, Input, Output, Peer
 from td3_robot.errors import BundleError
-from td3_robot.messages import Action, Bye, Command, Latches, LifecycleChange, Reply, Step, Weights
+from td3_robot.messages import Action, Bye, Command, Latches, LifecycleChange, Phase, Reply, Step, Weights
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
 from td3_robot.safety.lifecycle import Cause, Held
@@ -688,3 +688,121 @@ def test_far_too_large_weights_of_a_learner_are_refused_before_hashing(make_core
         core.store.receive(2, "0" * 64, junk)
     with pytest.raises(BundleError, match="hash"):
         core.store.receive(2, "0" * 64, junk, loaded=True)
+
+
+RESETS = SafetyConfig(safe_action={"left": 0.25}, observation_deadline_ms=200, reset_timeout_ms=3000)
+
+
+@pytest.fixture
+def make_phase(make_step: Callable[..., Step]) -> Callable[..., Step]:
+    """Makes a Step of a phase. The episode of Step 4 ends, and that of Step 5 begins."""
+
+    def make(sequence: int, phase: Phase, episode_step: int = 0, **fields: Any) -> Step:
+        phases, steps = np.full(1, phase, np.uint8), np.full(1, episode_step, np.uint32)
+        return make_step(sequence, phase=phases, episode_step=steps, **fields)
+
+    return make
+
+
+@pytest.mark.parametrize("end", [Phase.TERMINATED, Phase.TRUNCATED])
+def test_the_watch_waits_while_a_robot_resets(
+    make_core: Cores, peer: Peer, make_phase: Callable[..., Step], end: Phase
+) -> None:
+    """The reset lasts 2 s, and the deadline is 200 ms. Then the deadline holds again."""
+    core = make_core(RESETS)
+    core.step([(peer, make_phase(4, end, 4))], 1.0)
+    assert core.due == pytest.approx(4.0)
+    assert core.step([], 2.9) == []
+    [action] = actions(core.step([(peer, make_phase(5, Phase.FIRST))], 3.0))
+    assert not is_safe(action)
+    assert core.due == pytest.approx(3.2)
+    assert changes(core.step([], 3.3)) == [("policy/leg", "fault")]
+
+
+def test_a_robot_that_does_not_come_back_from_its_reset_is_in_fault(
+    make_core: Cores, peer: Peer, make_phase: Callable[..., Step]
+) -> None:
+    core = make_core(RESETS)
+    core.step([(peer, make_phase(4, Phase.TERMINATED, 4))], 1.0)
+    [change] = [message for _, message in core.step([], 4.1) if isinstance(message, LifecycleChange)]
+    assert (change.node, change.state) == ("policy/leg", "fault")
+    assert change.reason == "no observation for 3000 ms: the robot did not come back from its reset"
+    assert all(map(is_safe, actions(core.step([(peer, make_phase(5, Phase.FIRST))], 5.0))))
+
+
+def test_the_watch_waits_30_seconds_for_a_reset_by_default(
+    make_core: Cores, peer: Peer, make_phase: Callable[..., Step]
+) -> None:
+    core = make_core(SAFE)
+    core.step([(peer, make_phase(4, Phase.TERMINATED, 4))], 1.0)
+    assert core.due == pytest.approx(31.0)
+
+
+@pytest.mark.parametrize("reason", ["silent for 5.0 s", Farewell.RECONNECTED.value])
+def test_a_robot_that_falls_silent_during_its_reset_is_in_fault_after_the_timeout(
+    make_core: Cores, peer: Peer, make_phase: Callable[..., Step], reason: str
+) -> None:
+    """A blocked driver sends no heartbeats, so the server forgets the client before the reset times out."""
+    core = make_core(RESETS)
+    core.step([(peer, make_phase(4, Phase.TERMINATED, 4))], 1.0)
+    core.step([(peer, Bye(reason))], 3.0)
+    assert changes(core.step([], 4.1)) == [("policy/leg", "fault")]
+
+
+def test_a_robot_that_leaves_during_its_reset_is_forgotten(
+    make_core: Cores, peer: Peer, make_phase: Callable[..., Step]
+) -> None:
+    core = make_core(RESETS)
+    core.step([(peer, make_phase(4, Phase.TERMINATED, 4))], 1.0)
+    core.step([(peer, Bye(Farewell.STOPPED.value))], 3.0)
+    assert core.due is None
+    assert changes(core.step([], 4.1)) == []
+
+
+def test_a_fault_of_the_robot_ends_the_wait_for_its_reset(
+    make_core: Cores, peer: Peer, make_phase: Callable[..., Step]
+) -> None:
+    """A failed sensor ends the episode. The driver reports its fault after the last Step, in the same turn."""
+    core = make_core(RESETS)
+    failed = LifecycleChange("leg", "active", "fault", "observe: no sensor", 0)
+    core.step([(peer, make_phase(4, Phase.TRUNCATED, 4)), (peer, failed)], 1.0)
+    assert core.due == pytest.approx(1.2)
+    assert changes(core.step([], 1.3)) == [("policy/leg", "fault")]
+
+
+@pytest.mark.parametrize(("queued", "faults"), [(10, []), (11, [("policy/leg", "fault")])])
+def test_steps_that_queued_after_a_reset_are_not_answered_by_the_policy(
+    make_core: Cores, peer: Peer, make_phase: Callable[..., Step], queued: int, faults: list[tuple[str, str]]
+) -> None:
+    """The server is suspended during the reset. A period is 20 ms, so 10 queued periods are within the deadline."""
+    core = make_core(RESETS)
+    core.step([(peer, make_phase(4, Phase.TERMINATED, 4))], 1.0)
+    steps = [(peer, make_phase(5 + k, Phase.MID if k else Phase.FIRST, k)) for k in range(queued + 1)]
+    outputs = core.step(steps, 2.5)
+    assert changes(outputs) == faults
+    assert [is_safe(action) for action in actions(outputs)] == [bool(faults)]
+
+
+def test_a_reset_does_not_count_as_a_frozen_observation(
+    make_core: Cores, peer: Peer, make_phase: Callable[..., Step]
+) -> None:
+    """The robot rests at the same place before and after the reset. Within the episode, 30 ms are too long."""
+    core, seen = make_core(SafetyConfig(frozen_ms=30)), np.zeros((1, 3), np.float32)
+    versions = [
+        actions(core.step([(peer, make_phase(number, phase, number - 5, observation=seen))], now))[0].weights_version
+        for number, phase, now in [
+            (5, Phase.TERMINATED, 1.0),
+            (6, Phase.FIRST, 3.0),
+            (7, Phase.MID, 3.02),
+            (8, Phase.MID, 3.04),
+        ]
+    ]
+    assert versions == [1, 1, 1, 0]
+
+
+def test_a_part_of_the_robots_in_reset_does_not_stop_the_watch(
+    make_core: Cores, peer: Peer, make_step: Callable[..., Step]
+) -> None:
+    core = make_core(RESETS)
+    core.step([(peer, make_step(4, robots=2, phase=np.array([Phase.TERMINATED, Phase.MID], np.uint8)))], 1.0)
+    assert core.due == pytest.approx(1.2)

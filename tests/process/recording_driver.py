@@ -2,15 +2,18 @@
 
 python recording_driver.py RECORD FAULT EXAMPLE ARGUMENTS…
 
-RECORD gets one line for each observation, action and stop: ``observe good``, ``apply 0.500000``, ``stop``.
+RECORD gets one line for each observation, action and stop: ``observe good``, ``apply 0.500000``, ``stop``. A slow reset
+writes ``reset`` at its begin and ``ready`` at its end.
 FAULT is a file. It is empty or holds one word:
 
 - ``frozen``: observe() repeats its last observation.
 - ``nan``: one channel is NaN.
 - ``stop``: observe() raises EmergencyStop.
 - ``hang``: observe() never returns.
+- ``stuck``: reset() never returns.
 
-The environment variable HOLD_OFF sets ``driver.contact.HOLD_OFF``, in seconds.
+Environment variables: HOLD_OFF sets ``driver.contact.HOLD_OFF``, in seconds. EPISODE is the number of periods of an
+episode; then each reset except the first takes 2 s.
 """
 
 from __future__ import annotations
@@ -31,12 +34,14 @@ from td3_robot.specs import Float32
 
 contact.HOLD_OFF = float(os.environ.get("HOLD_OFF", contact.HOLD_OFF))
 RECORD, FAULT, EXAMPLE = map(Path, sys.argv[1:4])
+EPISODE = int(os.environ.get("EPISODE", "0"))
 Pendulum: Any = runpy.run_path(str(EXAMPLE))["Pendulum"]
 
 
 class Recorded(Pendulum):  # type: ignore[misc]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(EPISODE)
+        self._resets = 0
         self._record = RECORD.open("w", buffering=1)
         self._last: Float32 | None = None
 
@@ -54,6 +59,15 @@ class Recorded(Pendulum):  # type: ignore[misc]
     def apply(self, action: Float32) -> None:
         super().apply(action)
         self._record.write(f"apply {action[0]:.6f}\n")
+
+    def reset(self) -> None:
+        super().reset()
+        self._resets += 1
+        if EPISODE and self._resets > 1:
+            self._record.write("reset\n")
+            stuck = FAULT.exists() and FAULT.read_text() == "stuck"
+            threading.Event().wait(None if stuck else 2.0)
+            self._record.write("ready\n")
 
     def stop(self) -> None:
         self._record.write("stop\n")

@@ -387,6 +387,38 @@ def test_nan_observations_cause_a_fault(robot: Robot) -> None:
     assert "dropped" not in robot.log("server.log")
 
 
+def test_two_second_resets_cause_no_fault_with_a_deadline_of_200_ms(
+    robot: Robot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine an observation can be late within an episode. So the test counts the faults of each reset."""
+    monkeypatch.setenv("EPISODE", "20")
+    robot.configure(observation_deadline_ms=200, **AUTOMATIC)
+    robot.serve()
+    robot.drive()
+    begin = robot.running()
+    for _ in range(2):
+        reset = robot.wait_for("reset", begin)
+        before = robot.log("server.log").count("active -> fault")
+        ready = robot.wait_for("ready", reset)
+        assert robot.log("server.log").count("active -> fault") == before
+        assert ready == reset + 1  # no action during the reset
+        assert robot.record()[reset - 1] == SAFE
+        begin = robot.wait_for(POLICY, ready)
+
+
+def test_robot_that_never_comes_back_from_its_reset_is_in_fault(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timeout is above 5 s of silence, after which the server takes the blocked driver for gone."""
+    monkeypatch.setenv("EPISODE", "20")
+    robot.configure(observation_deadline_ms=200, reset_timeout_ms=6000, **AUTOMATIC)
+    robot.serve()
+    robot.fault("stuck")
+    robot.drive()
+    robot.wait_for("reset", robot.running())
+    reason = "policy/leg: active -> fault: no observation for 6000 ms: the robot did not come back from its reset"
+    robot.wait("the server's fault", lambda: reason in robot.log("server.log"))
+    assert robot.record()[-2:] == [SAFE, "reset"]
+
+
 class Learner:
     """A fake learner that sends the messages that the test chooses."""
 

@@ -259,7 +259,7 @@ def joining_robots_do_not_receive_stops(patch: Patch) -> None:
 
 
 def a_robot_that_leaves_loses_its_fault(patch: Patch) -> None:
-    patch.setattr(Safety, "leave", lambda self, name: self.watches.pop(name, None))
+    patch.setattr(Safety, "leave", lambda self, name, _: self.watches.pop(name, None))
 
 
 def a_robot_that_leaves_loses_its_stop(patch: Patch) -> None:

@@ -47,6 +47,20 @@ def test_settings_match_a_hand_calculation(spec: RobotSpec) -> None:
     assert envelope.guarded
 
 
+@pytest.mark.parametrize(
+    ("robot", "policy", "seconds"),
+    [
+        (NOTHING, NOTHING, 30),
+        (SafetyConfig(reset_timeout_ms=5000), SafetyConfig(reset_timeout_ms=2000), 2),
+        (SafetyConfig(reset_timeout_ms=5, observation_deadline_ms=100), NOTHING, 0.1),  # never below the deadline
+    ],
+)
+def test_the_reset_timeout_is_the_shortest_or_30_seconds(
+    spec: RobotSpec, robot: SafetyConfig, policy: SafetyConfig, seconds: float
+) -> None:
+    assert joined(robot, policy, spec).reset_timeout_s == seconds
+
+
 def test_joining_takes_the_stricter_value(spec: RobotSpec) -> None:
     robot = SafetyConfig(
         limits={"left": (0.0, 3.0)}, rate=5.0, observation_deadline_ms=100, recovery="automatic", recovery_ms=50
