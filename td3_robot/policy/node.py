@@ -20,7 +20,7 @@ from td3_robot.messages import Command, Weights
 from td3_robot.policies import find_policy
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.examiner import Examiner
-from td3_robot.policy.state_file import StateFile
+from td3_robot.policy.state_file import StateFile, default_path
 from td3_robot.policy.store import examine
 from td3_robot.recording.boundary import PolicyObserver
 from td3_robot.runtime.arguments import POLICY_HELP, node_parser
@@ -58,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--state",
         type=Path,
         metavar="FILE",
-        help="deployed: keeps stops, faults and a freeze over a restart (default: the bundle's name and .state)",
+        help="deployed: keeps stops, faults and a freeze over a restart (default: the bundle's name and .state; a "
+        "server with another configuration gets its own file)",
     )
     parsed = parser.parse_args(arguments)
     return run_node("policy", parsed, lambda node: _serve(node, parsed))
@@ -99,8 +100,9 @@ class _Server:
             settings |= self._load(arguments.bundle)
         # This comes before the state file, because the call fails if another server is running.
         node.serve("policy", policy_core.ACCEPTS, self.core.spec)
-        path = arguments.state or (Path(f"{Path(arguments.bundle)}.state") if arguments.bundle else None)
-        self.state_file = StateFile(path) if path else None
+        owner = f"{node.name} of {Path(arguments.config).resolve()}" if arguments.config else ""
+        path = arguments.state or (default_path(Path(arguments.bundle), owner) if arguments.bundle else None)
+        self.state_file = StateFile(path, owner) if path else None
         if self.state_file:
             resources.callback(self.state_file.close)
             settings |= self._resume(self.state_file)

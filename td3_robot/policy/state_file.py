@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,6 +22,32 @@ _LARGEST = 1 << 24  # bytes of the largest file to read: far above any real stat
 _RETRY = 1.0  # seconds between two attempts to write
 
 
+def default_path(bundle: Path, owner: str) -> Path:
+    """The state file of a server beside its policy.
+
+    ``BUNDLE.state`` belongs to the first server of this policy. A server with another name or configuration file has a
+    state file of its own, with a hash of ``owner`` in its name. So the stops of one server do not hold for another one.
+
+    Args:
+        bundle: the policy file.
+        owner: name and configuration file of the server.
+
+    Raises:
+        ConfigError: ``BUNDLE.state`` is damaged, or cannot be read.
+    """
+    first = Path(f"{bundle}.state")
+    own = Path(f"{bundle}.{hashlib.sha256(owner.encode()).hexdigest()[:8]}.state")
+    if not own.exists() and (found := _read(first)[1]) in ("", owner):
+        return first
+    if not own.exists():
+        log.warning(
+            "%s belongs to policy server %s; this server keeps its own state in %s. To share the stops of that "
+            "server, start with --state %s",
+            *(first, found, own, first),
+        )
+    return own
+
+
 class StateFile:
     """The safety state of one policy server, as JSON.
 
@@ -27,6 +55,7 @@ class StateFile:
 
     Args:
         path: of the file. A missing file means an empty state.
+        owner: name and configuration file of the server. A file with another owner keeps it.
 
     Attributes:
         kept: the state in the file.
@@ -36,12 +65,13 @@ class StateFile:
         UsageError: another process uses the file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, owner: str = "") -> None:
         self.path = path
         refusal = f"state file {str(path)!r} belongs to another running policy server; name another with --state FILE"
         self._claim = claim(f"latches {path.resolve()}", refusal)
         try:
-            self.kept = self._read()
+            self.kept, kept_owner = _read(path)
+            self._owner = kept_owner or owner
             self._write(self.kept)  # a folder without write access must be an error now, not at a stop
         except BaseException:
             self._claim.close()
@@ -92,26 +122,31 @@ class StateFile:
         if again:
             log.warning("state file %r is written now", str(self.path))
 
-    def _read(self) -> SafetyState:
-        try:
-            with self.path.open("rb") as file:
-                content = file.read(_LARGEST)
-        except FileNotFoundError:
-            return SafetyState()
-        except OSError as error:
-            raise ConfigError(f"state file {str(self.path)!r} cannot be read: {error.strerror}") from None
-        try:
-            return safety_state.read(msgspec.json.decode(content))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(
-                f"state file {str(self.path)!r} is damaged ({str(error)[:200]}) and may hold a stop; check the robots, "
-                "then remove the file"
-            ) from None
-
     def _write(self, state: SafetyState) -> None:
+        values = {**state.stored(), "owner": self._owner} if self._owner else state.stored()
         try:
-            files.write_atomically(self.path, msgspec.json.encode(state.stored()) + b"\n")
+            files.write_atomically(self.path, msgspec.json.encode(values) + b"\n")
         except OSError as error:
             raise ConfigError(
                 f"state file {str(self.path)!r} cannot be written: {error.strerror}; name another with --state FILE"
             ) from None
+
+
+def _read(path: Path) -> tuple[SafetyState, str]:
+    """Read the state and the owner of a file. The owner is empty if the file is missing, or names none."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST)
+    except FileNotFoundError:
+        return SafetyState(), ""
+    except OSError as error:
+        raise ConfigError(f"state file {str(path)!r} cannot be read: {error.strerror}") from None
+    try:
+        values: dict[str, Any] = msgspec.json.decode(content, type=dict)
+        owner = msgspec.convert(values.pop("owner", ""), str)
+        return safety_state.read(values), owner
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f"state file {str(path)!r} is damaged ({str(error)[:200]}) and may hold a stop; check the robots, "
+            "then remove the file"
+        ) from None

@@ -16,7 +16,7 @@ from td3_robot.core_types import Output, Peer
 from td3_robot.errors import ConfigError, UsageError
 from td3_robot.messages import Action, Command, Step
 from td3_robot.policy.core import PolicyCore
-from td3_robot.policy.state_file import StateFile
+from td3_robot.policy.state_file import StateFile, default_path
 from td3_robot.safety.lifecycle import Cause, Held
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.safety.state import SafetyState
@@ -296,3 +296,48 @@ def test_a_fault_whose_reason_looks_like_a_stop_stays_a_fault(tmp_path: Path) ->
     again = StateFile(tmp_path / "policy.state")
     again.close()
     assert again.kept == state
+
+
+def kept(path: Path, owner: str, state: SafetyState | None = None) -> SafetyState:
+    """Open the state file as a server of this owner, perhaps change the state, and close the file."""
+    file = StateFile(path, owner)
+    if state:
+        file.keep(state)
+    file.close()
+    return file.kept
+
+
+def test_a_server_with_another_configuration_has_a_state_file_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle, stop = tmp_path / "policy.safetensors", SafetyState(server=STOP)
+    first = default_path(bundle, "policy of /a.yaml")
+    assert first.name == "policy.safetensors.state"
+    kept(first, "policy of /a.yaml", stop)
+    second = default_path(bundle, "policy of /b.yaml")
+    assert "policy.safetensors.state belongs to policy server policy of /a.yaml" in caplog.text
+    assert second.parent == tmp_path
+    assert second != first
+    assert kept(second, "policy of /b.yaml", SafetyState(frozen=True)) == SafetyState(frozen=True)
+    assert default_path(bundle, "policy of /a.yaml") == first
+    assert kept(first, "policy of /a.yaml") == stop
+    first.unlink()  # the second server does not lose its state
+    assert default_path(bundle, "policy of /b.yaml") == second
+
+
+def test_a_state_file_without_an_owner_belongs_to_the_first_server(tmp_path: Path) -> None:
+    """Version 0.1.0 writes no owner. A stop in its file must hold."""
+    bundle = tmp_path / "policy.safetensors"
+    path = tmp_path / "policy.safetensors.state"
+    path.write_text(json.dumps(OLD))
+    assert default_path(bundle, "policy of /a.yaml") == path
+    assert kept(path, "policy of /a.yaml").server == Held(Cause.STOP, "smoke")
+    assert default_path(bundle, "policy of /b.yaml") != path
+
+
+def test_a_named_state_file_holds_for_every_server_and_keeps_its_owner(tmp_path: Path) -> None:
+    bundle, stop = tmp_path / "policy.safetensors", SafetyState(server=STOP)
+    path = default_path(bundle, "policy of /a.yaml")
+    kept(path, "policy of /a.yaml", stop)
+    assert kept(path, "policy of /b.yaml") == stop
+    assert default_path(bundle, "policy of /a.yaml") == path

@@ -419,6 +419,26 @@ def test_robot_that_never_comes_back_from_its_reset_is_in_fault(robot: Robot, mo
     assert robot.record()[-2:] == [SAFE, "reset"]
 
 
+def test_stop_of_one_configuration_does_not_hold_for_a_server_with_another(robot: Robot) -> None:
+    """Both servers serve the same policy file. The first configuration keeps its stop."""
+    robot.configure(**PATIENT)
+    server = robot.serve()
+    robot.wait("the server", lambda: robot.operator("state").returncode == 0)
+    robot.operator("estop")
+    server.kill()
+    server.wait()
+    other = yaml.safe_load((robot.folder / "robot.yaml").read_text())
+    other["endpoints"]["policy"] = f"ipc://{robot.folder}/other"
+    (robot.folder / "other.yaml").write_text(yaml.safe_dump(other))
+    words = ("policy", "--bundle", "policy.safetensors", "--config", "other.yaml")
+    robot._start("other.log", "-m", "td3_robot.cli.main", *words)
+    robot.wait("the other server", lambda: "policy: inactive -> active: autostart" in robot.log("other.log"))
+    assert f"belongs to policy server policy of {robot.folder}/robot.yaml" in robot.log("other.log")
+    assert "emergency stop" not in robot.log("other.log")
+    robot.serve(log="again.log")
+    robot.wait("the stop", lambda: "the emergency stop is still in force" in robot.log("again.log"))
+
+
 class Learner:
     """A fake learner that sends the messages that the test chooses."""
 
