@@ -86,7 +86,7 @@ class Answers:
             return None
         if self._is_withheld(peer.name, step, policy, since, now):
             return self.safe(step, policy)
-        return self._act(peer, step, policy)
+        return self._act(peer, step, policy, now)
 
     def safe(self, step: Step, policy: Policy) -> Action:
         """The safe action as an answer to a Step."""
@@ -118,8 +118,11 @@ class Answers:
                 problem = watch.lifecycle.reason
         return problem is not None or not self._safety.acts(name)
 
-    def _act(self, peer: Peer, step: Step, policy: Policy) -> Action | None:
-        """The policy's Action after the filter. Not finite: the safe action, or None without safety settings."""
+    def _act(self, peer: Peer, step: Step, policy: Policy, now: float) -> Action | None:
+        """The policy's Action after the filter. Not finite: the safe action, or None without safety settings.
+
+        An action outside a limit that stops is an emergency stop of this robot, and the answer is the safe action.
+        """
         explorer = self._explorers.get(peer)
         if explorer is None or explorer.incarnation != step.incarnation:
             explorer = self._explorers[peer] = Explorer(self._seed, step)
@@ -130,6 +133,9 @@ class Answers:
             self._counters["not_finite"] += 1
             return self.safe(step, policy) if guarded else None
         if guarded:
+            if reason := policy.safety.violation(action):
+                self._safety.watches[peer.name].lifecycle.stop(reason, now)
+                return self.safe(step, policy)
             action = policy.safety(action, step.action)
         seed = 0 if explorer.number == NO_NOISE else self._seed
         return _action(step, action, policy.version, explorer.number, seed)

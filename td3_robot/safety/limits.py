@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from td3_robot.config.section import Positive, Section
 from td3_robot.errors import ConfigError
@@ -22,6 +23,7 @@ from td3_robot.util.text import did_you_mean
 
 Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Range = tuple[Finite, Finite]
+OutOfLimit = Literal["clamp", "stop"]
 Value = TypeVar("Value")
 _RESET_TIMEOUT_S = 30.0
 _LARGEST = float(np.finfo(np.float32).max)
@@ -36,6 +38,9 @@ class SafetyConfig(Section, frozen=True):
     Attributes:
         limits: [low, high] of the action. In a map they must be inside the specification's limits. One value for all
             channels is cut to the specification's limits.
+        out_of_limit: what happens if the policy's action with its noise is outside the limits, before ``low_pass`` and
+            ``rate``. ``clamp``: the robot gets the nearest action within the limits. ``stop``: an emergency stop of
+            this robot. In a map, the other channels clamp. The default is ``clamp``.
         rate: the largest change of an action, in units per second.
         low_pass: cut-off frequency of a first-order filter over the actions, in Hz.
         safe_action: ``hold`` (the last applied action), ``zero`` (or the limit nearest to it), or a map from channel
@@ -54,6 +59,7 @@ class SafetyConfig(Section, frozen=True):
     """
 
     limits: Range | dict[str, Range] | None = None
+    out_of_limit: OutOfLimit | dict[str, OutOfLimit] | None = None
     rate: Positive | dict[str, Positive] | None = None
     low_pass: Positive | dict[str, Positive] | None = None
     safe_action: Literal["hold", "zero"] | dict[str, Finite] | None = None
@@ -84,6 +90,7 @@ class Envelope:
 
     Attributes:
         low, high: float32[A], limits of the action, inside the specification's limits.
+        stops: bool[A], whether an action outside the limits stops the robot; None: no channel stops it.
         step: float32[A], the largest change of an action in a control period; None: no limit.
         blend: float32[A] in (0, 1], weight of the policy's action in the low-pass filter; the last action has the
             rest. None: no filter.
@@ -97,6 +104,7 @@ class Envelope:
 
     low: Float32
     high: Float32
+    stops: NDArray[np.bool_] | None
     step: Float32 | None
     blend: Float32 | None
     safe: Float32 | None
@@ -119,16 +127,35 @@ class Envelope:
         chosen = applied if self.safe is None else np.broadcast_to(self.safe, applied.shape)
         return np.clip(chosen, self.low, self.high)
 
+    def violation(self, action: Float32, channels: Sequence[Channel]) -> str | None:
+        """Return why an action must stop the robot; None if it is within the limits of all channels that stop.
+
+        Args:
+            action: of the policy, float32[N, A].
+            channels: the action channels of the specification.
+        """
+        if self.stops is None:
+            return None
+        outside = self.stops & ~((self.low <= action) & (action <= self.high))
+        if not outside.any():
+            return None
+        robot, index = map(int, np.argwhere(outside)[0])
+        return (
+            f"action {channels[index].name!r} of robot {robot} is {action[robot, index]:g} {channels[index].unit}; "
+            f"allowed: {self.low[index]:g} to {self.high[index]:g}"
+        )
+
 
 def joined(
     robot: SafetyConfig, policy: SafetyConfig, spec: RobotSpec, *, floor: SafetyConfig | None = None
 ) -> Envelope:
     """Return the envelope that satisfies the settings of robot, policy and floor.
 
-    The result has the intersection of the limits, the smallest rates, cut-off frequencies and deadlines, and the
-    longest ``recovery_ms``. ``refuse_out_of_range`` is on if robot, policy or floor sets it. Recovery is automatic only
-    if the robot sets ``automatic``, and neither policy nor floor sets ``manual``. The safe action comes from the first
-    settings that have one, in the order robot, floor, policy.
+    The result has the intersection of the limits, and the smallest rates, cut-off frequencies, deadlines and reset
+    timeouts. It has the longest ``recovery_ms``. A channel stops the robot if one of the settings says ``stop``.
+    ``refuse_out_of_range`` is on if robot, policy or floor sets it. Recovery is automatic only if the robot sets
+    ``automatic``, and neither policy nor floor sets ``manual``. The safe action comes from the first settings that have
+    one, in the order robot, floor, policy.
 
     Args:
         robot: settings of the process.
@@ -155,6 +182,7 @@ def joined(
         low=low,
         high=high,
         step=None if rate is None else (rate * period).astype(np.float32),
+        stops=_stops([one.out_of_limit for one in every], spec),
         # First-order low-pass, exact for an input that is constant over a period (zero-order hold).
         blend=None if cut_off is None else (-np.expm1(-2 * math.pi * cut_off * period)).astype(np.float32),
         safe=_safe(chosen, low, high, spec),
@@ -229,6 +257,16 @@ def _least(settings: Sequence[Any], key: str, spec: RobotSpec) -> Any:
         for index, value in _of_channels(setting, key, spec).items():
             least[index] = min(least[index], value)
     return least
+
+
+def _stops(settings: Sequence[Any], spec: RobotSpec) -> NDArray[np.bool_] | None:
+    """Return the channels that stop the robot, bool[A]; None if there are none."""
+    stops = np.zeros(spec.action_size, np.bool_)
+    for setting in settings:
+        if setting is not None:
+            for index, value in _of_channels(setting, "out_of_limit", spec).items():
+                stops[index] |= value == "stop"
+    return stops if stops.any() else None
 
 
 def _safe(chosen: str | dict[str, float] | None, low: Float32, high: Float32, spec: RobotSpec) -> Float32 | None:

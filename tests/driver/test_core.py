@@ -67,6 +67,19 @@ def test_a_robot_without_settings_keeps_the_limits_of_its_specification(make_cor
     assert np.array([robot.applied[-1]], np.float32).tobytes() == inside.tobytes()
 
 
+def test_an_action_outside_a_limit_that_stops_makes_the_robot_safe_at_once(make_core: Make, robot: Toy) -> None:
+    core = make_core(SafetyConfig(limits={"left": (0.0, 1.0)}, out_of_limit="stop", safe_action={"left": 0.5}))
+    core.step([action(0, 0.75, 0.25)], 0.003)
+    assert robot.applied[-1] == [0.75, 0.25]
+    core.step([], 0.02)
+    outputs = core.step([action(1, 1.25, 0.25)], 0.023)
+    assert robot.applied[-1] == [0.5, 0.0]
+    assert states(outputs) == ["fault"]
+    assert core.guard.lifecycle.stopped
+    core.step([operator("activate")], 0.025)  # refused: only a reset ends the stop
+    assert one(core.step([], 0.04)).origin == ActionOrigin.SAFE
+
+
 def test_the_robot_is_reset_at_the_end_of_an_episode(make_core: Make, robot: Toy) -> None:
     core = make_core()
     assert robot.resets == 1

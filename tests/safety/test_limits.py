@@ -91,6 +91,7 @@ def test_joining_takes_the_stricter_value(spec: RobotSpec) -> None:
 
 Bound = st.floats(-3, 3, width=32)
 Ranges = st.tuples(Bound, Bound).filter(lambda pair: pair[0] < pair[1])
+Modes = st.sampled_from(["clamp", "stop"])
 Configs = st.builds(
     SafetyConfig,
     limits=st.none() | Ranges,
@@ -98,6 +99,7 @@ Configs = st.builds(
     low_pass=st.none() | st.floats(0.1, 100),
     observation_deadline_ms=st.none() | st.floats(1, 1e4),
     refuse_out_of_range=st.booleans(),
+    out_of_limit=st.none() | Modes | st.fixed_dictionaries({}, optional={"left": Modes, "right": Modes}),
 )
 
 
@@ -111,7 +113,9 @@ def test_joining_never_loosens(robot: SafetyConfig, policy: SafetyConfig) -> Non
         step = np.full(2, np.inf, np.float32) if envelope.step is None else envelope.step
         blend = np.ones(2, np.float32) if envelope.blend is None else envelope.blend
         deadline = envelope.observation_deadline_s or math.inf
-        return np.array([*-envelope.low, *envelope.high, *step, *blend, deadline, envelope.observation_low is None])
+        moves = np.ones(2) if envelope.stops is None else ~envelope.stops
+        refuses = envelope.observation_low is None
+        return np.array([*-envelope.low, *envelope.high, *step, *blend, *moves, deadline, refuses])
 
     both, alone = bounds(robot, policy), [bounds(robot, NOTHING), bounds(policy, NOTHING)]
     if both is not None:
@@ -132,6 +136,7 @@ def test_settings_survive_writing_and_parsing(config: SafetyConfig) -> None:
             {"limits": {"left": (-2.0, 1.0)}},
             r"'left' is \[-2.0, 1.0\] N; allowed: inside the specification's \[-1.0, 3.0\]",
         ),
+        ({"out_of_limit": {"lefft": "stop"}}, "safety.out_of_limit: robot 'Toy' has no action 'lefft'; did you mean"),
         ({"limits": (4.0, 5.0)}, "limits of 'left' leave nothing: at least 4.0 and at most 3.0 N"),
         ({"rate": {"up": 1.0}}, "safety.rate: robot 'Toy' has no action 'up'; it has left, right"),
         ({"safe_action": {"left": 3.5}}, "safe_action of 'left' is 3.5 N; allowed: -1.0 to 3.0"),
