@@ -14,8 +14,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -144,24 +145,38 @@ def poll_until(check: Callable[[], Any], complaint: Callable[[], str], timeout: 
 class Command:
     """A td3-robot command that runs as a process.
 
+    Args:
+        arguments: of the command.
+        cwd: folder in which it runs.
+        before: words before the program.
+        program: the program.
+        environment: variables that it gets in addition to those of the tests.
+
     Attributes:
         cwd: folder in which it runs.
         lines: lines of output read so far, from stdout and stderr.
         process: the process.
     """
 
-    def __init__(self, *arguments: str, cwd: Path, before: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        cwd: Path,
+        before: Sequence[str] = (),
+        program: Sequence[str] = (sys.executable, "-m", "td3_robot.cli.main"),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.cwd = cwd
         self.lines: list[str] = []
         self._queue: queue.Queue[str | None] = queue.Queue()
         self.process = subprocess.Popen(
-            [*before, sys.executable, "-m", "td3_robot.cli.main", *arguments],
+            [*before, *program, *arguments],
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

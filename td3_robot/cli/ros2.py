@@ -8,6 +8,7 @@ from td3_robot.cli.verbs import Verb, listing, run_row
 
 NODES: dict[str, Verb] = {
     "driver": Verb("td3_robot.ros2.driver:main", "drive a robot that has a ROS 2 interface, as a lifecycle node"),
+    "monitor": Verb("td3_robot.ros2.monitor:main", "publish the messages of a run or a robot as ROS 2 topics"),
 }
 """Node name to its row."""
 
@@ -18,7 +19,8 @@ def main(arguments: Sequence[str]) -> int:
         f"nodes:\n{listing(NODES)}\n\n"
         "examples:\n"
         "  td3-robot ros2 driver --config robot.yaml\n"
-        "  td3-robot ros2 driver --config robot.yaml --ros-args -r __ns:=/left -p ros2.bundle:=policy.safetensors\n\n"
+        "  td3-robot ros2 driver --config robot.yaml --ros-args -r __ns:=/left -p ros2.bundle:=policy.safetensors\n"
+        "  td3-robot ros2 monitor --run runs/walker2d\n\n"
         "The nodes need rclpy from your ROS 2 installation. td3-robot ros2 NODE --help lists the arguments of a node."
     )
     return run_row(NODES, "node", usage, arguments)

@@ -24,6 +24,7 @@ CONVERTED: tuple[type[Message], ...] = (Hello, Step, Action, Status, LifecycleCh
 
 _STORE = get_typestore(Stores.ROS2_HUMBLE)
 _OK, _ERROR = 0, 2  # levels of a DiagnosticStatus
+_LONGEST = 90  # characters of the name of a node or a channel
 _SHOWN = 5  # number of channels that a remark names
 _FIELDS = {
     **dict.fromkeys(("position", "pos", "angle"), "position"),
@@ -49,11 +50,13 @@ class Draft(NamedTuple):
         topic: name of the topic.
         type: name of the type, for example ``std_msgs/msg/Float64``.
         message: the message, in the classes of rosbags.
+        latched: whether a subscriber also gets the newest message from before it subscribed. Rare messages need this.
     """
 
     topic: str
     type: str
     message: Any
+    latched: bool = False
 
     def cdr(self) -> bytes:
         """Return the serialized message."""
@@ -109,9 +112,11 @@ class Converter:
             level = _ERROR if message.state == "fault" else _OK
             name, values = f"{message.node} lifecycle", {"previous": message.previous}
             yield _diagnostic(name, level, message.state, message.reason, values, published)
-            yield _draft(f"{self._namespace(message.node)}/state", "std_msgs/msg/String", message.state)
+            state = _draft(f"{self._namespace(message.node)}/state", "std_msgs/msg/String", message.state)
+            yield state._replace(latched=True)
         elif isinstance(message, Evaluation):
-            yield _array("/evaluation/returns", _layout(["episode"], len(message.returns)), message.returns)
+            returns = _array("/evaluation/returns", _layout(["episode"], len(message.returns)), message.returns)
+            yield returns._replace(latched=True)
 
     def remarks(self) -> list[str]:
         """Return a line for each source with channels that have no place in a JointState."""
@@ -273,10 +278,10 @@ def ros_name(text: str) -> str:
     """Return a valid ROS name for a text. ``/`` separates its parts.
 
     A part has letters, digits and single underscores. It begins with a letter, because ROS tools hide topics that begin
-    with an underscore.
+    with an underscore. ROS limits the length of topics.
     """
     parts = (re.sub(r"[^A-Za-z0-9]+", "_", part).strip("_") for part in text.split("/"))
-    return "/".join(part if part[:1].isalpha() else f"x{part}" for part in parts)
+    return "/".join(part if part[:1].isalpha() else f"x{part}" for part in parts)[:_LONGEST].rstrip("/")
 
 
 def _free(name: str, taken: Collection[str]) -> str:

@@ -41,6 +41,7 @@ NEEDED = {
     "export --format ros2": ("mcap", "rosbags"),
     "export --format minari": ("mcap", "minari"),
     "ros2": ("rclpy",),
+    "ros2 monitor": ("rclpy", "rosbags"),
     "bundle export --onnx": ("onnx",),
     "bundle import": ("torch",),
 }

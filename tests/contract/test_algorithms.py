@@ -113,7 +113,7 @@ def test_an_on_policy_algorithm_of_another_package_needs_no_replay_buffer(
     make_core(mine, spec=spec)
     with pytest.raises(ConfigError, match=r"replay_ratio_band is 64\.0; with 1 simulators of 100 robots"):
         make_core(theirs, spec=spec)
-    with pytest.raises(ConfigError, match="exploration is set and the algorithm prescribes its own"):
+    with pytest.raises(ConfigError, match="exploration is set, but the algorithm sets its own exploration"):
         make_core(replace(mine, exploration=ExplorationConfig(noise=0.2)), spec=spec)
     # The actor has 5 · (3 + 1) + 2 · 6 = 32 parameters, and V has 5 · (3 + 1) + 6 = 26.
     assert networks(mine, spec) == (58, 58, False)

@@ -508,6 +508,18 @@ def test_only_the_hello_of_an_unknown_client_is_decoded(
     assert len(unpacked) == 1
 
 
+@pytest.mark.parametrize("topic", [b"heartbeat", b"record"])
+def test_a_client_of_an_earlier_server_causes_no_warning(
+    make_server: MakeServer, topic: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second monitor of a run is no reason for a warning: the nodes do not know yet that the first has ended."""
+    server = make_server()
+    ((_, refused),) = server.receive(b"1", [topic, bytes(33)], 0.0)[1]
+    assert refused.code == "hello"
+    assert server.tally.counts == {}
+    assert caplog.text == ""
+
+
 def test_a_refused_client_is_forgotten(make_server: MakeServer, make_hello: MakeHello) -> None:
     server = make_server()
     ask(server, make_hello())

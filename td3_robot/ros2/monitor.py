@@ -1,0 +1,100 @@
+"""``td3-robot ros2 monitor``: publishes the messages of a run or robot as ROS 2 topics."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from td3_robot.messages import Message
+from td3_robot.monitor.core import Monitor
+from td3_robot.monitor.node import ACCEPTS, watch, watcher_parser
+from td3_robot.recording.entries import Entry, printable
+from td3_robot.recording.ros2_messages import Converter, Draft
+from td3_robot.recording.values import Names
+from td3_robot.ros2 import ros
+from td3_robot.runtime.node import Node
+from td3_robot.runtime.process import run_node
+from td3_robot.topics import MONITOR
+from td3_robot.util.output import say
+
+_DEPTH = 10  # number of messages that wait for a slow subscriber
+_EXAMPLES = """examples:
+  td3-robot ros2 monitor --run runs/walker2d
+  td3-robot ros2 monitor --config robot.yaml
+  td3-robot ros2 monitor --run runs/walker2d --ros-args -r __ns:=/walker
+  td3-robot ros2 monitor --config robot.yaml --ros-args -r leg/robot_0/joint_states:=joint_states     for RViz
+  ros2 topic list, ros2 bag record -a, rqt, PlotJuggler
+
+docs/how-to/view_recordings.md lists the topics. No node waits for the monitor. It ends with the run, or at Ctrl-C.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Publish messages until the run ends or a signal arrives. Return the exit code of the process."""
+    ours, ros_words = ros.split(arguments)
+    parser = watcher_parser("Publish the messages of nodes as ROS 2 topics. No node waits for the monitor.", _EXAMPLES)
+    parser.prog = "td3-robot ros2 monitor"
+    options = parser.parse_args(ours)
+    with ros.running(ros_words):
+        return run_node(MONITOR, options, _publish)
+
+
+def _publish(node: Node) -> None:
+    import rclpy
+
+    ros_node = rclpy.create_node("td3_robot_monitor")
+    publishers, converter = Publishers(ros_node), Converter()
+    printed: set[str] = set()
+    known = 0
+
+    def receive(entry: Entry, message: Message, names: Names) -> None:
+        del names
+        for draft in converter.convert(message, entry.published):
+            publishers.publish(draft)
+
+    def after(monitor: Monitor) -> bool:
+        nonlocal known
+        del monitor
+        if known == len(publishers.topics):
+            return False
+        known = len(publishers.topics)
+        new = [remark for remark in converter.remarks() if remark not in printed]
+        printed.update(new)
+        return not all(say(printable(remark)) for remark in new)
+
+    with ros.spinning(ros_node):  # answers requests for the node's parameters
+        node.serve(MONITOR, ACCEPTS)
+        say(f"the ROS node {ros_node.get_fully_qualified_name()} publishes the messages")
+        watch(node, receive, after)
+
+
+class Publishers:
+    """The ROS publishers of a node, created with the first message of each topic.
+
+    Topics are relative, so that they follow the namespace of the node. Only ``/diagnostics`` is global.
+
+    Attributes:
+        topics: publisher and latching of each topic, by its name.
+    """
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+        self.topics: dict[str, Any] = {}
+
+    def publish(self, draft: Draft) -> None:
+        """Publish a message. Without a subscriber, a message is serialized only if later subscribers get it."""
+        publisher = self.topics.get(draft.topic)
+        if publisher is None:
+            publisher = self.topics[draft.topic] = self._create(draft)
+        if draft.latched or publisher.get_subscription_count():
+            publisher.publish(draft.cdr())
+
+    def _create(self, draft: Draft) -> Any:
+        from rclpy.qos import DurabilityPolicy, QoSProfile
+
+        package, _, name = draft.type.split("/")
+        kind = getattr(importlib.import_module(f"{package}.msg"), name)
+        latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+        topic = draft.topic if draft.topic == "/diagnostics" else draft.topic[1:]
+        return self._node.create_publisher(kind, topic, latched if draft.latched else _DEPTH)

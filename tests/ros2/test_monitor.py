@@ -1,0 +1,210 @@
+"""Republish real runs and recordings as ROS topics, and read them with a subscriber in another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from td3_robot_sims.tasks import spec
+
+from td3_robot.cli.main import main
+from td3_robot.messages import Action, Step
+from td3_robot.recording.reader import Session
+from tests.conftest import Command
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SESSIONS = HERE.parent / "replay" / "sessions"
+FLOAT, ARRAY, TEXT, JOINTS, DIAGNOSTICS = (
+    *("std_msgs/msg/Float64", "std_msgs/msg/Float64MultiArray", "std_msgs/msg/String"),
+    *("sensor_msgs/msg/JointState", "diagnostic_msgs/msg/DiagnosticArray"),
+)
+
+
+class Ros:
+    """Starts processes with rclpy in one ROS domain on this machine."""
+
+    def __init__(self, python: str, domain: int, folder: Path, command: Callable[..., Command]) -> None:
+        self._python, self._command, self._folder = python, command, folder
+        self.environment = {
+            "ROS_DOMAIN_ID": str(domain),
+            "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
+            "ROS_LOG_DIR": str(folder / "ros-log"),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "sims")]),
+        }
+
+    def monitor(self, *arguments: str) -> Command:
+        program = (self._python, "-m", "td3_robot.cli.main", "ros2", "monitor")
+        return self._command(*arguments, program=program, environment=self.environment)
+
+    def play(self, file: Path) -> Command:
+        program = (self._python, str(HERE / "topics_node.py"), "play")
+        return self._command(str(file), program=program, environment=self.environment)
+
+    def listen(self, topics: dict[str, str]) -> Listener:
+        program = (self._python, str(HERE / "topics_node.py"), "listen")
+        places = [f"{topic}={kind}" for topic, kind in topics.items()]
+        command = self._command(*places, program=program, environment=self.environment)
+        command.wait_for("^ready")
+        return Listener(command)
+
+
+class Listener:
+    """The messages that a subscriber in another process receives.
+
+    Attributes:
+        got: the fields of the messages of each topic.
+    """
+
+    def __init__(self, command: Command) -> None:
+        self._command = command
+        self.got: dict[str, list[dict[str, Any]]] = {}
+
+    def until(self, enough: Callable[[dict[str, list[dict[str, Any]]]], bool]) -> None:
+        while not enough(self.got):
+            topic, fields = json.loads(self._command.wait_for(r"^\["))
+            self.got.setdefault(topic, []).append(fields)
+
+
+@pytest.fixture
+def ros(python: str, domain: int, tmp_path: Path, command: Callable[..., Command]) -> Ros:
+    made = Ros(python, domain, tmp_path, command)
+    code = [python, "-c", "import rosbags.typesys, msgspec, zmq"]
+    if subprocess.run(code, capture_output=True, check=False).returncode:
+        pytest.skip(f"{python} has rclpy, but lacks packages of 'td3-robot[ros2]'")
+    return made
+
+
+def test_a_training_appears_as_ros_topics(ros: Ros, train: Callable[..., Command], tmp_path: Path) -> None:
+    run = train(200_000, "learner.replay_ratio=0.05", "record=true")
+    run.wait_for_steps(100)
+    monitor = ros.monitor("--run", "run", "--ros-args", "-r", "__ns:=/walker")
+    monitor.wait_for("the ROS node /walker/td3_robot_monitor publishes the messages")
+    monitor.wait_for(r"^sim-0: 10 of 28 channels are in no joint message: torso\.height, ")
+    base = "/walker/sim_0/robot_0"
+    listener = ros.listen({
+        f"{base}/joint_states": JOINTS,
+        f"{base}/joint_commands": JOINTS,
+        f"{base}/observation": ARRAY,
+        f"{base}/observation/torso/height": FLOAT,
+        f"{base}/reward": FLOAT,
+        "/walker/policy/state+": TEXT,
+        "/walker/sim_0/state+": TEXT,
+        "/diagnostics": DIAGNOSTICS,
+    })  # fmt: skip
+    listener.until(
+        lambda got: (
+            len(got) == 8
+            and len(got[f"{base}/joint_states"]) > 50
+            and {"learner", "policy", "sim-0"}
+            <= {status["name"] for it in got["/diagnostics"] for status in it["status"]}
+        )
+    )
+    run.interrupt()
+    assert run.finish() == 130
+    assert monitor.finish() == 0, monitor.output()  # the monitor ends with the run
+
+    got = listener.got
+    assert got["/walker/policy/state"] == got["/walker/sim_0/state"] == [{"data": "active"}]
+    names = [channel.name for channel in spec("Walker2D").observations]
+    assert got[f"{base}/observation"][0]["layout"]["dim"][0]["label"].split(", ") == names
+    joints = [name.removesuffix(".position") for name in names if name.endswith(".position")]
+    index = {name: number for number, name in enumerate(names)}
+    session = Session([tmp_path / "run" / "session.mcap"])
+    steps = [step for _, step in session.messages_of(Step)]
+    states = {
+        (
+            *(float(step.observation[0, index[f"{joint}.position"]]) for joint in joints),
+            *(float(step.observation[0, index[f"{joint}.velocity"]]) for joint in joints),
+            *step.action[0].tolist(),
+        )
+        for step in steps
+    }
+    for state in got[f"{base}/joint_states"]:
+        assert state["name"] == joints
+        assert (*state["position"], *state["velocity"], *state["effort"]) in states
+    commands = {tuple(action.action[0].tolist()) for _, action in session.messages_of(Action)}
+    for message in got[f"{base}/joint_commands"]:
+        assert (message["name"], message["position"]) == (joints, [])
+        assert tuple(message["effort"]) in commands
+    assert {it["data"] for it in got[f"{base}/observation/torso/height"]} <= {
+        float(step.observation[0, 0]) for step in steps
+    }
+    assert {it["data"] for it in got[f"{base}/reward"]} <= {float(step.reward[0]) for step in steps}
+
+
+def test_a_robot_appears_as_ros_topics(ros: Ros, command: Callable[..., Command]) -> None:
+    """The recorded driver of a robot plays in place of the robot. RViz expects its joints on /joint_states."""
+    monitor = ros.monitor("--endpoint", "ipc://m", "--ros-args", "-r", "leg/robot_0/joint_states:=joint_states")
+    monitor.wait_for("the ROS node /td3_robot_monitor publishes the messages")
+    listener = ros.listen({"/joint_states": JOINTS, "/leg/robot_0/commands": ARRAY, "/policy/leg/state+": TEXT})
+    command("play", str(SESSIONS / "deployed.mcap"), "--monitor", "ipc://m", "--loop")
+    listener.until(lambda got: len(got) == 3 and len(got["/joint_states"]) > 50)
+    monitor.interrupt()
+    assert monitor.finish() == 130, monitor.output()
+    recorded = {
+        (*step.observation[0].tolist(), *step.action[0].tolist())
+        for _, step in Session([SESSIONS / "deployed.mcap"]).messages_of(Step)
+    }
+    for state in listener.got["/joint_states"]:
+        assert len(state["name"]) == 1
+        assert (*state["position"], *state["velocity"], *state["effort"]) in recorded
+    assert listener.got["/leg/robot_0/commands"][0]["layout"]["dim"][0]["label"] == "torque"
+
+
+@pytest.mark.parametrize("name", ["deployed", "pendulum", "walkers"])
+def test_ros_decodes_an_exported_recording(ros: Ros, tmp_path: Path, name: str) -> None:
+    """A node publishes the bytes of the file, as rosbag2 does. ROS decodes them in the subscriber's process."""
+    mcap_reader, rosbags = pytest.importorskip("mcap.reader"), pytest.importorskip("rosbags.highlevel")
+    assert main(["export", str(SESSIONS / f"{name}.mcap"), "--out", str(tmp_path), "--format", "ros2"]) == 0
+    expected: dict[str, list[Any]] = {}
+    with rosbags.AnyReader([tmp_path / "ros2.mcap"]) as bag:
+        for connection, _, data in bag.messages():
+            message = bag.deserialize(data, connection.msgtype)
+            expected.setdefault(connection.topic, []).append(as_maps(message))
+    lines = []
+    kinds = {}
+    with (tmp_path / "ros2.mcap").open("rb") as file:
+        for schema, channel, message in mcap_reader.make_reader(file).iter_messages():
+            kinds[channel.topic] = schema.name
+            lines.append(json.dumps([channel.topic, schema.name, message.data.hex()]))
+    (tmp_path / "messages").write_text("\n".join(lines), encoding="utf-8")
+    listener = ros.listen(kinds)
+    ros.play(tmp_path / "messages").wait_for("^played")
+    listener.until(lambda got: sum(map(len, got.values())) == len(lines))
+    assert listener.got == expected
+
+
+def as_maps(value: Any) -> Any:
+    """Return a message of rosbags as maps, lists, numbers and text, without the constants of its type."""
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: as_maps(getattr(value, name)) for name in value.__dataclass_fields__ if name[0].islower()}
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [as_maps(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    ("module", "advice"),
+    [
+        ("rclpy", "source the setup file of your ROS 2 installation"),
+        ("rosbags.typesys", "pip install 'td3-robot[ros2]'"),
+    ],
+)
+def test_a_missing_package_is_reported_in_one_line(
+    module: str, advice: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    for name in ("td3_robot.recording.ros2_messages", "td3_robot.ros2.monitor"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.delattr(name, raising=False)
+    assert main(["ros2", "monitor", "--run", "runs/walker2d"]) == 2
+    error = capsys.readouterr().err
+    assert f"needs {module}, which is not installed; {advice}" in error
+    assert error.count("\n") == 1
