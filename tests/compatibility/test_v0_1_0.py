@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from mcap.reader import make_reader
 
 from td3_robot.bundle import Bundle
 from td3_robot.policy.actor import Actor
+from td3_robot.recording.reader import Session
 from tests.conftest import Command
 from tests.process.test_faults import SAFE, Robot
 
@@ -143,6 +145,26 @@ def test_recording_is_replayed(name: str, core: str) -> None:
         pytest.skip("a learner is reproducible only on the same kind of machine")
     compared = {item["topic"]: item["compared"] for item in replayed(name)[core]["topics"]}
     assert compared == EXPECTED["compared"][name][core]
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_cut_recording_is_recovered(name: str, frozen: Path, command: Start) -> None:
+    """Without the index no message is lost. Without the last chunk, all earlier messages are recovered."""
+    path = frozen / RECORDINGS[name]
+    before, octets = list(Session([path]).entries()), path.read_bytes()
+    with path.open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    last = max(summary.chunk_indexes, key=lambda chunk: chunk.chunk_start_offset)
+    for cut, code in ((len(octets) - 20, 0), (last.chunk_start_offset + last.chunk_length // 2, 3)):
+        damaged, mended = frozen / "damaged.mcap", frozen / f"mended-{code}.mcap"
+        damaged.write_bytes(octets[:cut])
+        assert command("recover", str(damaged), "--out", str(mended)).finish() == code
+        finish(command("info", str(mended), "--check"))
+        after = list(Session([mended]).entries())
+        assert 0 < len(after) <= len(before)
+        assert (len(after) == len(before)) == (code == 0)
+        assert after == before[: len(after)]
 
 
 def test_training_starts_from_a_recording(frozen: Path, command: Start) -> None:
