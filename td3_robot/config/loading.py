@@ -70,11 +70,12 @@ def parse(
     except RecursionError:
         raise ConfigError(f"{source}: a key contains itself; YAML anchors must not make a circle") from None
     _replace_launch_a2c(tree, source)
+    _expand_record(tree, {})
     for override in overrides:
+        others = tree.get("record", {})
         _override(tree, override)
+        _expand_record(tree, others)
     _replace_launch_a2c(tree, "--set")
-    if isinstance(tree.get("record"), bool):
-        tree["record"] = {"enabled": tree["record"]}
     learner = tree.get("learner", {})
     for (key, choice), implied in IMPLIED.items():
         if isinstance(learner, dict) and learner.get(key) == choice:
@@ -84,6 +85,12 @@ def parse(
     except msgspec.ValidationError as error:
         text = _readable(str(error), tree)
         raise ConfigError(f"{_culprits(text, overrides, flags or {}) or source}: {text}") from None
+
+
+def _expand_record(tree: dict[str, Any], others: Any) -> None:
+    """Replace the short form ``record: true`` by the section with ``others``, the keys that it had before."""
+    if isinstance(enabled := tree.get("record"), bool):
+        tree["record"] = {**(others if isinstance(others, dict) else {}), "enabled": enabled}
 
 
 def _culprits(text: str, overrides: Sequence[str], flags: Mapping[str, str]) -> str:

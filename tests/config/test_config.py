@@ -182,6 +182,16 @@ def test_record_true_stands_for_a_whole_section() -> None:
         configuration.parse({"record": {"ring_s": -1}})
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_record_true_keeps_the_other_keys_of_its_section(order: int) -> None:
+    record = configuration.parse({}, ["record=true", "record.weights_every=100"][::order]).record
+    assert (record.enabled, record.weights_every) == (True, 100)
+    record = configuration.parse({"record": True}, ["record.weights_every=0", "record=false"][::order]).record
+    assert (record.enabled, record.weights_every) == (False, 0)
+    with pytest.raises(ConfigError, match=r"record\.weights_every is -1"):
+        configuration.parse({}, ["record=true", "record.weights_every=-1"])
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
