@@ -6,7 +6,8 @@ function without arguments that makes one::
     [project.entry-points."td3_robot.drivers"]
     leg = "leg_driver.robot:Leg"
 
-A program that calls :func:`td3_robot.driver.node.main` needs no entry point.
+A function named ``main`` is a program instead: it takes the options and drives a robot itself, as ``ros2`` does. A
+program that calls :func:`td3_robot.driver.node.main` needs no entry point.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import sys
 from collections.abc import Sequence
 
 from td3_robot.driver.node import main as drive
-from td3_robot.errors import EXIT_USAGE, ConfigError
+from td3_robot.errors import Td3RobotError
 from td3_robot.registry import Registry
 
-DRIVERS = Registry("driver", {}, "td3_robot.drivers")
+DRIVERS = Registry("driver", {"ros2": "td3_robot.ros2.driver:main"}, "td3_robot.drivers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,12 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     name, *others = (sys.argv[1:] if arguments is None else arguments) or [""]
     try:
-        if not DRIVERS.names():
-            raise ConfigError(f"driver is {name!r}; no installed package has an entry point in {DRIVERS.group}")
-        robot = DRIVERS.load(name)()
-    except ConfigError as error:
+        row = DRIVERS.load(name)
+        if getattr(row, "__name__", "") == "main":
+            return int(row(others))
+        robot = row()
+    except Td3RobotError as error:
         print(f"td3_robot.driver: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return error.exit_code
     return drive(robot, name, others)
 
 

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FIRST_DATA = 5.0  # seconds to wait for the first message of each topic
+_FIRST_DATA = 10.0  # seconds to wait for the first message of each topic
 _ANSWER = 2.0  # seconds to wait for the policy server, for each request
 _STOPPED = 2.0  # seconds within which the driver has to stop the robot
+_TURN = 0.5  # seconds within which the driver ends a turn
 _FIGURES_PERIOD = 1.0  # seconds between two sets of figures
 _EPILOG = """examples:
   td3-robot ros2 driver --config robot.yaml
@@ -74,6 +75,7 @@ def _drive(node: Node, ros_node: DriverNode) -> None:
         try:
             drive(node, robot, desk.follow)
         finally:
+            ros_node.settle()
             desk.end()
 
 
@@ -99,7 +101,8 @@ class Desk:
         self.notify: Callable[[], None] = lambda: None
         self._node = node
         self._robot = robot
-        self._rests = threading.Condition()
+        self._turned = threading.Condition()
+        self._turns = 0
         self._next_figures = 0.0
 
     def follow(self, core: SourceCore) -> None:
@@ -110,17 +113,20 @@ class Desk:
         if now >= self._next_figures:
             self._next_figures = now + _FIGURES_PERIOD
             figures = {"transitions": core.transitions, **core.pacing.figures(), **core.counters, **core.guard.counters}
+        origin = step.origin if step else int(ActionOrigin.NONE)
         self.condition = before._replace(
             state=lifecycle.state,
             reason=lifecycle.reason,
             welcomed=core.contact.welcomed,
-            origin=ActionOrigin(step.origin).name if step else "",
+            moved=not core.guard.safe and origin in (ActionOrigin.POLICY, ActionOrigin.HELD),
+            origin=ActionOrigin.name_of(origin),
             weights_version=step.weights_version if step else 0,
             figures=figures,
         )
-        if self.condition[:3] != before[:3]:
-            with self._rests:
-                self._rests.notify_all()
+        with self._turned:
+            self._turns += 1
+            self._turned.notify_all()
+        if self.condition[:4] != before[:4]:
             self.notify()
 
     def request(self, verb: str) -> str:
@@ -137,8 +143,8 @@ class Desk:
     def stop(self) -> str:
         """Stop the robot in an emergency, also without a policy server. Return an error; empty if it is stopped."""
         self._robot.stopped_by = "emergency stop by a ROS service; it ends by the service reset"
-        with self._rests:
-            rests = self._rests.wait_for(self._rest, _STOPPED)
+        with self._turned:
+            rests = self._turned.wait_for(self._rest, _STOPPED)
         error = self._command("estop")
         if not rests and self._rest():
             rests = True
@@ -164,4 +170,7 @@ class Desk:
             operator.ask(make_command(verb, node.name, "asked for through ROS 2"))
         except Td3RobotError as error:
             return str(error)
+        with self._turned:  # the driver answers in the middle of a turn
+            turns = self._turns
+            self._turned.wait_for(lambda: self._turns > turns, _TURN)
         return ""

@@ -45,6 +45,7 @@ PARAMETERS = ("endpoints.policy", "endpoints.learner", "endpoints.recorder", "en
 """ROS parameters that replace the configuration key of the same name. ``ros2.bundle`` is one more."""
 _MESSAGES: dict[Kind, Any] = {"joint": JointState, "imu": Imu, "array": Float64MultiArray}
 _REPORT_PERIOD = 1.0  # seconds between two diagnostics
+_SETTLE = 0.5  # seconds for the last command to arrive
 _ROS_STATES = {
     State.UNCONFIGURED: "unconfigured",
     State.INACTIVE: "inactive",
@@ -70,7 +71,8 @@ class Condition(NamedTuple):
         state: of the driver.
         reason: of the last change of the state.
         welcomed: whether the policy server has welcomed the driver.
-        origin: where the newest applied action comes from, for example POLICY or SAFE; empty before the first.
+        moved: whether a policy moves the robot.
+        origin: where the newest applied action comes from, for example ``policy`` or ``safe``.
         weights_version: version of the policy that chose the newest applied action; 0 if no policy chose it.
         figures: more figures, for diagnostics.
     """
@@ -78,6 +80,7 @@ class Condition(NamedTuple):
     state: State = State.UNCONFIGURED
     reason: str = "started"
     welcomed: bool = False
+    moved: bool = False
     origin: str = ""
     weights_version: int = 0
     figures: Mapping[str, float] = {}
@@ -144,18 +147,22 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
             joints: names of a trajectory's joints.
             period: the control period in seconds.
         """
+        kind = Float64MultiArray if config.type == "array" else JointTrajectory
+        publisher = self._commands = self.create_publisher(kind, config.topic, qos)
         if config.type == "array":
-            arrays = self.create_publisher(Float64MultiArray, config.topic, qos)
-            return lambda values: arrays.publish(Float64MultiArray(data=values))
-        trajectories = self.create_publisher(JointTrajectory, config.topic, qos)
+            return lambda values: publisher.publish(Float64MultiArray(data=values))
         reach = period if config.reach_ms is None else config.reach_ms / 1e3
         time_from_start = Duration(seconds=reach).to_msg()
 
         def publish(values: list[float]) -> None:
             point = JointTrajectoryPoint(time_from_start=time_from_start, **{config.field: values})
-            trajectories.publish(JointTrajectory(joint_names=joints, points=[point]))
+            publisher.publish(JointTrajectory(joint_names=joints, points=[point]))
 
         return publish
+
+    def settle(self) -> None:
+        """Wait until the subscribers have the last command, which is the safe action."""
+        self._commands.wait_for_all_acked(Duration(seconds=_SETTLE))
 
     # -- lifecycle -----------------------------------------------------------------------------------------------
 
@@ -186,6 +193,7 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
             if error:
                 log.warning("the ROS transition %s fails: %s", verb, error)
                 return TransitionCallbackReturn.FAILURE
+            self.executor.create_task(self.mirror)  # the driver may have left the state already
         self._ros_state = target
         return TransitionCallbackReturn.SUCCESS
 
@@ -200,9 +208,11 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
             "shutdown": self.trigger_shutdown,
         }
         self._mirrors = True
-        while self._ros_state != wanted and self._ros_state != "finalized":
-            triggers[_PATHS.get((self._ros_state, wanted), "shutdown")]()
-        self._mirrors = False
+        try:
+            while self._ros_state not in (wanted, "finalized"):
+                triggers[_PATHS.get((self._ros_state, wanted), "shutdown")]()
+        finally:
+            self._mirrors = False
         self._state_topic.publish(self._policy_state())
 
     # -- reports -------------------------------------------------------------------------------------------------
@@ -220,10 +230,9 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
 
     def _policy_state(self) -> Any:
         now = self._condition()
-        by_policy = now.state is State.ACTIVE and now.weights_version > 0
         if not now.welcomed:
             level, text = DiagnosticStatus.STALE, "no policy server has welcomed the driver"
-        elif by_policy:
+        elif now.moved:
             level, text = DiagnosticStatus.OK, f"a policy moves the robot: version {now.weights_version}"
         elif now.state is State.FAULT:
             level, text = DiagnosticStatus.ERROR, f"{now.state}: {now.reason}"

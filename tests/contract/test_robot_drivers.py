@@ -95,4 +95,10 @@ def test_unknown_driver_is_a_usage_error(arguments: list[str], capsys: pytest.Ca
     assert by_name.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert f"driver is {(arguments or [''])[0]!r}; no installed package" in error
+    assert f"driver is {(arguments or [''])[0]!r}; allowed: ros2" in error
+
+
+def test_ros2_is_a_driver_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        by_name.main(["ros2", "--help"])
+    assert "usage: td3-robot ros2 driver" in capsys.readouterr().out

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from td3_robot.bundle import Bundle, Exploration, layer_shapes
+from td3_robot.operators import Operator, connect
+from td3_robot.specs import Float32, RobotSpec
+from tests.conftest import Command, poll_until
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+DRIVER = "td3_robot_driver"
 _DOMAINS = range(1, 102)
 """Domain numbers whose ports are outside the range of ephemeral ports of Linux."""
 
@@ -49,3 +61,155 @@ def domain() -> Iterator[int]:
             yield number
             return
     pytest.fail("all ROS domains are in use")
+
+
+class Console:
+    """Calls services and reads topics, through a node in another process."""
+
+    def __init__(self, world: World, *namespaces: str) -> None:
+        self._process = subprocess.Popen(
+            [world.python, str(HERE / "console_node.py"), *namespaces],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=world.folder,
+            env=world.environment,
+        )
+        assert self._read() == "ready"
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            assert self._process.stdin
+            self._process.stdin.write(json.dumps([operation, *arguments]) + "\n")
+            self._process.stdin.flush()
+            answer = self._read()
+            assert "error" not in answer, answer
+            return answer["result"]
+
+        return call
+
+    def _read(self) -> Any:
+        assert self._process.stdout
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
+class World:
+    """A folder with a policy, and processes: policy server, driver, robot, console.
+
+    Attributes:
+        folder: holds ``policy.safetensors`` and the configurations.
+        python: a Python with rclpy.
+        environment: of the ROS processes.
+    """
+
+    def __init__(self, folder: Path, python: str, domain: int) -> None:
+        self.folder = folder
+        self.python = python
+        self.environment = {
+            **os.environ,
+            "ROS_DOMAIN_ID": str(domain),
+            "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
+            "ROS_LOG_DIR": str(folder / "ros-log"),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "sims")]),
+        }
+        self.commands: list[Command] = []
+        self.consoles: list[Console] = []
+
+    def configure(self, file: str = "robot.yaml", **sections: Any) -> Path:
+        """Write a configuration. JSON is YAML."""
+        content = {"endpoints": {"policy": f"ipc://{self.folder / 'policy.sock'}"}, **sections}
+        (self.folder / file).write_text(json.dumps(content))
+        return self.folder / file
+
+    def server(self, *arguments: str) -> Command:
+        """Start a policy server, and wait until it serves."""
+        command = Command(
+            *("policy", "--bundle", "policy.safetensors", "--config", "robot.yaml", "--frozen", *arguments),
+            cwd=self.folder,
+        )
+        self.commands.append(command)
+        command.wait_for("serves policy.safetensors")
+        return command
+
+    def driver(self, *arguments: str, file: str = "robot.yaml") -> Command:
+        """Start the driver."""
+        words = (self.python, "-m", "td3_robot.cli.main", "ros2", "driver")
+        return self._start(words, "--config", file, *arguments)
+
+    def robot(self, *arguments: str) -> Command:
+        """Start a robot, and wait until it has published."""
+        command = self._start((self.python, str(HERE / "robot_node.py")), *arguments)
+        command.wait_for("^periods")
+        return command
+
+    def console(self, *namespaces: str) -> Console:
+        self.consoles.append(Console(self, *(namespaces or ("/",))))
+        return self.consoles[-1]
+
+    def operator(self) -> Operator:
+        """An operator of the policy server, as ``td3-robot node``."""
+        return connect(f"ipc://{self.folder / 'policy.sock'}", timeout=60.0)
+
+    def _start(self, program: tuple[str, ...], *arguments: str) -> Command:
+        command = Command(*arguments, cwd=self.folder, program=program, environment=self.environment)
+        self.commands.append(command)
+        return command
+
+    def close(self) -> None:
+        for command in self.commands:
+            if command.process.poll() is None:
+                command.process.send_signal(signal.SIGCONT)
+            command.kill_all()
+        for console in self.consoles:
+            console.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path, python: str, domain: int) -> Iterator[World]:
+    made = World(tmp_path, python, domain)
+    yield made
+    made.close()
+
+
+def linear_policy(spec: RobotSpec, gains: Float32, file: Path) -> None:
+    """Save a policy with action = tanh(gains · observation).
+
+    Args:
+        spec: specification of the robot. Its actions have the limits -1 and 1.
+        gains: float32[A, O].
+        file: where to save it.
+    """
+    size = spec.observation_size
+    hidden = (2 * size,)  # a ReLU each for the positive and the negative part of an observation
+    tensors: Mapping[str, Any] = {name: np.zeros(shape, "f4") for name, shape in layer_shapes(spec, hidden).items()}
+    tensors["actor.0.weight"][:] = np.concatenate([np.eye(size), -np.eye(size)])
+    tensors["actor.1.weight"][:] = np.concatenate([gains, -gains], axis=1)
+    Bundle(spec, hidden, dict(tensors), Exploration("none", 0.0), {"version": 1}).save(file)
+
+
+def moves(console: Console, topic: str = "/commands", driver: str = f"/{DRIVER}") -> None:
+    """Wait until a policy moves the robot. The driver may have met a late first message, so activate it."""
+
+    def check() -> bool:
+        if acts(console, driver):
+            return True
+        if console.state(driver) == "inactive":
+            console.change(driver, "activate")
+        return False
+
+    poll_until(check, lambda: f"no policy moves the robot: {console.newest(f'{driver}/policy_state')}")
+    assert console.newest(topic) is not None
+
+
+def acts(console: Console, driver: str = f"/{DRIVER}") -> bool:
+    """Whether a policy chooses the actions of the robot."""
+    state = console.newest(f"{driver}/policy_state")
+    return bool(state and state["level"] == 0)

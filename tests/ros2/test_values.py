@@ -10,10 +10,12 @@ import pytest
 
 from td3_robot.config import loading as configuration
 from td3_robot.config.ros2 import Ros2Config
+from td3_robot.driver.robot import Robot
 from td3_robot.errors import ConfigError
 from td3_robot.ros2.robot import Inputs, Outputs, Ros2Robot, StaleError, StoppedError
 from td3_robot.ros2.ros import split
 from td3_robot.specs import Channel, RobotSpec
+from tests.contract.robot_driver import RobotContract
 
 SPEC = RobotSpec(
     "Leg",
@@ -39,6 +41,14 @@ def joints(names: list[str], **fields: list[float]) -> Message:
 
 IMU = Message(angular_velocity=Message(x=0.25, y=9.0, z=9.0))
 FEET = Message(data=[9.0, 3.0])
+
+
+class TestRos2Robot(RobotContract):
+    @pytest.fixture
+    def robot(self) -> Robot:
+        inputs = Inputs(SPEC, section(stale_ms=1e6))
+        store_all(inputs)
+        return Ros2Robot(SPEC, inputs, Outputs(SPEC, section()), [].append)
 
 
 class Clock:

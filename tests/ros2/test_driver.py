@@ -1,0 +1,350 @@
+"""``td3-robot ros2 driver`` with real ROS 2 nodes in other processes, and a real policy server."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.cli.main import main
+from td3_robot.specs import Channel, RobotSpec
+from tests.conftest import poll_until
+from tests.ros2.conftest import DRIVER, Console, World, acts, linear_policy, moves
+
+NODE = f"/{DRIVER}"
+SAFETY = {"safe_action": "zero", "action_deadline_ms": 1000, "hang_ms": 10000}
+HIP = RobotSpec(
+    "Hip",
+    (Channel("angle", "rad", -100.0, 100.0), Channel("velocity", "rad/s", -100.0, 100.0)),
+    (Channel("acceleration", "rad/s²", -1.0, 1.0),),
+    0.01,
+)
+HIP_SOURCES = [{"channel": "velocity", "joint": "hip", "field": "velocity"}, {"channel": "angle", "joint": "hip"}]
+STALE_MS = 500  # test machines are shared
+
+
+@pytest.fixture
+def hip(world: World) -> World:
+    """A policy that brings the hip to 0: acceleration = tanh(-2 · angle - 2 · velocity)."""
+    linear_policy(HIP, np.array([[-2.0, -2.0]], np.float32), world.folder / "policy.safetensors")
+    configure(world)
+    return world
+
+
+def configure(world: World, stale_ms: float = STALE_MS, **safety: Any) -> None:
+    section = {"bundle": "policy.safetensors", "stale_ms": stale_ms, "observations": HIP_SOURCES}
+    world.configure(safety={**SAFETY, **safety}, ros2=section)
+
+
+def all_zero(console: Console, topic: str = "/commands") -> bool:
+    """Whether the robot got new commands, and all were the safe action."""
+    taken = console.take(topic)
+    return bool(taken) and all(value == [0.0] for value in taken)
+
+
+def wait_for_safe(console: Console, topic: str = "/commands") -> None:
+    poll_until(lambda: all_zero(console, topic), lambda: f"the last command is {console.newest(topic)}")
+
+
+def wait_for_state(console: Console, state: str, node: str = NODE) -> None:
+    poll_until(lambda: console.state(node) == state, lambda: f"{node} is {console.state(node)}, not {state}")
+
+
+def wait_for_policy_state(console: Console, words: str) -> None:
+    topic = f"{NODE}/policy_state"
+    poll_until(lambda: words in (console.newest(topic) or {}).get("message", ""), lambda: str(console.newest(topic)))
+
+
+def test_each_channel_gets_its_value_whatever_the_order_of_the_joints(world: World) -> None:
+    """The robot stands still and shuffles its joints, so a policy of the right values commands the same each time."""
+    spec = RobotSpec(
+        "Leg",
+        tuple(Channel(name, "1", -10.0, 10.0) for name in ("hip", "ankle", "pitch_rate", "foot")),
+        (Channel("left", "N·m", -1.0, 1.0), Channel("right", "N·m", -1.0, 1.0)),
+        0.01,
+    )
+    gains = np.array([[1.0, 2.0, 0.0, 0.5], [0.0, 0.0, 1.0, 0.0]], np.float32)
+    linear_policy(spec, gains, world.folder / "policy.safetensors")
+    world.configure(
+        safety=SAFETY,
+        ros2={
+            "bundle": "policy.safetensors",
+            "stale_ms": STALE_MS,
+            "observations": [
+                {"channel": "foot", "topic": "feet", "index": 1},
+                {"channel": "pitch_rate", "imu": "angular_velocity.y", "sign": -1},
+                {"channel": "ankle", "joint": "ankle", "scale": 2.0, "offset": -1.0},
+                {"channel": "hip", "joint": "hip"},
+            ],
+            "actions": [{"channel": "right"}, {"channel": "left", "sign": -1, "scale": 10.0, "offset": 3.0}],
+        },
+    )
+    world.robot("--shuffle", "--still")
+    console = world.console()
+    world.server()
+    world.driver()
+    moves(console)
+    console.take("/commands")
+    # hip 0.5, ankle 2 · 0.125 - 1 = -0.75, pitch rate -0.75, foot 0.375
+    left = math.tanh(0.5 + 2 * -0.75 + 0.5 * 0.375)
+    right = math.tanh(-0.75)
+    expected = [right, -10 * left + 3]
+    taken: list[list[float]] = []
+    poll_until(lambda: taken.extend(console.take("/commands")) or len(taken) >= 200, lambda: f"{len(taken)} commands")
+    assert all(value == pytest.approx(expected, abs=1e-5) for value in taken)
+    orders = {tuple(order) for order in console.take("/joint_states")}
+    assert len(orders) == 6
+
+
+def control(world: World, periods: int) -> None:
+    """Let the policy control the robot until it has had this number of commands. The policy brings the hip to 0."""
+    configure(world, stale_ms=3000, action_deadline_ms=3000)  # a busy test machine may pause a process
+    robot = world.robot()
+    console = world.console()
+    world.server()
+    driver = world.driver()
+    moves(console)
+    line = robot.wait_for(r"^periods \d+ commands (\d+)", lambda match: int(match[1]) >= periods, timeout=600)
+    assert acts(console)
+    driver.interrupt()
+    assert driver.finish() == 128 + signal.SIGINT
+    assert abs(float(line.split()[-1])) < 0.02
+    assert not re.search(r"-> fault|FAULT", driver.output())
+    poll_until(lambda: console.newest("/commands") == [0.0], lambda: "the last command is not the safe action")
+
+
+def test_the_policy_controls_the_robot_through_ros(hip: World) -> None:
+    control(hip, periods=700)
+
+
+@pytest.mark.slow
+def test_the_policy_controls_the_robot_for_a_minute_at_100_hz(hip: World) -> None:
+    control(hip, periods=6000)
+
+
+def test_a_killed_publisher_leads_to_the_safe_action_until_a_person_activates(hip: World) -> None:
+    robot = hip.robot()
+    console = hip.console()
+    hip.server()
+    driver = hip.driver()
+    moves(console)
+    robot.process.kill()
+    driver.wait_for("active -> fault: observe: StaleError: .* has come on 'joint_states' for 500 ms")
+    wait_for_safe(console)
+    wait_for_state(console, "inactive")
+    wait_for_policy_state(console, "fault: observe: StaleError")
+    assert console.newest(f"{NODE}/policy_state")["level"] == 2  # ERROR
+    hip.robot()
+    console.take("/commands")
+    poll_until(lambda: len(console.take("/joint_states")) > 10, lambda: "the robot does not publish")
+    wait_for_safe(console)
+    assert console.state(NODE) == "inactive"
+    moves(console)
+    assert console.state(NODE) == "active"
+
+
+def test_a_paused_publisher_leads_to_the_safe_action_and_automatic_recovery(hip: World) -> None:
+    configure(hip, recovery="automatic", recovery_ms=100)
+    robot = hip.robot()
+    console = hip.console()
+    hip.server()
+    driver = hip.driver()
+    poll_until(lambda: acts(console), driver.output)
+    robot.process.send_signal(signal.SIGSTOP)
+    wait_for_state(console, "inactive")
+    wait_for_safe(console)
+    robot.process.send_signal(signal.SIGCONT)
+    wait_for_state(console, "active")
+    poll_until(lambda: acts(console), driver.output)
+
+
+def test_an_emergency_stop_by_service_holds_until_reset_and_activate(hip: World) -> None:
+    hip.robot()
+    console = hip.console()
+    hip.server()
+    hip.driver()
+    moves(console)
+    assert console.trigger(f"{NODE}/estop") == {"success": True, "message": "done"}
+    console.take("/commands")
+    wait_for_safe(console)
+    operator = hip.operator()
+    assert operator.state(target="robot").detail["stopped"] is True
+    assert operator.state().detail["stopped"] == ["robot"]
+    wait_for_state(console, "inactive")
+    assert console.change(NODE, "activate") is False
+    wait_for_safe(console)
+    assert console.trigger(f"{NODE}/reset") == {"success": True, "message": "done"}
+    assert operator.state(target="robot").state == "inactive"
+    assert console.state(NODE) == "inactive"
+    assert console.change(NODE, "activate") is True
+    poll_until(lambda: acts(console), lambda: str(console.newest(f"{NODE}/policy_state")))
+    assert operator.state().detail["stopped"] == []
+
+
+def test_an_emergency_stop_by_service_holds_without_a_policy_server(hip: World) -> None:
+    """The server dies, and a person stops the robot. The stop also holds when another server comes."""
+    hip.robot()
+    console = hip.console()
+    server = hip.server()
+    driver = hip.driver()
+    moves(console)
+    server.process.kill()
+    server.process.wait()
+    answer = console.trigger(f"{NODE}/estop")
+    assert answer["success"]
+    driver.wait_for("the policy server does not know of the emergency stop: no answer from robot")
+    wait_for_safe(console)
+    assert console.trigger(f"{NODE}/reset")["success"] is False
+    hip.server()
+    poll_until(lambda: hip.operator().state().detail.get("robots"), driver.output)
+    console.change(NODE, "activate")
+    wait_for_safe(console)
+    assert console.trigger(f"{NODE}/reset")["success"] is True
+    moves(console)
+
+
+def test_lifecycle_transitions_of_ros_reach_the_driver(hip: World) -> None:
+    hip.robot()
+    console = hip.console()
+    hip.server()
+    driver = hip.driver("--set", "policy.autostart=false")
+    operator = hip.operator()
+    poll_until(
+        lambda: (console.newest(f"{NODE}/policy_state") or {}).get("level") == 1, lambda: driver.output()
+    )  # WARN
+    assert console.state(NODE) == "unconfigured"
+    assert operator.state(target="robot").state == "unconfigured"
+    assert console.change(NODE, "configure") is True
+    assert (console.state(NODE), operator.state(target="robot").state) == ("inactive", "inactive")
+    assert console.change(NODE, "activate") is True
+    assert (console.state(NODE), operator.state(target="robot").state) == ("active", "active")
+    poll_until(lambda: acts(console), driver.output)
+    assert console.change(NODE, "deactivate") is True
+    assert (console.state(NODE), operator.state(target="robot").state) == ("inactive", "inactive")
+    wait_for_safe(console)
+    assert console.change(NODE, "cleanup") is False
+    assert console.state(NODE) == "inactive"
+    assert console.change(NODE, "shutdown") is True
+    assert driver.finish() == 0
+    assert "cleanup fails: a driver keeps its configuration" in driver.output()
+
+
+def test_the_lifecycle_of_the_driver_reaches_ros(hip: World) -> None:
+    hip.robot()
+    console = hip.console()
+    hip.server()
+    driver = hip.driver()
+    operator = hip.operator()
+    moves(console)
+    operator.deactivate(target="robot")
+    wait_for_state(console, "inactive")
+    operator.activate(target="robot")
+    wait_for_state(console, "active")
+    operator.estop(target="robot")
+    wait_for_state(console, "inactive")
+    wait_for_policy_state(console, "fault: emergency stop")
+    operator.reset(target="robot")
+    operator.activate(target="robot")
+    wait_for_state(console, "active")
+    data = poll_until(lambda: [it for it in console.newest("/diagnostics") or [] if it["name"] == f"{NODE}: data"], str)
+    assert {"age of joint_states (s)", "transitions", "lag_max_s"} <= set(data[0]["values"])
+    operator.shutdown(target="robot")
+    assert driver.finish() == 0
+
+
+def test_a_shutdown_by_ros_ends_the_driver_without_a_policy_server(hip: World) -> None:
+    hip.robot()
+    console = hip.console()
+    driver = hip.driver()
+    poll_until(lambda: all_zero(console), driver.output)  # without a server, only the safe action
+    assert console.change(NODE, "configure") is False
+    assert console.change(NODE, "shutdown") is True
+    assert driver.finish() == 128 + signal.SIGTERM
+    assert console.newest("/commands") == [0.0]
+
+
+def test_two_robots_in_two_namespaces(hip: World) -> None:
+    """The robots share a policy server. The right robot has remapped topics and takes trajectories."""
+    section = json.loads((hip.folder / "robot.yaml").read_text())["ros2"]
+    right = {
+        **section,
+        "actions": [{"channel": "acceleration", "joint": "hip"}],
+        "command": {"type": "trajectory", "topic": "joint_trajectory", "field": "effort", "reach_ms": 40},
+    }
+    hip.configure("right.yaml", safety=SAFETY, ros2=right)
+    hip.robot("--still", "--ros-args", "-r", "__ns:=/left")
+    hip.robot("--still", "--ros-args", "-r", "__ns:=/elsewhere")
+    console = hip.console("/left", "/right")
+    hip.server()
+    hip.driver("--name", "left", "--ros-args", "-r", "__ns:=/left")
+    remap = ("-r", "__ns:=/right", "-r", "joint_states:=/elsewhere/joint_states")
+    driver = hip.driver("--name", "right", "--ros-args", *remap, file="right.yaml")
+    moves(console, "/left/commands", f"/left/{DRIVER}")
+    moves(console, "/right/joint_trajectory", f"/right/{DRIVER}")
+    assert {f"/{side}/{DRIVER}{part}" for side in ("left", "right") for part in ("", "_sensors")} <= set(
+        console.nodes()
+    )
+    action = math.tanh(-2 * 0.5)
+    point = console.newest("/right/joint_trajectory")
+    expected = {"joints": ["hip"], "positions": [], "velocities": [], "effort": [pytest.approx(action)], "reach": 0.04}
+    assert point == expected
+    assert console.trigger(f"/left/{DRIVER}/estop")["success"]
+    console.take("/left/commands")
+    wait_for_safe(console, "/left/commands")
+    wait_for_state(console, "inactive", f"/left/{DRIVER}")
+    console.take("/right/joint_trajectory")
+    taken: list[Any] = []
+    poll_until(
+        lambda: taken.extend(console.take("/right/joint_trajectory")) or len(taken) > 20, lambda: driver.output()
+    )
+    assert all(point == expected for point in taken)
+    assert console.state(f"/right/{DRIVER}") == "active"
+
+
+def test_ros_parameters_replace_the_endpoint_and_the_bundle(hip: World) -> None:
+    hip.configure("other.yaml", safety=SAFETY, ros2={"stale_ms": STALE_MS, "observations": HIP_SOURCES})
+    content = json.loads((hip.folder / "other.yaml").read_text())
+    (hip.folder / "other.yaml").write_text(json.dumps(content | {"endpoints": {"policy": "ipc:///nowhere/policy"}}))
+    hip.robot()
+    console = hip.console()
+    hip.server()
+    endpoint = f"endpoints.policy:=ipc://{hip.folder / 'policy.sock'}"
+    hip.driver("--ros-args", "-p", "ros2.bundle:=policy.safetensors", "-p", endpoint, file="other.yaml")
+    moves(console)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["--ros-args", "-p", "use_sim_time:=true"],
+            "td3-robot ros2: use_sim_time is true; allowed: false, because deadlines need the monotonic clock",
+        ),
+        (["--ros-args", "-r", "x"], "td3-robot ros2: ROS arguments --ros-args -r x: "),
+        (
+            ["--set", "ros2.bundle=null"],
+            "robot: ros2.bundle is not set; allowed: a policy file, a run folder or a",
+        ),
+        (["--set", "ros2.bundle=ant"], "robot: ros2.observations: robot 'Ant' has no observation 'velocity'; "),
+    ],
+)
+def test_a_mistake_is_an_error_of_one_line(hip: World, words: list[str], line: str) -> None:
+    driver = hip.driver(*words)
+    assert driver.finish() == 2
+    assert driver.lines[-1].startswith(line)
+    assert "Traceback" not in driver.output()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("rclpy") is not None, reason="this Python has rclpy")
+def test_without_rclpy_the_error_names_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ros2", "driver", "--config", str(tmp_path / "robot.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("td3-robot ros2: needs rclpy, which is not installed; source the setup file of your ROS 2")
+    assert error.count("\n") == 1
