@@ -62,7 +62,7 @@ def test_list_keys_describes_every_key(capsys: pytest.CaptureFixture[str]) -> No
         "type": "integer",
         "default": "256",
         "allowed": "from 1",
-        "doc": "transitions of one update.",
+        "doc": "transitions in one update.",
     }
     assert found["learner.gradient_clip"]["type"] == "number or null"
     assert found["simulators"]["allowed"] == "from 1 to 64"
