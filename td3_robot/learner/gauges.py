@@ -24,6 +24,7 @@ class Gauges:
         self.staleness = 0.0
         self.lead_min = self.lead_max = 0.0
         self._returns: deque[float] = deque(maxlen=_RECENT)
+        self._lengths: deque[int] = deque(maxlen=_RECENT)
         self._updates_at: dict[int, int] = {}
         self._wall_before = 0.0
         self._started: float | None = None
@@ -48,9 +49,16 @@ class Gauges:
         if version in self._updates_at:
             self.staleness += _SMOOTHING * (updates - self._updates_at[version] - self.staleness)
 
-    def ended(self, returns: Iterable[float]) -> None:
-        """Record the returns of finished episodes."""
-        self._returns.extend(returns)
+    def ended(self, episodes: Iterable[tuple[float, int]]) -> None:
+        """Record the returns and lengths of finished episodes."""
+        for total, steps in episodes:
+            self._returns.append(total)
+            self._lengths.append(steps)
+
+    @property
+    def length_mean(self) -> float | None:
+        """Mean steps of the newest finished episodes; None before the first one."""
+        return statistics.fmean(self._lengths) if self._lengths else None
 
     def lead(self, lead: float) -> None:
         """Record the number of due updates."""
@@ -68,6 +76,7 @@ class Gauges:
         return {
             "wall_s": self.wall(now),
             "returns": list(self._returns),
+            "lengths": list(self._lengths),
             "staleness": self.staleness,
             "lead": [self.lead_min, self.lead_max],
             "updates_at": sorted(self._updates_at.items()),
@@ -78,6 +87,8 @@ class Gauges:
         self._wall_before, self._started = float(state["wall_s"]), None
         self._returns.clear()
         self._returns.extend(state["returns"])
+        self._lengths.clear()
+        self._lengths.extend(state.get("lengths", []))  # version 0.1.0 stored none
         self.staleness = float(state["staleness"])
         self.lead_min, self.lead_max = map(float, state["lead"])
         self._updates_at = {int(version): int(updates) for version, updates in state["updates_at"]}

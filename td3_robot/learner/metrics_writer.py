@@ -14,6 +14,7 @@ from td3_robot.util import files
 
 TAGS = {
     "return_mean": "rollout/ep_rew_mean",
+    "length_mean": "rollout/ep_len_mean",
     "eval_return_mean": "eval/mean_reward",
     "eval_return_std": "eval/std_reward",
     "eval_length_mean": "eval/mean_ep_length",

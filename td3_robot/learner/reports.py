@@ -68,6 +68,8 @@ class Reports:
             "episodes": stream["episodes"],
             "steps_lost": stream["missed"],
         }
+        if self._gauges.length_mean is not None:
+            record["length_mean"] = self._gauges.length_mean
         rates = self._rates(now, steps_per_s=learning.env_steps, updates_per_s=learning.updates)
         self.records.append(record | self._gauges.figures(now) | rates | learning.training.metrics())
 

@@ -285,7 +285,7 @@ def test_every_metric_is_documented(world: World, monkeypatch: pytest.MonkeyPatc
     [weights] = published(world.join(judge))
     world.give(judge, Evaluation(weights.version, 20, 10, np.array([1.0]), np.array([5], np.uint32)))
     keys = {key for record in world.core.reports.take() for key in record}
-    assert {"return_expected_mean", "steps_per_s", "return_mean", "eval_length_mean"} <= keys
+    assert {"return_expected_mean", "steps_per_s", "return_mean", "length_mean", "eval_length_mean"} <= keys
     assert not {key for key in keys if f"`{key}`" not in document}
 
 

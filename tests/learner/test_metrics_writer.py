@@ -36,8 +36,8 @@ def test_an_incomplete_line_does_not_affect_others(before: str, after: list[int]
 
 
 def test_tensorboard_tags_are_those_of_common_dashboards(tmp_path: Path) -> None:
-    train = {"kind": "train", "env_steps": 1000, "updates": 900, "return_mean": 5.0, "steps_per_s": 60.0}
-    losses = {"critic_loss": 0.5, "actor_loss": -2.0, "wall_s": 20.0}
+    train = {"kind": "train", "env_steps": 1000, "updates": 900, "return_mean": 5.0, "length_mean": 40.0}
+    losses = {"critic_loss": 0.5, "actor_loss": -2.0, "wall_s": 20.0, "steps_per_s": 60.0}
     evaluation = {"kind": "evaluation", "env_steps": 1000, "eval_return_mean": 7.0, "eval_return_std": 1.0}
     with contextlib.closing(MetricsWriter(tmp_path / "metrics.jsonl", tmp_path / "events")) as metrics:
         metrics.write({**train, **losses})
@@ -48,6 +48,7 @@ def test_tensorboard_tags_are_those_of_common_dashboards(tmp_path: Path) -> None
     written = {tag: events.Scalars(tag)[0] for tag in events.Tags()["scalars"]}
     assert {tag: event.value for tag, event in written.items()} == {
         "rollout/ep_rew_mean": 5.0,
+        "rollout/ep_len_mean": 40.0,
         "train/n_updates": 900.0,
         "train/critic_loss": 0.5,
         "train/actor_loss": -2.0,

@@ -26,7 +26,7 @@ class Transitions:
         action: float32[M, A], the applied action, in the units of its channels.
         reward: float32[M].
         terminated: bool[M]; whether the episode terminated. It is False for a truncated episode.
-        ended: the returns of the episodes that ended with this Step, if the assembler received all their steps.
+        ended: return and number of steps of each episode that ended with this Step, if all its steps were received.
     """
 
     robot: NDArray[np.intp]
@@ -35,7 +35,7 @@ class Transitions:
     reward: Float32
     next_observation: Float32
     terminated: Bools
-    ended: list[float]
+    ended: list[tuple[float, int]]
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -104,7 +104,7 @@ class Assembler:
             reward=step.reward[joined],
             next_observation=step.observation[joined],
             terminated=(step.phase == Phase.TERMINATED)[joined],
-            ended=[float(value) for value in self._return[over]],
+            ended=list(zip(self._return[over].tolist(), step.episode_step[over].tolist(), strict=True)),
         )
 
     @property

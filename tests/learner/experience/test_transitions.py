@@ -129,8 +129,8 @@ def test_no_transition_crosses_an_episode_end_or_a_gap(data: st.DataObject, robo
     assert assembler.counters["missed"] == missed
 
 
-def test_only_returns_of_complete_episodes_are_reported() -> None:
-    """Each episode has the rewards 1, 2 and 3, so its return is 6. The first episode lacks its first step."""
+def test_only_complete_episodes_are_reported() -> None:
+    """Each episode has the rewards 1, 2 and 3, so its return is 6. The first one lacks its first step."""
     assembler = Assembler()
     ended = [
         value
@@ -138,7 +138,7 @@ def test_only_returns_of_complete_episodes_are_reported() -> None:
         if (transitions := assembler.add(step))
         for value in transitions.ended
     ]
-    assert ended == [6.0, 6.0]
+    assert ended == [(6.0, 3), (6.0, 3)]
 
 
 def test_truncation_is_not_termination() -> None:
@@ -183,7 +183,7 @@ def test_a_restored_learner_continues_the_episode() -> None:
     joined = [assembler.add(step) for step in steps[10:13]]
     assert [item.observation[0].tolist() for item in joined if item] == [[4, 0, 0, 9], [4, 0, 0, 10], [4, 0, 0, 11]]
     assert joined[-1] is not None
-    assert joined[-1].ended == [78.0]
+    assert joined[-1].ended == [(78.0, 12)]
     assert assembler.counters["missed"] == assembler.counters["gaps"] == assembler.counters["cut"] == 0
 
 
