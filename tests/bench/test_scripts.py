@@ -81,6 +81,17 @@ def test_trainings_compare_with_the_faster_peer_of_each_round() -> None:
     assert rows[2]["over_faster_sb3"] == 2.5
 
 
+def test_recording_size() -> None:
+    """Each setting records fewer policies than the setting before it."""
+    rows = report("recording_size.py", str(SCRIPTS.parent / "tests/replay/sessions/walkers.mcap"), "--rounds", "1")
+    assert rows["messages"] > 1000
+    sizes = [row["mb"] for row in rows["results"]]
+    assert [row["weights_every"] for row in rows["results"]] == [1, 100, 0]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[2]
+    assert all(row["processor_us_per_message"] > 0 for row in rows["results"])
+
+
 @pytest.mark.parametrize(
     ("script", "option"),
     [
