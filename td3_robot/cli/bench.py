@@ -16,6 +16,7 @@ BENCHMARKS: dict[str, Verb] = {
     "replay": Verb(
         "td3_robot.bench.recording:replay_policy", "speed of a replay of the policy core, as a multiple of real time"
     ),
+    "conformance": Verb("td3_robot.bench.conformance:main", "does a driver or a policy server follow the protocol?"),
 }
 """Benchmark name to its row."""
 

@@ -40,7 +40,11 @@ def test_commands_of_one_group_are_listed_together() -> None:
     ("words", "text"),
     [
         (["traim"], "td3-robot: unknown command 'traim'; did you mean 'train'?"),
-        (["bench"], "td3-robot bench: no benchmark given; allowed: policy, link, sim, learner, train, record, replay"),
+        (
+            ["bench"],
+            "td3-robot bench: no benchmark given; "
+            "allowed: policy, link, sim, learner, train, record, replay, conformance",
+        ),
         (["ros2"], "td3-robot ros2: no node given; allowed: driver, monitor"),
         (["ros2", "drive"], "td3-robot ros2: unknown node 'drive'; did you mean 'driver'?"),
         (["bench", "simm"], "td3-robot bench: unknown benchmark 'simm'; did you mean 'sim'?"),

@@ -1,0 +1,196 @@
+"""``td3-robot bench conformance``: checks whether a driver or a policy server follows the protocol.
+
+The kit plays the other side of the link with plain ZeroMQ sockets. The checks follow docs/reference/protocol.md. The
+kit makes all its messages, also the wrong ones, from the table of messages, so it needs no files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from td3_robot.bundle import Bundle
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EndpointError, ProtocolError
+from td3_robot.messages import Message, wire_fields
+from td3_robot.policies import find_policy
+from td3_robot.runtime.arguments import POLICY_HELP, Parser, real
+from td3_robot.transport import codec, endpoints
+from td3_robot.util.text import one_line
+
+_FOUND = 3  # mistakes of one check to print; the report counts the others
+
+
+class PeerStoppedError(Exception):
+    """The peer did not do what the next checks need."""
+
+
+class Checks:
+    """The results of the checks of one peer.
+
+    Args:
+        demands: what each check demands, by its name.
+
+    Attributes:
+        wrong: the mistakes found by each check.
+        made: names of the checks that have looked at something.
+    """
+
+    def __init__(self, demands: Mapping[str, str]) -> None:
+        self.demands = demands
+        self.wrong: dict[str, list[str]] = {}
+        self.made: set[str] = set()
+
+    def expect(self, name: str, good: bool, found: Callable[[], str] | str) -> bool:
+        """Note the result of a check; ``found`` describes a mistake. Return ``good``."""
+        assert name in self.demands
+        self.made.add(name)
+        if not good:
+            self.wrong.setdefault(name, []).append(found if isinstance(found, str) else found())
+        return good
+
+    def require(self, name: str, good: bool, found: str) -> None:
+        """Like :meth:`expect`; a mistake ends the checks.
+
+        Raises:
+            PeerStoppedError: the check found a mistake.
+        """
+        if not self.expect(name, good, found):
+            raise PeerStoppedError
+
+    def lines(self) -> list[str]:
+        """The report: one line for each check, and lines for its mistakes."""
+        lines = []
+        for name, demand in self.demands.items():
+            found = self.wrong.get(name, [])
+            result = "WRONG" if found else "ok" if name in self.made else "-"
+            lines.append(f"{result:5}  {name}: {demand}")
+            lines += [f"         found: {one_line(text, 400)}" for text in found[:_FOUND]]
+            if len(found) > _FOUND:
+                lines.append(f"         and {len(found) - _FOUND} more")
+        skipped = len(self.demands) - len(self.made | set(self.wrong))
+        verdict = (
+            f"{len(self.wrong)} of {len(self.demands)} checks found a mistake" if self.wrong else "no mistake found"
+        )
+        return [*lines, verdict + (f"; {skipped} checks (-) were not reached" if skipped else "")]
+
+    def report(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        checks = {
+            name: {"demand": demand, "reached": name in self.made, "wrong": self.wrong.get(name, [])}
+            for name, demand in self.demands.items()
+        }
+        return {"conforms": not self.wrong, "checks": checks}
+
+
+class Wire:
+    """One ZeroMQ socket of the kit. It sends and receives any frames.
+
+    Args:
+        context: of ZeroMQ.
+        kind: ``zmq.ROUTER`` or ``zmq.DEALER``.
+    """
+
+    def __init__(self, context: zmq.Context[Any], kind: int) -> None:
+        self.socket: zmq.Socket[bytes] = context.socket(kind)
+        self.socket.setsockopt(zmq.LINGER, 200)
+
+    def send(self, message: Message, key: bytes | None = None, **changes: Any) -> None:
+        """Send a message; ``changes`` replaces or adds fields, and the value ``...`` removes a field."""
+        fields = {name: value for name, value in {**plain(message), **changes}.items() if value is not ...}
+        self.send_frames([message.NAME.encode(), msgspec.msgpack.encode(fields)], key)
+
+    def send_frames(self, frames: Sequence[bytes], key: bytes | None = None) -> None:
+        self.socket.send_multipart([*([] if key is None else [key]), *frames])
+
+    def receive(self, seconds: float) -> list[bytes] | None:
+        """The frames of the next message; None if no message comes within this time."""
+        return self.socket.recv_multipart() if self.socket.poll(max(0, int(seconds * 1e3))) else None
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """The fields of a message as they are on the wire."""
+    fields = {name: getattr(message, name) for name in wire_fields(type(message))}
+    return {name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
+
+
+def read(checks: Checks, frames: Sequence[bytes], dims: Mapping[str, int]) -> Message | None:
+    """Decode a message of the peer, and check its form; None if it cannot be read."""
+    count = len(frames)
+    if not checks.expect(
+        "frames", count == 2, f"a message of {count} frames: {[bytes(one[:20]) for one in frames[:4]]}"
+    ):
+        return None
+    try:
+        message = codec.decode(frames[0].decode("ascii", "replace"), frames[1], dims)
+    except ProtocolError as error:
+        checks.expect("form", False, str(error))
+        return None
+    extra = codec.extra_fields(type(message), frames[1])
+    checks.expect("form", not extra, f"{message.NAME} has {extra} fields that the protocol does not have")
+    return message
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    from td3_robot.bench import conformance_driver, conformance_policy
+
+    options = _options().parse_args(arguments)
+    if options.serves:
+        bundle = Bundle.load(find_policy(options.serves))
+        checks = conformance_policy.check(options.endpoint, bundle, options.wait)
+    else:
+        checks = conformance_driver.check(options.endpoint, options.wait, options.deadline)
+    print(json.dumps(checks.report(), indent=2) if options.json else "\n".join(checks.lines()), flush=True)
+    return EXIT_CHECK_FAILED if checks.wrong else EXIT_GOOD
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="td3-robot bench conformance",
+        description="Check whether a driver, or with --serves a policy server, follows the protocol.",
+        epilog="examples:\n"
+        "  td3-robot bench conformance ipc:///tmp/policy      then start your driver with this endpoint\n"
+        "  td3-robot bench conformance ipc:///tmp/policy --serves policy.safetensors\n\n"
+        "A driver under test moves: give it a simulated robot. A policy server under test is stopped and activated.",
+    )
+    parser.add_argument("endpoint", metavar="ENDPOINT", help="ipc://PATH or tcp://127.0.0.1:PORT of the link policy")
+    parser.add_argument("--serves", metavar="POLICY", help=f"check the policy server that serves this: {POLICY_HELP}")
+    parser.add_argument(
+        "--wait", type=real(above=True), default=60.0, metavar="S", help="longest wait for the peer (default: 60)"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=real(above=True),
+        default=5.0,
+        metavar="S",
+        help="the driver must be in fault this long after the last Action (default: 5)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def bind(wire: Wire, endpoint: str) -> None:
+    """Bind the kit's socket. Raises EndpointError if the endpoint is busy, malformed or not allowed."""
+    with endpoints.binding(endpoint):
+        endpoints.check(endpoint, bind=True)
+        try:
+            wire.socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise EndpointError(f"endpoint {endpoint!r} cannot be served: {error}") from None
+
+
+def until(seconds: float, done: Callable[[], bool], turn: Callable[[float], None]) -> bool:
+    """Call ``turn`` with a short time (s) until ``done``, or until this time has passed. Return whether it is done."""
+    end = time.monotonic() + seconds
+    while not done():
+        left = end - time.monotonic()
+        if left <= 0:
+            return False
+        turn(min(left, 0.05))
+    return True

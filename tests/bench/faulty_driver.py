@@ -1,0 +1,181 @@
+"""examples/minimal_driver.py with one fault, for the tests of the conformance kit.
+
+python faulty_driver.py ENDPOINT FAULT
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import zmq
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal_driver.py"
+Messages = list[tuple[str, dict[str, Any]]]
+
+
+def load() -> Any:
+    spec = importlib.util.spec_from_file_location("minimal_driver", EXAMPLE)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def changed(topic: str, **fields: Any) -> Callable[[Any], None]:
+    """A fault that replaces fields of the outgoing messages of a topic; a function gets the old value."""
+
+    def apply(example: Any) -> None:
+        def outgoing(name: str, message: dict[str, Any]) -> Messages:
+            if name == topic:
+                message = {k: fields[k](v) if callable(fields.get(k)) else fields.get(k, v) for k, v in message.items()}
+            return [(name, message)]
+
+        send_through(example, outgoing)
+
+    return apply
+
+
+def dropped(topic: str) -> Callable[[Any], None]:
+    """A fault that sends no messages of a topic."""
+    return lambda example: send_through(example, lambda name, message: [] if name == topic else [(name, message)])
+
+
+def send_through(example: Any, outgoing: Callable[[str, dict[str, Any]], Messages]) -> None:
+    send = example.Link.send
+
+    def changed_send(link: Any, topic: str, message: dict[str, Any]) -> None:
+        for name, content in outgoing(topic, message):
+            send(link, name, content)
+
+    example.Link.send = changed_send
+
+
+def receive_through(example: Any, wanted: Callable[[str, dict[str, Any]], bool]) -> None:
+    take = example.Link.take
+    example.Link.take = lambda link, topic, message: wanted(topic, message) and take(link, topic, message)
+
+
+def three_frames(example: Any) -> None:
+    def send(link: Any, topic: str, message: dict[str, Any]) -> None:
+        link.socket.send_multipart([topic.encode(), msgpack.packb(message), b""], zmq.DONTWAIT)
+
+    example.Link.send = send
+
+
+def hello_once(example: Any) -> None:
+    sent: list[str] = []
+
+    def outgoing(topic: str, message: dict[str, Any]) -> Messages:
+        sent.append(topic)
+        return [] if topic == "hello" and sent.count("hello") > 1 else [(topic, message)]
+
+    send_through(example, outgoing)
+
+
+def lacking_world(example: Any) -> None:
+    def outgoing(topic: str, message: dict[str, Any]) -> Messages:
+        return [(topic, {key: value for key, value in message.items() if key != "world"})]
+
+    send_through(example, outgoing)
+
+
+def also(extra: str, content: dict[str, Any]) -> Callable[[Any], None]:
+    """A fault that sends another message with each Hello."""
+
+    def apply(example: Any) -> None:
+        send_through(
+            example, lambda topic, message: [(topic, message), *([(extra, content)] if topic == "hello" else [])]
+        )
+
+    return apply
+
+
+def throttles(example: Any) -> None:
+    content = {"source": "leg", "incarnation": 1, "answers": 0, "transitions_allowed": 1}
+    content |= {"weights_version": 0, "save": 0}
+    send_through(
+        example, lambda topic, message: [(topic, message), *([("throttle", content)] if topic == "step" else [])]
+    )
+
+
+def slow(example: Any) -> None:
+    example.PERIOD = 0.06
+
+
+def obeys_activate_in_a_stop(example: Any) -> None:
+    take = example.Driver.take_command
+
+    def forgetful(driver: Any, message: dict[str, Any]) -> None:
+        driver.stopped = driver.stopped and message["verb"] != "activate"
+        take(driver, message)
+
+    example.Driver.take_command = forgetful
+
+
+def silent_unless_active(example: Any) -> None:
+    control = example.Driver.control
+    example.Driver.control = lambda driver: control(driver) if driver.state == "active" else None
+
+
+def dies_of_garbage(example: Any) -> None:
+    example.MALFORMED = ()
+
+
+def without_deadline(example: Any) -> None:
+    example.Driver.watch = lambda *_: None
+
+
+def ignoring(topic: str, wanted: Callable[[dict[str, Any]], bool] = lambda _: False) -> Callable[[Any], None]:
+    """A fault that ignores incoming messages of a topic, unless they are wanted."""
+    return lambda example: receive_through(example, lambda name, message: name != topic or wanted(message))
+
+
+FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "three frames": ("frames", three_frames),
+    "no world": ("form", lacking_world),
+    "reply id as text": ("form", changed("reply", id=str)),
+    "protocol 2": ("hello", changed("hello", protocol=2)),
+    "specification with a name": ("hello", changed("hello", spec={"name": "Leg"})),
+    "one hello": ("hello again", hello_once),
+    "another client in each hello": ("hello again", changed("hello", client=lambda _: secrets.randbits(60))),
+    "heartbeat before the welcome": ("wait", also("heartbeat", {"stamp": 1, "session": 0})),
+    "throttle": ("topics", throttles),
+    "another source": ("identity", changed("step", source="other")),
+    "sequence by two": ("sequence", changed("step", sequence=lambda number: 2 * number)),
+    "no transitions": ("transitions", changed("step", transitions=0)),
+    "no episode step": ("episodes", changed("step", episode_step=bytes(4))),
+    "reward at first": ("episodes", changed("step", reward=b"\0\0\x80\x3f")),
+    "origin 7": ("origin", changed("step", origin=7)),
+    "no version": ("answered", changed("step", weights_version=0)),
+    "beyond the limits": ("action", changed("step", action=b"\0\0\x20\x41")),
+    "ignores actions": ("answers", ignoring("action")),
+    "refuses new fields": ("unknown field", ignoring("action", lambda message: "later" not in message)),
+    "slow": ("pace", slow),
+    "another reply id": ("reply", changed("reply", id=lambda number: number + 1)),
+    "reply without stopped": ("reply", changed("reply", detail={})),
+    "no errors": ("refusal", changed("reply", error="")),
+    "no lifecycle": ("lifecycle", dropped("lifecycle")),
+    "lifecycle of another node": ("lifecycle", changed("lifecycle", node="policy")),
+    "ends a stop": ("stop", obeys_activate_in_a_stop),
+    "silent unless active": ("inactive", silent_unless_active),
+    "dies of garbage": ("garbage", dies_of_garbage),
+    "no deadline": ("deadline", without_deadline),
+    "no heartbeat": ("heartbeat", dropped("heartbeat")),
+    "ignores refused": ("rejoin", ignoring("refused")),
+    "no bye": ("bye", dropped("bye")),
+}
+"""Name of each fault: the check that must find it, and a function that puts it into the example."""
+
+
+if __name__ == "__main__":
+    example = load()
+    FAULTS[sys.argv[2]][1](example)
+    sys.argv = [str(EXAMPLE), sys.argv[1]]
+    sys.exit(example.main())

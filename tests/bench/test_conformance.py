@@ -1,0 +1,344 @@
+"""The conformance kit finds no mistake in our own peers, and each of its checks finds a mistake in a faulty peer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import yaml
+import zmq
+
+from td3_robot.bench import conformance_driver, conformance_policy, example
+from td3_robot.bench.conformance import Checks
+from td3_robot.cli.main import main
+from td3_robot.policy.core import ACCEPTS, PolicyCore
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.link import ServerLink
+from tests.bench.faulty_driver import EXAMPLE, FAULTS
+
+TOGETHER = 6  # faulty peers at the same time; most of their time they wait
+WAIT, SHORT_WAIT = 60.0, 20.0  # seconds
+OWN_DRIVER = EXAMPLE.with_name("pendulum_driver.py")
+
+
+@contextlib.contextmanager
+def process(*words: str) -> Iterator[None]:
+    """Run a Python program in the background."""
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen([sys.executable, *words], stdout=quiet, stderr=quiet) as running:
+        try:
+            yield
+        finally:
+            running.kill()
+
+
+# -- peers without a fault -------------------------------------------------------------------------------------------
+
+
+def test_the_minimal_driver_conforms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint = f"ipc://{tmp_path}/policy"
+    with process(str(EXAMPLE), endpoint, "--action-deadline", "2"):
+        code = main(["bench", "conformance", endpoint, "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert (code, report["conforms"]) == (0, True), report
+    assert {name for name, check in report["checks"].items() if not check["reached"]} == {"topics"}
+    assert not (tmp_path / "policy").exists()
+
+
+def test_our_own_driver_conforms(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/policy"
+    safety = {"action_deadline_ms": 2000, "safe_action": {"torque": 0.0}}
+    settings = {"endpoints": {"policy": endpoint}, "policy": {"autostart": False}, "safety": safety}
+    (tmp_path / "robot.yaml").write_text(yaml.safe_dump(settings))
+    with process(str(OWN_DRIVER), "--config", str(tmp_path / "robot.yaml")):
+        checks = conformance_driver.check(endpoint, WAIT, 10.0)
+    assert not checks.wrong, "\n".join(checks.lines())
+
+
+def test_our_own_policy_server_conforms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint, bundle = f"ipc://{tmp_path}/policy", tmp_path / "policy.safetensors"
+    example.bundle().save(bundle)
+    (tmp_path / "robot.yaml").write_text(yaml.safe_dump({"endpoints": {"policy": endpoint}}))
+    words = ["policy", "--bundle", str(bundle), "--config", str(tmp_path / "robot.yaml")]
+    with process("-m", "td3_robot", *words):
+        code = main(["bench", "conformance", endpoint, "--serves", str(bundle)])
+    lines = capsys.readouterr().out.splitlines()
+    assert (code, lines[-1]) == (0, "no mistake found"), lines
+    assert len(lines) == len(conformance_policy.DEMANDS) + 1
+    assert all(line.startswith("ok     ") for line in lines[:-1])
+
+
+# -- faulty drivers --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def faulty_drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checks]:
+    """The report about each faulty driver."""
+    folder = tmp_path_factory.mktemp("drivers")
+    program = str(Path(__file__).with_name("faulty_driver.py"))
+
+    def examine(item: tuple[int, str]) -> Checks:
+        endpoint = f"ipc://{folder}/{item[0]}"
+        with process(program, endpoint, item[1]):
+            return conformance_driver.check(endpoint, SHORT_WAIT, 2.0)
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(TOGETHER) as pool:
+        patch.setattr(conformance_driver, "_PATIENCE", 3.0)
+        return dict(zip(FAULTS, pool.map(examine, enumerate(FAULTS)), strict=True))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_driver_is_found(faulty_drivers: dict[str, Checks], fault: str) -> None:
+    checks, check = faulty_drivers[fault], FAULTS[fault][0]
+    assert check in checks.wrong, "\n".join(checks.lines())
+    assert any(line.startswith(f"WRONG  {check}: ") for line in checks.lines())
+    assert "found a mistake" in checks.lines()[-1]
+
+
+def test_every_check_of_a_driver_has_a_faulty_driver() -> None:
+    assert {check for check, _ in FAULTS.values()} == set(conformance_driver.DEMANDS)
+
+
+def test_a_driver_that_does_not_come_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "conformance", f"ipc://{tmp_path}/policy", "--wait", "0.1"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "         found: no Hello within 0.1 s" in lines
+    assert lines[-1] == "1 of 26 checks found a mistake; 25 checks (-) were not reached"
+
+
+# -- faulty policy servers -------------------------------------------------------------------------------------------
+
+Down = Callable[[str, dict[str, Any]], list[tuple[str, dict[str, Any]]]]
+
+
+class Proxy(threading.Thread):
+    """A policy server behind a proxy that puts one fault into the messages.
+
+    Args:
+        down: changes a message of the server.
+        up: changes a message of a client.
+        frames: number of frames of the server's messages.
+    """
+
+    def __init__(self, folder: Path, down: Down, up: Down, frames: int) -> None:
+        super().__init__(daemon=True)
+        self.endpoint, self._back = f"ipc://{folder}/front", f"ipc://{folder}/back"
+        self._down, self._up, self._frames = down, up, frames
+        self.ended = threading.Event()
+        self._server = threading.Thread(target=self._serve, daemon=True)
+
+    def _serve(self) -> None:
+        bus, core = Bus(), PolicyCore(0, exploring=False)
+        core.load(1, example.bundle())
+        bus.serve(self._back, ServerLink("policy", "policy", ACCEPTS, {}, 1, example.spec()))
+        while not self.ended.is_set():
+            for to, message in core.step(bus.receive(0.02), time.monotonic()):
+                bus.send(to, message)
+        bus.close()
+
+    def run(self) -> None:
+        self._server.start()
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as front:
+            front.bind(self.endpoint)
+            backs: dict[bytes, Any] = {}
+            poller = zmq.Poller()
+            poller.register(front, zmq.POLLIN)
+            while not self.ended.is_set():
+                for ready, _ in poller.poll(20):
+                    if ready is front:
+                        key, *frames = front.recv_multipart()
+                        if key not in backs:
+                            backs[key] = context.socket(zmq.DEALER)
+                            backs[key].connect(self._back)
+                            poller.register(backs[key], zmq.POLLIN)
+                        for topic, content in self._passed(frames, self._up):
+                            backs[key].send_multipart([topic, content])
+                        continue
+                    key = next(key for key, back in backs.items() if back is ready)
+                    for topic, content in self._passed(ready.recv_multipart(), self._down):
+                        front.send_multipart([key, topic, content, *[b""] * (self._frames - 2)])
+            for back in backs.values():
+                back.close(linger=0)
+        self._server.join()
+
+    @staticmethod
+    def _passed(frames: list[bytes], change: Down) -> list[tuple[bytes, bytes]]:
+        try:
+            topic, content = frames
+            messages = change(topic.decode(), msgpack.unpackb(content))
+        except (ValueError, msgpack.UnpackException):
+            return [(frames[0], frames[1])] if len(frames) == 2 else []
+        return [(name.encode(), msgpack.packb(message)) for name, message in messages]
+
+
+def same(topic: str, message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(topic, message)]
+
+
+def on(wanted: str, change: Callable[[dict[str, Any]], list[dict[str, Any]]]) -> Down:
+    """A fault in the messages of one topic: ``change`` returns the messages to send instead."""
+    return lambda topic, message: [(topic, item) for item in change(message)] if topic == wanted else [(topic, message)]
+
+
+def setting(topic: str, **fields: Any) -> Down:
+    return on(topic, lambda message: [{**message, **fields}])
+
+
+def without(topic: str, wrong: Callable[[dict[str, Any]], bool] = lambda _: True) -> Down:
+    return on(topic, lambda message: [] if wrong(message) else [message])
+
+
+def once() -> Down:
+    """Send each Action only once for each Step."""
+    seen: set[Any] = set()
+
+    def change(action: dict[str, Any]) -> list[dict[str, Any]]:
+        key = action["source"], action["answers"]
+        new = key not in seen
+        seen.add(key)
+        return [action] * new
+
+    return on("action", change)
+
+
+def lenient() -> Down:
+    """Accept every source and incarnation: put those of the Hello into each Step."""
+    known: dict[str, Any] = {}
+
+    def change(topic: str, message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        if topic == "hello" and message.get("name") == "conformance":
+            known.setdefault("incarnation", message["incarnation"])
+        if topic == "step" and message.get("source") == "somebody-else":
+            message = {**message, "source": "conformance"}
+        return [(topic, message)]
+
+    return change
+
+
+def backwards() -> tuple[Down, Down]:
+    """Answer a Step with a lower sequence: number it higher on the way up, and lower on the way down."""
+    high, newest = 10**6, [0]
+
+    def up(message: dict[str, Any]) -> list[dict[str, Any]]:
+        number = message.get("sequence")
+        if not isinstance(number, int) or message.get("source") != "conformance":
+            return [message]
+        if number < newest[0]:
+            return [{**message, "sequence": high}]
+        newest[0] = number
+        return [message]
+
+    def down(action: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{**action, "answers": 0} if action["answers"] == high else action]
+
+    return on("action", down), on("step", up)
+
+
+def without_seed(action: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in action.items() if key != "noise_seed"}]
+
+
+def welcome_instead(topic: str, message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    taken = topic == "refused" and message["code"] == "name"
+    return [("welcome", {"protocol": 1, "name": "policy", "session": 1})] if taken else [(topic, message)]
+
+
+def numbered() -> Down:
+    sessions = iter(range(2, 1000))
+    return on("welcome", lambda message: [{**message, "session": next(sessions)}])
+
+
+SERVER_FAULTS: dict[str, tuple[str, Callable[[], tuple[Down, Down]], int]] = {
+    "three frames": ("frames", lambda: (same, same), 3),
+    "no noise seed": ("form", lambda: (on("action", without_seed), same), 2),
+    "silent to strangers": ("stranger", lambda: (without("refused", lambda it: it["code"] == "hello"), same), 2),
+    "a session for each welcome": ("welcome", lambda: (numbered(), same), 2),
+    "wrong code": ("refusals", lambda: (setting("refused", code="hello"), same), 2),
+    "no reason": ("refusals", lambda: (setting("refused", reason=""), same), 2),
+    "two drivers": ("name", lambda: (welcome_instead, same), 2),
+    "another stamp": ("heartbeat", lambda: (setting("heartbeat", stamp=1), same), 2),
+    "another step": ("answer", lambda: (setting("action", stamp=1), same), 2),
+    "no policy": ("policy", lambda: (setting("action", weights_version=0), same), 2),
+    "another action": (
+        "action",
+        lambda: (on("action", lambda it: [{**it, "action": bytes(len(it["action"]))}]), same),
+        2,
+    ),
+    "each step once": ("again", lambda: (once(), same), 2),
+    "actions twice": ("newest", lambda: (on("action", lambda it: [it, it]), same), 2),
+    "every source": ("wrong steps", lambda: (same, lenient()), 2),
+    "every sequence": ("going back", backwards, 2),
+    "no new fields in steps": ("unknown field", lambda: (same, without("step", lambda it: "later" in it)), 2),
+    "no new fields in hellos": ("optional", lambda: (same, without("hello", lambda it: "later" in it)), 2),
+    "another reply": ("reply", lambda: (on("reply", lambda it: [{**it, "id": it["id"] + 1}]), same), 2),
+    "no errors": ("unknown verb", lambda: (setting("reply", error=""), same), 2),
+    "target of a relay": ("relay", lambda: (setting("command", target="conformance"), same), 2),
+    "acts in a stop": (
+        "stop",
+        lambda: (on("action", lambda it: [{**it, "weights_version": it["weights_version"] or 9}]), same),
+        2,
+    ),
+    "deaf to drivers": ("stop of a robot", lambda: (same, without("command", lambda it: it["reason"] == "smoke")), 2),
+    "forgets a stop": (
+        "joining a stop",
+        lambda: (without("command", lambda it: it["reason"].startswith("one is in force")), same),
+        2,
+    ),
+    "no farewell": ("bye", lambda: (same, without("bye")), 2),
+}
+"""Name of each fault: the check that must find it, changes of messages down and up, and the number of frames."""
+
+
+@pytest.fixture(scope="module")
+def faulty_servers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checks]:
+    """The report about each faulty policy server."""
+
+    def examine(name: str) -> Checks:
+        _, make, frames = SERVER_FAULTS[name]
+        proxy = Proxy(tmp_path_factory.mktemp("server"), *make(), frames)
+        proxy.start()
+        try:
+            return conformance_policy.check(proxy.endpoint, example.bundle(), SHORT_WAIT if frames == 2 else 3.0)
+        finally:
+            proxy.ended.set()
+            proxy.join()
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(TOGETHER) as pool:
+        patch.setattr(conformance_policy, "_PATIENCE", 3.0)
+        return dict(zip(SERVER_FAULTS, pool.map(examine, SERVER_FAULTS), strict=True))
+
+
+@pytest.mark.parametrize("fault", SERVER_FAULTS)
+def test_a_faulty_policy_server_is_found(faulty_servers: dict[str, Checks], fault: str) -> None:
+    checks, check = faulty_servers[fault], SERVER_FAULTS[fault][0]
+    assert check in checks.wrong, "\n".join(checks.lines())
+    assert any(line.startswith(f"WRONG  {check}: ") for line in checks.lines())
+
+
+def test_every_check_of_a_policy_server_has_a_faulty_server() -> None:
+    assert {check for check, _, _ in SERVER_FAULTS.values()} == set(conformance_policy.DEMANDS)
+
+
+def test_a_mistake_gives_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proxy = Proxy(tmp_path, setting("heartbeat", stamp=1), same, 2)
+    proxy.start()
+    try:
+        bundle = tmp_path / "policy.safetensors"
+        example.bundle().save(bundle)
+        assert main(["bench", "conformance", proxy.endpoint, "--serves", str(bundle)]) == 1
+    finally:
+        proxy.ended.set()
+        proxy.join()
+    lines = capsys.readouterr().out.splitlines()
+    assert "WRONG  heartbeat: a Heartbeat comes back with its stamp and the session (section 3)" in lines
+    assert lines[-1] == "1 of 23 checks found a mistake"
