@@ -1,8 +1,8 @@
-"""Measures the time from a JointState to the command that answers it, beside a plain rclpy echo node.
+"""Measure the time from a JointState to the command that answers it, for the driver and for a plain rclpy echo node.
 
-Both nodes get the same messages in one run, in processes of their own. The driver looks at the newest data once in each
-control period (10 ms), so its time includes the wait for that look: 5 ms on average at 100 messages a second, and 1 ms
-at 500. Run it with a Python that has rclpy:
+Both nodes are separate processes and get the same messages. The driver reads the newest data once in each control
+period (10 ms), so its time includes a wait: 5 ms on average at 100 messages a second, and 1 ms at 500. Run the script
+with a Python that has rclpy:
 
     .venv/ros2/bin/python benchmarks/ros2_latency.py
 """
@@ -32,7 +32,7 @@ from td3_robot.specs import Channel, RobotSpec
 
 SPEC = RobotSpec("Echo", (Channel("joint", "1", -1.0, 1.0),), (Channel("action", "1", -1.0, 1.0),), 0.01)
 _JOINTS = 12
-_CYCLE = 1000  # messages with different positions; the position tells which message a command answers
+_CYCLE = 1000  # messages with different positions; the position shows which message a command answers
 _START = 60.0  # seconds for all processes to start
 _DOMAIN = "101"
 _CLI = (sys.executable, "-m", "td3_robot.cli.main")

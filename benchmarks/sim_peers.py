@@ -35,8 +35,8 @@ class Gymnasium:
     def step(self, action: Float32) -> None:
         """Step every robot, and reset the robots whose episode has ended.
 
-        A single robot is reset in the step that ends its episode. A robot of a fleet is reset in its next step, which
-        does nothing else. Our own fleet does the same.
+        A single robot is reset in the step that ends its episode. In a fleet, the next step only resets the robot. Our
+        own fleet does the same.
         """
         for number, robot in enumerate(self._robots):
             if self._ended[number]:

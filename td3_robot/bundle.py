@@ -83,7 +83,7 @@ class Exploration:
 
 
 class _Header(msgspec.Struct):
-    """The JSON header of a bundle, besides its format."""
+    """The JSON header of a bundle, without the key ``format``."""
 
     spec: RobotSpec
     hidden: Annotated[tuple[Annotated[int, Meta(ge=1, le=1 << 16)], ...], Meta(max_length=64)]

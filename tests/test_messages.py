@@ -76,7 +76,7 @@ def test_golden_bytes(name: str) -> None:
     assert content["topic"] == name
     assert content["fields"].keys() == wire_fields(MESSAGES[name]).keys(), f"{name} has other fields{ADVICE}"
     message = from_readable(content)
-    assert codec.encode(message).hex(" ") == payload.hex(" "), f"{name} is encoded otherwise{ADVICE}"
+    assert codec.encode(message).hex(" ") == payload.hex(" "), f"{name} is encoded differently{ADVICE}"
     robots = {"N": 2, "O": 3, "A": 1} if name in ("step", "action") else {}
     decoded = codec.decode(name, payload, robots)
     for key in wire_fields(type(message)):

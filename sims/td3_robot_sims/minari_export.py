@@ -158,7 +158,7 @@ def _about(episode: Episode) -> dict[str, Any]:
 
 
 def _facts(session: Session, spec: RobotSpec, counts: Counter[str]) -> dict[str, Any]:
-    """The dataset's metadata besides Minari's own."""
+    """The metadata that this module adds to Minari's."""
     facts = {key: session.metadata.get(key, "") for key in ("td3-robot", "protocol", "task")}
     with contextlib.suppress(SessionError):  # a recording without its configuration
         facts["seed"] = str(session.config().seed)
@@ -180,5 +180,5 @@ def _environment(session: Session) -> EnvSpec | None:
         backend, name = tasks.find(task)
         identity = backend.gymnasium_id(name)
         return registered(identity) if identity else None
-    except (error.Error, ConfigError, ImportError):  # not registered or not installed here
+    except (error.Error, ConfigError, ImportError):  # not registered, or not installed on this machine
         return None

@@ -11,7 +11,7 @@ from td3_robot.policy.actor import Actor
 from td3_robot_sims.backends.base import Environment
 
 SEED_OFFSET = 1_000_003
-"""Added to the seed for evaluations. With the same seed, training then has other starting states."""
+"""Added to the seed for evaluations, so that a training with the same seed has other starting states."""
 
 
 class Episode(NamedTuple):

@@ -27,7 +27,7 @@ def _rows(kind: str, channels: Sequence[Channel]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables of the named tasks; without names, those of :func:`td3_robot_sims.tasks.names`."""
+    """Print the tables of the named tasks; without names, of all tasks in :func:`td3_robot_sims.tasks.names`."""
     parser = Parser(prog="python -m td3_robot_sims.tables", description=__doc__)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="for example Walker2D or gymnasium:Pendulum-v1")
     named = parser.parse_args(arguments).tasks or tasks.names()

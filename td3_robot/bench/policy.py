@@ -126,7 +126,7 @@ def memory(actions: int) -> dict[str, int | None]:
 
 
 def start(times: int) -> dict[str, Any]:
-    """Start server processes, one after the other.
+    """Start server processes one after another.
 
     Return the seconds until the first action, and processor time and memory at that moment.
     """

@@ -80,7 +80,7 @@ def measure(options: argparse.Namespace, others: Callable[..., Contestants] = la
 
 
 def _contestants(threads: Sequence[int], *, compiled: bool, **sizes: Any) -> tuple[Contestants, dict[str, str]]:
-    """Return the trainings that can run on this machine. Also map each other training to the reason why it cannot."""
+    """Return the trainings that can run on this machine, and the reasons why the other trainings cannot, by name."""
     missing = {"bf16": f"this {problem}"} if (problem := compute.bf16_problem()) else {}
     kinds = [kind for kind in ("fp32", "bf16") if kind not in missing]
     found: Contestants = {

@@ -47,8 +47,8 @@ _EXAMPLES = """examples:
 
 The result holds for this user, this Python environment and these limits. A line begins with
   ok   it works
-  no   it is missing, and you may not need it
-  BAD  it is there and cannot work
+  no   it is missing, but you may not need it
+  BAD  it is present but cannot work
 exit codes: 0 no line is BAD, 1 a line is BAD
 """
 

@@ -46,8 +46,8 @@ exit codes:
   0  done
   1  the command is refused, or there is no answer
   1  state: the server or a robot is in FAULT or under an emergency stop
-  1  estop, configure, activate: the server has done it, and a connected robot has not confirmed it in time
-  1  estop: the server has done it, and no robot is connected
+  1  estop, configure, activate: the server has done it, but a connected robot has not confirmed it in time
+  1  estop: the server has done it, but no robot is connected
   2  a wrong option or configuration"""
 
 

@@ -28,8 +28,7 @@ _EXAMPLES = """examples:
   td3-robot topic echo step --run runs/walker2d --count 10
   td3-robot topic echo action --config robot.yaml --node policy | jq .message.action
 
-echo runs in place of the monitor, because only one of them can run at a time. For rates and gaps use
-td3-robot monitor.
+Either echo or the monitor can run, but not both at the same time. For rates and gaps use td3-robot monitor.
 """
 
 

@@ -290,7 +290,7 @@ def _replay_learners(
 
 
 def _as_recorded(part: Replayed) -> Replayed:
-    """The part, with the policies left out that the recording leaves out. Their SHA-256 is still compared."""
+    """Remove the policies that the recording leaves out. Replay still compares their SHA-256."""
     left_out = {message.version for _, message in part.expected if isinstance(message, Weights) and not message.payload}
     got, where = [], dict(part.where)
     for message in part.got:

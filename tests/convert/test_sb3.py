@@ -123,7 +123,7 @@ class Bomb:
 def test_no_code_in_the_file_runs(
     tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loading with the library would run this code, wherever the test puts it."""
+    """Stable-Baselines3 would run this code when it loads the file."""
     monkeypatch.chdir(tmp_path)
     model = saved(tmp_path)
     with pytest.raises(BundleError, match="not a plain dictionary of tensors"):

@@ -3,7 +3,7 @@
 python recording_driver.py RECORD FAULT EXAMPLE ARGUMENTS…
 
 RECORD gets one line for each observation, action and stop: ``observe good``, ``apply 0.500000``, ``stop``. A slow reset
-writes ``reset`` at its begin and ``ready`` at its end.
+writes ``reset`` when it begins and ``ready`` when it ends.
 FAULT is a file. It is empty or holds one word:
 
 - ``frozen``: observe() repeats its last observation.
@@ -12,8 +12,8 @@ FAULT is a file. It is empty or holds one word:
 - ``hang``: observe() never returns.
 - ``stuck``: reset() never returns.
 
-Environment variables: HOLD_OFF sets ``driver.contact.HOLD_OFF``, in seconds. EPISODE is the number of periods of an
-episode; then each reset except the first takes 2 s.
+Environment variables: HOLD_OFF sets ``driver.contact.HOLD_OFF``, in seconds. EPISODE sets the length of an episode in
+periods. With EPISODE, each reset except the first takes 2 s.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ def test_robot_tolerates_loss_and_recovers_from_late_or_missing_answers(
         robot.drive()
         begin = robot.running()
         robot.wait("longer than the deadline", lambda: periods(robot.record()[begin:]) > 4 * PERIODS)
-        slow = cable.late > cable.carried / 2  # the test machine itself was too slow
+        slow = cable.late > cable.carried / 2  # the test machine was too slow
         assert slow or SAFE not in robot.record()[begin:]
         for delay, loss in ((0.3, 0.0), (0.003, 1.0)):
             begin = len(robot.record())

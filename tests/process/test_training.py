@@ -251,7 +251,7 @@ def test_training_runs_uncompiled_without_a_compiler(
 def test_replay_ratio_stays_in_its_band(
     slow: str, steps: int, overrides: tuple[str, ...], train: Any, tmp_path: Path
 ) -> None:
-    """The lead (updates owed) stays in [0, band], whichever side is slower."""
+    """The lead (the number of updates still to make) stays in [0, band], even if one side is slower."""
     band = 16.0
     run = train(steps, f"learner.replay_ratio_band={band}", "learner.learning_starts=300", "robots=4", *overrides)
     assert run.finish() == 0, run.output()

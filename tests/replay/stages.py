@@ -365,7 +365,7 @@ class Deployed:
 
 
 def repeat(server: MemoryBus, until: Callable[[], bool]) -> None:
-    """Deliver the next Step in place of each later Step, until ``until`` is true."""
+    """Deliver the next Step again instead of each later Step, until ``until`` is true."""
     deliver = server.deliver
     held: list[Frames] = []
 

@@ -71,10 +71,12 @@ def test_a_recorded_session_replays_without_a_difference(path: Path) -> None:
     reports = checked(path)
     print(replay.text(Session([path]), reports))
     for report in reports:
-        assert report.same, f"{report.core} differs; on purpose? td3-robot replay {path} --update"
+        assert report.same, f"{report.core} differs; if you intend this: td3-robot replay {path} --update"
         assert bool(report.compared) == (report.core in CORES[path.stem]), f"{report.core}: {report.notes}"
         there = report.core != "learner" or path.stem not in ("deployed", "restarted")
-        assert bool(report.turns) == (report.core in CORES[path.stem] and there), f"{report.core} was not driven"
+        assert bool(report.turns) == (report.core in CORES[path.stem] and there), (
+            f"{report.core} has the wrong number of replayed turns"
+        )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -274,7 +274,7 @@ def test_another_version_of_pybullet_is_refused_in_one_line(monkeypatch: pytest.
 def test_old_content_of_new_memory_has_no_effect() -> None:
     """New memory holds different bytes in two runs, and the robots must move the same.
 
-    Without the fix in ``c_api``, one of the six robots moves differently from step 13 on if memory holds 0x55.
+    Without the fix in ``c_api``, one of the six robots moves differently after step 12 if memory holds 0x55.
 
     glibc fills new memory with the complement of MALLOC_PERTURB_.
     """

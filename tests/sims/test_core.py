@@ -43,7 +43,7 @@ def steps(outputs: list[Output], link: str = "learner") -> list[Step]:
 def test_every_step_of_an_episode_goes_to_both_servers(make_core: Callable[..., SourceCore]) -> None:
     """The episode has three steps. Each Step names the Action that led to it."""
     core = make_core()
-    assert core.step([], 0.0) == []  # no Throttle yet allows a step
+    assert core.step([], 0.0) == []  # no Throttle has allowed a step yet
     outputs = core.step([throttle(100)], 1.5)
     assert steps(outputs, "policy") == steps(outputs)
     [first] = steps(outputs)
@@ -106,7 +106,7 @@ def test_sends_unhandled_steps_again_to_a_new_server(make_core: Callable[..., So
 
 
 def test_keeps_steps_until_the_learner_has_handled_them(make_core: Callable[..., SourceCore]) -> None:
-    """The core keeps each Step that the learner has not handled, and the one Step before those."""
+    """The core keeps all Steps that the learner has not handled, and one Step before them."""
     core = make_core()
     core.step([throttle(2000)], 0.0)
     for number in range(6):

@@ -1,4 +1,4 @@
-"""The robots are those of pybullet_envs_gymnasium 0.6.0, number for number."""
+"""The robots give the same numbers as those of pybullet_envs_gymnasium 0.6.0."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ All numbers equal those of ``pybullet_envs_gymnasium`` 0.6.0, including its pecu
 
 One flaw is fixed. The package computes an environment's very first observation before it counts the floor as a part.
 That shifts the reward of the first step by up to about 0.1, and the first direction to the target by less than 1e-5.
-Here the first episode is like all others. It equals an episode of the package after the package's second reset.
+Here the first episode is like all others. It equals an episode that the package begins with its second reset.
 """
 
 from __future__ import annotations

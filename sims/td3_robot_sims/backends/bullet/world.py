@@ -211,7 +211,7 @@ class World:
         self.client.set_joints(self._robot, self._joints, positions)
 
     def advance(self, torques: list[float]) -> None:
-        """Simulate one control period; ``torques`` are those of the driven joints (N·m)."""
+        """Simulate one control period with ``torques`` (N·m) at the driven joints."""
         self.client.drive(self._robot, self._first_speed, torques)
         self.client.step()
 

@@ -158,7 +158,7 @@ def _channels(task: str, kind: str, space: spaces.Space[Any]) -> tuple[Channel, 
 
 
 def _own_spec(task: str, env: gymnasium.Env[Any, Any], spaces_spec: RobotSpec) -> RobotSpec | None:
-    """Return the specification that the environment has in ``robot_spec``; None if it has no such attribute.
+    """Return the specification in the environment's attribute ``robot_spec``; None without this attribute.
 
     Raises:
         ConfigError: ``robot_spec`` is not a specification, or its sizes or limits differ from those of the spaces.
