@@ -53,7 +53,7 @@ def _learn(node: Node) -> None:
     provenance = _provenance(node.config)
     new = not (node.run.replay.exists() or node.run.has_checkpoints)  # the run has no saved state
     core = start(node, provenance)
-    recorded = node.recorded(core, {"provenance": provenance, "new": new})
+    recorded = node.recorded(core, {"provenance": provenance, "new": new, "equal_shares": True})
     node.serve(
         "learner",
         {**dict.fromkeys(ROBOT_ROLES, (Step, SimulatorState)), "policy": (), "evaluator": (Evaluation,)},

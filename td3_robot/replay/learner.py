@@ -27,6 +27,7 @@ from td3_robot.learner import compute
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.engine import selection
 from td3_robot.learner.factory import make_core
+from td3_robot.learner.scheduling.free import FreeRunning
 from td3_robot.messages import (
     Hello,
     Message,
@@ -264,6 +265,8 @@ def _replay_learners(
         config, key = life.config, (life.name, life.incarnation)
         selection.use_threads(config.learner)
         core = None if key in problems else make_core(config, provenance=life.setting("provenance", dict))
+        if core and isinstance(core.scheduler, FreeRunning):
+            core.scheduler.equal_shares = "equal_shares" in life.start.settings
         driven[key] = _Learner(life, recording.rows, core)
         return RecordedCore(driven[key], life)
 

@@ -250,7 +250,9 @@ def test_stop_and_freeze_of_version_0_1_0_stay_in_force(robot: Robot, frozen: Pa
         assert state(robot)["state"] == after
     server.send_signal(signal.SIGINT)
     assert server.wait(60) == 130
-    assert json.loads(path.read_bytes()) == {**before, "stop": ""}
+    kept = json.loads(path.read_bytes())
+    assert kept.pop("owner").startswith("policy of ")  # a new key: this server now owns the file
+    assert kept == {**before, "stop": ""}
     robot.serve()
     assert state(robot)["frozen"]
 

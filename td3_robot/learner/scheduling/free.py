@@ -23,7 +23,14 @@ _START_TIME = 10.0  # seconds in which all simulators of a run start
 
 
 class FreeRunning(Scheduler):
-    """Stores each Step on arrival, makes at most one update per turn, and grants steps within the replay ratio."""
+    """Stores each Step on arrival, makes at most one update per turn, and grants steps within the replay ratio.
+
+    Attributes:
+        equal_shares: whether the sources get equal shares of the steps. A replay of a recording of version 0.1.0 sets
+            this to false.
+    """
+
+    equal_shares = True
 
     def __init__(self, core: LearnerCore) -> None:
         super().__init__(core)
@@ -96,6 +103,8 @@ class FreeRunning(Scheduler):
 
     def _distribute(self, free: int, live: list[Source], connected: int, now: float) -> list[Source]:
         """Grant up to ``free`` steps to the sources with the smallest shares. Returns the sources that got a grant."""
+        if not self.equal_shares:
+            return self._distribute_by_need(free, live, now)
         starting = now - self._first_joined_at < _START_TIME
         missing = max(0, self.core.config.simulators - connected) if starting else 0
         room = {source.name: max(0, _PORTION * source.robots - source.outstanding) for source in live}
@@ -106,6 +115,18 @@ class FreeRunning(Scheduler):
             worth = min(self.core.learning.limiter.band, _PORTION * source.robots) * _WORTH_A_MESSAGE
             if steps[source.name] >= (1 if running_dry else worth):
                 source.grant(steps[source.name], now)
+                granted.append(source)
+        return granted
+
+    def _distribute_by_need(self, free: int, live: list[Source], now: float) -> list[Source]:
+        """Grant the steps as version 0.1.0 did: first to the sources with the fewest steps left, without a limit."""
+        granted = []
+        for before, source in enumerate(sorted(live, key=lambda item: item.outstanding)):
+            part = -(-free // (len(live) - before))
+            running_dry = source.outstanding <= source.robots
+            if part > 0 and (running_dry or part >= self.core.learning.limiter.band * _WORTH_A_MESSAGE):
+                source.grant(part, now)
+                free -= part
                 granted.append(source)
         return granted
 
