@@ -288,8 +288,8 @@ def with_faults(bus: Bus, reply: Reply) -> Reply:
     """Add the faults and emergency stops of the server and its robots to a Reply about a state.
 
     Returns:
-        The Reply. Its detail begins with ``faults`` (node, mapped to the reason) and ``robots`` (robot, mapped to its
-        state).
+        The Reply. Its detail begins with ``faults`` (node, mapped to the reason), ``robots`` (robot, mapped to its
+        state) and ``loops`` (robot, mapped to its rate, jitter and share of missed deadlines).
     """
     answers = _states(bus, reply, _messages(bus, _ROBOTS_ANSWER))
     sources, stopped = reply.detail.get("sources"), reply.detail.get("stopped")
@@ -305,5 +305,7 @@ def with_faults(bus: Bus, reply: Reply) -> Reply:
         if answer and answer.state == State.FAULT:
             faults[name] = str(answer.detail.get("reason", ""))
     states = {name: answer.state if answer else "no answer" for name, answer in answers.items()}
-    detail = {"faults": faults, **({"robots": states} if states else {}), **reply.detail}
+    loops = {name: answer.detail["loop"] for name, answer in answers.items() if answer and "loop" in answer.detail}
+    found = {"robots": states, "loops": loops}
+    detail = {"faults": faults, **{key: value for key, value in found.items() if value}, **reply.detail}
     return replace(reply, detail=detail)

@@ -1,4 +1,4 @@
-"""The configuration section ``realtime``: operating system settings for the policy server."""
+"""The configuration section ``realtime``: settings for the loops of the policy server and the driver."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from td3_robot.config.section import Natural, Section
+from td3_robot.config.section import Fraction, Natural, Section
 
 
 class RealtimeConfig(Section, frozen=True):
-    """Real-time settings of the policy server; all are off by default.
+    """Real-time settings of the policy server. Those of the operating system are off by default.
 
     Attributes:
         processors: numbers of the processors that the server may run on.
@@ -21,6 +21,8 @@ class RealtimeConfig(Section, frozen=True):
         spin_us: after a message, the server polls for this time in µs before it sleeps, because a sleeping processor
             reacts slowly. If the time is longer than the control period, the server keeps one processor busy. Cannot be
             combined with ``priority``, because the server would block the driver.
+        missed_share: the share of missed deadlines in 5 s above which the policy server or the driver logs a warning.
+            1: never.
     """
 
     processors: tuple[Natural, ...] = ()
@@ -28,6 +30,7 @@ class RealtimeConfig(Section, frozen=True):
     lock_memory: bool = False
     freeze_gc: bool = False
     spin_us: Annotated[int, Meta(ge=0, le=20_000)] = 0
+    missed_share: Fraction = 0.05
 
     def __post_init__(self) -> None:
         if self.spin_us and self.priority:

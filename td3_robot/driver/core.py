@@ -35,6 +35,7 @@ from td3_robot.messages import (
     Heartbeat,
     Message,
     Phase,
+    Status,
     Step,
     Throttle,
     Welcome,
@@ -105,6 +106,7 @@ class SourceCore:
         self._allowance = (LockStep if lockstep else Allowance)(waits=learner and waits)
         self._exchange = Exchange()
         self._actuator = Actuator(body, self.guard, source)
+        self._loop: dict[str, Any] = {}  # rate and jitter, from the node
 
     @property
     def due(self) -> float | None:
@@ -158,6 +160,8 @@ class SourceCore:
             self._answer(message, now)
         elif isinstance(message, Throttle) and message.incarnation == self.incarnation:
             self._allowance.throttle(message)
+        elif isinstance(message, Status):
+            self._loop = message.figures
         elif isinstance(message, Command):
             return self._command(message, now)
         elif isinstance(message, Welcome):
@@ -210,7 +214,8 @@ class SourceCore:
         return again
 
     def _detail(self) -> dict[str, Any]:
-        return {**self.guard.detail(), "transitions": self.transitions, "counters": dict(self.counters)}
+        detail = {**self.guard.detail(), "transitions": self.transitions, "counters": dict(self.counters)}
+        return {**detail, "loop": self._loop} if self._loop else detail
 
     # -- turns ---------------------------------------------------------------------------------------------------
 
@@ -279,6 +284,8 @@ class SourceCore:
             self.counters[f"actions_{origin.name.lower()}"] += 1
         if (body.phase == Phase.FIRST).all():
             self.guard.begin()
+            if self.pacing.loop:
+                self.pacing.loop.pause()  # the robots have been reset in this turn
         step = Step(
             source=self.source,
             incarnation=self.incarnation,

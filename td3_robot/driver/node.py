@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from td3_robot.driver.core import ACCEPTS, SourceCore, make
@@ -102,10 +103,13 @@ def _drive_alone(node: Node, robot: Robot, follow: Callable[[SourceCore], None] 
     def after() -> bool:
         if follow:
             follow(core)
+        if core.pacing.loop and (warning := core.pacing.loop.warning(config.realtime.missed_share)):
+            log.warning("%s: %s", node.name, warning)
         return guard.finished
 
+    sift = partial(node.tell_core, lambda: Figures("running", figures=core.pacing.figures()))
     try:
-        node.spin(recorded, busy=lambda: False, report=report, after=after, deadline=lambda: core.due)
+        node.spin(recorded, busy=lambda: False, report=report, after=after, deadline=lambda: core.due, sift=sift)
     except HandshakeError:
         if policy.refusal:
             core.contact.refused(rival=policy.refusal.code == "name")

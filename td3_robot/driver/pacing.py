@@ -12,12 +12,14 @@ import numpy as np
 from td3_robot.config.schema import PacingConfig
 from td3_robot.messages import ActionOrigin
 from td3_robot.specs import Float32, RobotSpec
+from td3_robot.util.rate import LoopRate
 
 
 class Fast:
     """Full speed: steps as soon as the source has the Action and the learner's allowance."""
 
     deadline: float | None = None
+    loop: LoopRate | None = None
 
     def may_step(self, now: float, *, ready: bool) -> bool:
         """Return whether to step now. ``ready``: whether the source has the Action and the learner's allowance."""
@@ -50,11 +52,13 @@ class RealTime:
     Attributes:
         deadline: time of the next step, in seconds; None before the first step.
         lag_max: the longest delay (s) of a step after its deadline.
+        loop: the true rate of the steps.
     """
 
     def __init__(self, spec: RobotSpec, fallback: str) -> None:
         self.deadline: float | None = None
         self.lag_max = 0.0
+        self.loop = LoopRate(spec.control_period)
         self._period = spec.control_period
         self._origin = ActionOrigin.HELD if fallback == "hold" else ActionOrigin.ZERO
         self._low, self._high = spec.action_low, spec.action_high
@@ -78,6 +82,7 @@ class RealTime:
             self._lag_sum += lag
             self._steps += 1
         self._periods += missed + 1
+        self.loop.turn(now, missed=missed, deadlines=missed + 1)
         # Compute the deadline from the first step, so that rounding errors do not accumulate.
         self.deadline = self._begin + self._periods * self._period
         return missed
@@ -92,8 +97,9 @@ class RealTime:
         return np.clip(wanted, self._low, self._high), self._origin
 
     def figures(self) -> dict[str, float]:
-        """Return the mean and the longest delay of steps after their deadlines, in seconds."""
-        return {"lag_mean_s": self._lag_sum / max(1, self._steps), "lag_max_s": self.lag_max}
+        """Return the mean and the longest delay of steps after their deadlines in seconds, and the true rate."""
+        lags = {"lag_mean_s": self._lag_sum / max(1, self._steps), "lag_max_s": self.lag_max}
+        return {**lags, **self.loop.figures}
 
 
 def make_pacing(config: PacingConfig, spec: RobotSpec) -> Fast | RealTime:

@@ -166,7 +166,7 @@ class PolicyCore:
             if isinstance(message, Weights):
                 weights.append(message)
             elif isinstance(message, Status):
-                self._transport = message  # the node reports the messages that its links dropped
+                self._transport = message  # the node reports its rate, and the messages that its links dropped
             elif not isinstance(origin, Peer):
                 continue
             elif isinstance(message, Step):
@@ -214,7 +214,10 @@ class PolicyCore:
     def detail(self) -> dict[str, Any]:
         """The contents of a Reply about this server, as plain JSON values. Sources that are not active come first."""
         serving = self.store.serving
-        links = {"dropped": self._transport.counters, "last_dropped": self._transport.detail} if self._transport else {}
+        links: dict[str, Any] = {}
+        if status := self._transport:
+            links = {"dropped": status.counters, "last_dropped": status.detail}
+            links |= {"loop": status.figures} if status.figures else {}
         watches = sorted(self.safety.watches.items(), key=lambda item: item[1].lifecycle.active)
         return {
             "version": serving.version if serving else 0,

@@ -16,10 +16,11 @@ from msgspec.structs import replace
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.core_types import Input
 from td3_robot.errors import UsageError
-from td3_robot.messages import Command, Weights
+from td3_robot.messages import Weights
 from td3_robot.policies import find_policy
 from td3_robot.policy import core as policy_core
 from td3_robot.policy.examiner import Examiner
+from td3_robot.policy.rates import AnswerRates
 from td3_robot.policy.state_file import StateFile, default_path
 from td3_robot.policy.store import examine
 from td3_robot.recording.boundary import PolicyObserver
@@ -91,6 +92,8 @@ class _Server:
         learns = bool(node.folder or config.endpoints.learner)
         settings: dict[str, Any] = {"exploring": bool(node.folder or arguments.explore), "frozen": arguments.frozen}
         self.node = node
+        realtime = config.pacing.mode == "realtime"
+        self.rates = AnswerRates(config.realtime.missed_share, realtime=realtime)
         self.examiner: Examiner | None = None
         if learns and config.timing == "free":  # in lock-step a robot waits for its weights anyway
             self.examiner = Examiner(node.counters)
@@ -148,6 +151,7 @@ class _Server:
 
     def _after(self) -> bool:
         """Pass the core's changes to links, files and recorder. Return whether the server is finalized."""
+        self.rates.answered(time.monotonic())
         core = self.core
         loaded = core.store.loaded[-1:]
         if loaded != self._loaded:  # an operator has loaded a policy
@@ -165,13 +169,17 @@ class _Server:
     def _report(self) -> Figures:
         # Ready once the endpoint is bound: the learner sends weights only after a simulator has joined it.
         core = self.core
-        return Figures("ready", core.lifecycle.trouble, {"weights_version": core.version}, counters=dict(core.counters))
+        figures = {"weights_version": core.version, **self.rates.figures(time.monotonic())}
+        return Figures("ready", core.lifecycle.trouble, figures, counters=dict(core.counters))
+
+    def _for_reply(self) -> Figures:
+        bus = self.node.bus
+        return Figures("running", bus.last_dropped(), self.rates.figures(time.monotonic()), dict(bus.dropped()))
 
     def _sift(self, inputs: list[Input]) -> list[Input]:
-        if any(isinstance(message, Command) for _, message in inputs):
-            # The Reply to a Command has these counts. As an input, the Status is recorded, so a replay gives the same.
-            counts = Figures("running", self.node.bus.last_dropped(), counters=dict(self.node.bus.dropped()))
-            inputs = [(self.node.name, self.node.status_message(counts)), *inputs]
+        if self.core.spec:
+            self.rates.received(inputs, self.core.spec.control_period, time.monotonic())
+        inputs = self.node.tell_core(self._for_reply, inputs)
         return self.examiner.sift(inputs, self.core.store.wanted) if self.examiner else inputs
 
     def _deadline(self) -> float | None:

@@ -14,7 +14,7 @@ from typing import Any
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Core, Input
 from td3_robot.errors import ConfigError
-from td3_robot.messages import Hello, Message, Start, Status
+from td3_robot.messages import Command, Hello, Message, Start, Status
 from td3_robot.recording.boundary import Observer, RecordedCore
 from td3_robot.runtime.outbox import Outbox
 from td3_robot.runtime.run_folder import RunFolder
@@ -232,6 +232,15 @@ class Node:
         """Make a Status from the figures and the node's counters."""
         counters = {**self.bus.dropped(), **self.counters, **figures.counters}
         return Status(self.name, figures.state, figures.detail, figures.figures, counters)
+
+    def tell_core(self, figures: Callable[[], Figures], inputs: list[Input]) -> list[Input]:
+        """Add a Status of this node to the inputs of a turn with a Command. The core's Reply has its contents.
+
+        A turn records its inputs. So a replay computes the same Reply.
+        """
+        if not any(isinstance(message, Command) for _, message in inputs):
+            return inputs
+        return [(self.name, self.status_message(figures())), *inputs]
 
     def _run_ended(self) -> bool:
         """Return whether the run has ended. Only a node that a person started checks: a supervisor stops its nodes."""

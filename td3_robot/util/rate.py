@@ -1,6 +1,11 @@
-"""Measures how fast counts grow."""
+"""Measures how fast counts grow, and how regularly a loop runs."""
 
 from __future__ import annotations
+
+import math
+
+WINDOW_S = 5.0
+"""Seconds of a loop in one measurement."""
 
 
 class RateMeter:
@@ -33,3 +38,73 @@ class RateMeter:
                 rates = {name: old + weight * (rates[name] - old) for name, old in self._rates.items()}
             self._before, self._rates = (now, counts), rates
         return dict(self._rates)
+
+
+class LoopRate:
+    """Measures the true rate of a loop, its jitter and its missed deadlines, again after each WINDOW_S seconds.
+
+    Args:
+        period: the intended time from one turn of the loop to the next, in seconds.
+
+    Attributes:
+        figures: the newest measurement; empty before the first. ``rate_hz``: turns per second. ``jitter_s``: standard
+            deviation of the times between turns, in seconds. ``missed_share``: share of missed deadlines, 0 to 1.
+        measured: time of the newest measurement, in seconds.
+    """
+
+    def __init__(self, period: float) -> None:
+        self.period = period
+        self.figures: dict[str, float] = {}
+        self.measured = 0.0
+        self._last: float | None = None
+        self._warned = True
+        self._begin()
+
+    def _begin(self) -> None:
+        self._turns = self._missed = self._deadlines = 0
+        self._seconds = self._squares = 0.0  # sums of intervals (s) and of squared deviations from the period
+
+    def turn(self, now: float, *, missed: int = 0, deadlines: int = 1) -> None:
+        """Note a turn of the loop.
+
+        Args:
+            now: time of the turn, in seconds.
+            missed: number of deadlines that the loop missed since the last turn.
+            deadlines: number of deadlines since the last turn.
+        """
+        last, self._last = self._last, now
+        if last is None:
+            return
+        self._turns += 1
+        self._seconds += now - last
+        self._squares += (now - last - self.period) ** 2
+        self._missed += missed
+        self._deadlines += deadlines
+        if self._seconds >= WINDOW_S:
+            self._measure(now)
+
+    def pause(self) -> None:
+        """Leave out the time from the last turn to the next one."""
+        self._last = None
+
+    def warning(self, allowed: float) -> str | None:
+        """Return a warning, once for each measurement, if the loop misses more than this share of its deadlines."""
+        if self._warned or self.figures["missed_share"] <= allowed:
+            return None
+        self._warned = True
+        rate, jitter, missed = self.figures.values()
+        return (
+            f"missed {missed:.1%} of the deadlines in {WINDOW_S:g} s; allowed: {allowed:.1%} (realtime.missed_share). "
+            f"True rate: {rate:.4g} of {1 / self.period:.4g} Hz, jitter {jitter * 1e3:.2f} ms"
+        )
+
+    def _measure(self, now: float) -> None:
+        late = self._seconds / self._turns - self.period  # mean
+        self.figures = {
+            "rate_hz": self._turns / self._seconds,
+            "jitter_s": math.sqrt(max(0.0, self._squares / self._turns - late**2)),
+            "missed_share": self._missed / self._deadlines,
+        }
+        self.measured = now
+        self._warned = False
+        self._begin()

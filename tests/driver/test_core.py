@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from td3_robot.messages import Action, ActionOrigin, Phase, Reply, Step
+from td3_robot.messages import Action, ActionOrigin, Command, Phase, Reply, Status, Step
 from td3_robot.safety.limits import SafetyConfig
 from tests.driver.toy import PERIOD, Make, Toy, action, one, operator, states
 
@@ -208,3 +208,29 @@ def test_resetting_an_active_driver_keeps_its_deadline(make_core: Make) -> None:
     core.step([], 0.02)
     core.step([], 0.0531)
     assert core.guard.lifecycle.state == "fault"
+
+
+def test_a_reply_has_the_rate_that_the_node_measured(make_core: Make) -> None:
+    core = make_core()
+    asked = Command(5, "", "state", "", 0, "", b"")
+    [reply] = [message for _, message in core.step([("policy", asked)], 0.001) if isinstance(message, Reply)]
+    assert "loop" not in reply.detail
+    status = Status("leg", "running", "", {"rate_hz": 50.0}, {})
+    outputs = core.step([("leg", status), ("policy", asked)], 0.002)
+    [reply] = [message for _, message in outputs if isinstance(message, Reply)]
+    assert reply.detail["loop"] == {"rate_hz": 50.0}
+
+
+def test_the_time_of_a_reset_misses_no_deadline(make_core: Make, robot: Toy) -> None:
+    """An episode ends at 0.04 s, and the reset lasts 2 s. Real time continues, so there are 99 overruns."""
+    core = make_core()
+    robot.ends = Phase.TERMINATED
+    core.step([], 0.02)
+    robot.ends = Phase.MID
+    core.step([], 0.04)  # this turn resets the robot
+    for number in range(252):  # 5 s
+        core.step([], 2.041 + number * PERIOD)
+    assert core.counters["overruns"] == 99
+    figures = core.pacing.figures()
+    assert figures["missed_share"] == 0
+    assert figures["rate_hz"] == pytest.approx(50.0)

@@ -10,6 +10,7 @@ FAULT is a file. It is empty or holds one word:
 - ``nan``: one channel is NaN.
 - ``stop``: observe() raises EmergencyStop.
 - ``hang``: observe() never returns.
+- ``slow``: observe() takes 30 ms, which is longer than a control period.
 - ``stuck``: reset() never returns.
 
 Environment variables: HOLD_OFF sets ``driver.contact.HOLD_OFF``, in seconds. EPISODE sets the length of an episode in
@@ -52,6 +53,8 @@ class Recorded(Pendulum):  # type: ignore[misc]
             raise EmergencyStop("the red button")
         if fault == "hang":
             threading.Event().wait()
+        if fault == "slow":
+            threading.Event().wait(0.03)
         if self._last is None or fault != "frozen":
             self._last = super().observe()
         return np.where([fault == "nan", False, False], np.float32("nan"), self._last)

@@ -419,6 +419,23 @@ def test_robot_that_never_comes_back_from_its_reset_is_in_fault(robot: Robot, mo
     assert robot.record()[-2:] == [SAFE, "reset"]
 
 
+def test_driver_and_server_report_their_rate_and_missed_deadlines(robot: Robot) -> None:
+    """The driver observes every 40 ms and so misses every second deadline."""
+    robot.configure(**PATIENT)
+    robot.serve()
+    robot.fault("slow")
+    robot.drive()
+    robot.running()
+    warning = r"leg: missed \S+% of the deadlines in 5 s; allowed: 5.0% \(realtime.missed_share\). .* of 50 Hz"
+    robot.wait("the driver's warning", lambda: re.search(warning, robot.log("driver.log")))
+    detail = json.loads(robot.operator("state", "--json").stdout)
+    for loop in (detail["loop"], detail["loops"]["leg"]):
+        assert 1 < loop["rate_hz"] < 35
+        assert loop["jitter_s"] >= 0
+    assert detail["loops"]["leg"]["missed_share"] > 0.3
+    assert "  loops leg: " in robot.operator("state").stdout
+
+
 def test_stop_of_one_configuration_does_not_hold_for_a_server_with_another(robot: Robot) -> None:
     """Both servers serve the same policy file. The first configuration keeps its stop."""
     robot.configure(**PATIENT)

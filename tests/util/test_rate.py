@@ -1,10 +1,10 @@
-"""Growth of counts per second, computed by hand."""
+"""Growth of counts per second, and the regularity of loops, computed by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from td3_robot.util.rate import RateMeter
+from td3_robot.util.rate import LoopRate, RateMeter
 
 
 def test_growth_since_the_last_call() -> None:
@@ -24,3 +24,60 @@ def test_a_smoothed_rate_approaches_the_new_one() -> None:
     assert meter(1.4, steps=999) == {"steps": 10.0}
     assert meter(2.0, steps=30) == {"steps": pytest.approx(12.0)}
     assert meter(9.0, steps=37) == {"steps": pytest.approx(1.0)}
+
+
+def test_rate_jitter_and_missed_deadlines_of_a_loop() -> None:
+    """Intervals 1, 1, 1 and 2 s: 4 in 5 s are 0.8 Hz, and their standard deviation is 0.75^0.5 / 2 s."""
+    loop = LoopRate(1.0)
+    for now in (1.0, 2.0, 3.0, 4.0):
+        loop.turn(now)
+        assert loop.figures == {}
+    loop.turn(6.0, missed=1, deadlines=2)
+    assert loop.figures == {
+        "rate_hz": pytest.approx(0.8),
+        "jitter_s": pytest.approx(0.75**0.5 / 2),
+        "missed_share": pytest.approx(1 / 5),
+    }
+
+
+def test_each_measurement_begins_anew() -> None:
+    loop = LoopRate(1.0)
+    for now in range(6):
+        loop.turn(float(now), missed=1)
+    assert (loop.measured, loop.figures["missed_share"]) == (5.0, 1.0)
+    for now in (7.5, 10.0):
+        loop.turn(now)
+    assert loop.measured == 10.0
+    assert loop.figures == {"rate_hz": pytest.approx(0.4), "jitter_s": 0.0, "missed_share": 0.0}
+
+
+def test_a_pause_is_not_measured() -> None:
+    loop = LoopRate(1.0)
+    loop.turn(0.0)
+    for now in (10.0, 20.0, 30.0, 40.0, 50.0):
+        loop.pause()
+        loop.turn(now, missed=9, deadlines=10)
+        loop.turn(now + 1)
+    assert loop.figures == {"rate_hz": pytest.approx(1.0), "jitter_s": 0.0, "missed_share": 0.0}
+
+
+def test_a_warning_comes_once_for_each_measurement_with_too_many_missed_deadlines() -> None:
+    """Each tenth deadline is missed. A measurement has 40 turns."""
+    loop, warnings = LoopRate(0.125), []
+    for number in range(100):
+        loop.turn(number * 0.125, missed=int(number % 10 == 0))
+        if text := loop.warning(0.09):
+            warnings.append((number, text))
+    assert [number for number, _ in warnings] == [40, 80]
+    assert warnings[0][1] == (
+        "missed 10.0% of the deadlines in 5 s; allowed: 9.0% (realtime.missed_share). "
+        "True rate: 8 of 8 Hz, jitter 0.00 ms"
+    )
+
+
+def test_no_warning_for_the_allowed_share() -> None:
+    loop = LoopRate(1.0)
+    for number in range(6):
+        loop.turn(float(number), missed=int(number == 3))
+    assert loop.figures["missed_share"] == 0.2
+    assert loop.warning(0.2) is None
