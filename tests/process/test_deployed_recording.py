@@ -90,7 +90,7 @@ def test_deployed_robot_is_recorded_from_the_start_and_replays(robot: Recorded, 
         assert not reports[core].notes, text
         assert {comparison.topic for comparison, _ in reports[core].comparisons} == wanted, text
     assert main(["replay", str(path)]) == 0
-    assert "driver: " in capsys.readouterr().out
+    assert "; driver (" in capsys.readouterr().out
 
 
 def test_recording_replays_after_a_kill(robot: Recorded) -> None:
