@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from td3_robot_sims.evaluate import Evaluation, evaluate
 
     from td3_robot.errors import CommandError, Td3RobotError
-    from td3_robot.operators import Operator, connect
+    from td3_robot.operators import Operator, Takeover, connect
     from td3_robot.policies import Policy, load_policy, shipped_policies
     from td3_robot.recordings import Recording, Transitions, open_recording
     from td3_robot.runs import Run, TrainingProgress, open_run, train
@@ -35,6 +35,7 @@ __all__ = [
     "Recording",
     "RobotSpec",
     "Run",
+    "Takeover",
     "Td3RobotError",
     "TrainingProgress",
     "Transitions",
@@ -50,7 +51,7 @@ __all__ = [
 
 _MODULES = {
     "td3_robot.errors": ("CommandError", "Td3RobotError"),
-    "td3_robot.operators": ("Operator", "connect"),
+    "td3_robot.operators": ("Operator", "Takeover", "connect"),
     "td3_robot.policies": ("Policy", "load_policy", "shipped_policies"),
     "td3_robot.recordings": ("Recording", "Transitions", "open_recording"),
     "td3_robot.runs": ("Run", "TrainingProgress", "open_run", "train"),

@@ -62,6 +62,7 @@ class ActionOrigin(IntEnum):
     HELD = 2  # no Action came in time: each robot repeats its last action, or applies zero after a reset
     ZERO = 3  # no Action came in time: the robots apply zero, or the limit nearest to zero
     SAFE = 4  # the safe action, from the policy server or because the source is not active
+    OPERATOR = 5  # an Action with the command of an operator for at least one robot, see Step.operated
 
     @classmethod
     def name_of(cls, number: int) -> str:
@@ -139,6 +140,8 @@ class Message(msgspec.Struct, frozen=True, eq=False, weakref=True):
         return None
 
 
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest number in an operator's action. Actions are float32."""
 _SOURCE = "id of the simulator process or robot"
 _INCARNATION = "number of the start of that source; no transition joins two incarnations"
 
@@ -206,7 +209,13 @@ class Bye(Message, frozen=True):
     reason: Annotated[str, wire("text", "why, for the log", limit=2048)]
 
 
-class Step(Message, frozen=True):
+_OPERATED = (
+    "robots that an operator has taken over: index mapped to the operator's name, or to an empty text while the "
+    "operator is silent and the robot gets the safe action; left out if empty"
+)
+
+
+class Step(Message, frozen=True, omit_defaults=True):
     """The observations, rewards and applied actions of a source's robots. All training data comes from Steps.
 
     A transition of robot i consists of two consecutive Steps of the same source, incarnation and episode[i].
@@ -241,7 +250,11 @@ class Step(Message, frozen=True):
     ]
     origin: Annotated[
         int,
-        wire("u32", "origin of the action: 0 none (all at FIRST), 1 an Action, 2 the last one held, 3 zero, 4 safe"),
+        wire(
+            "u32",
+            "origin of the action: 0 none (all at FIRST), 1 an Action, 2 the last one held, 3 zero, 4 safe, 5 an "
+            "operator",
+        ),
     ]
     answered: Annotated[
         int, wire("u64", "sequence of the Step whose Action was applied; without an Action, this Step's sequence")
@@ -257,16 +270,26 @@ class Step(Message, frozen=True):
     world: Annotated[
         dict[str, Any], wire("map", "random properties of robots at FIRST: index mapped to a map from name to number")
     ]
+    operated: Annotated[dict[str, Any], wire("map", _OPERATED)] = {}
 
     def problem(self) -> str | None:
         if self.phase.tobytes().translate(None, _PHASES):
             return f"phase {self.phase.max()} is not one of 0 to 3"
+        if self.operated and (problem := _operated_problem(self.operated, len(self.phase))):
+            return problem
         return self._world_problem() if self.world else None
+
+    def origin_of(self, robot: int) -> int:
+        """The origin of the applied action of one robot. It differs from ``origin`` if operators have some robots."""
+        operator = self.operated.get(str(robot))
+        if operator is not None:
+            return ActionOrigin.OPERATOR if operator else ActionOrigin.SAFE
+        return ActionOrigin.POLICY if self.origin == ActionOrigin.OPERATOR else self.origin
 
     def _world_problem(self) -> str | None:
         for robot, drawn in self.world.items():
-            if not (robot.isascii() and robot.isdigit() and len(robot) <= 5 and int(robot) < len(self.phase)):
-                return f"world: {robot[:40]!r} is not the index of a robot, 0 to {len(self.phase) - 1}"
+            if problem := _index_problem("world", robot, len(self.phase)):
+                return problem
             if not isinstance(drawn, dict) or any(
                 type(value) not in (int, float) or not np.isfinite(value) for value in drawn.values()
             ):
@@ -274,11 +297,28 @@ class Step(Message, frozen=True):
         return None
 
 
-class Action(Message, frozen=True):
+def _index_problem(field: str, robot: str, robots: int) -> str | None:
+    """Why a key of a map is not the index of one of ``robots`` robots; None if it is."""
+    if robot.isascii() and robot.isdigit() and len(robot) <= 5 and int(robot) < robots:
+        return None
+    return f"{field}: {robot[:40]!r} is not the index of a robot, 0 to {robots - 1}"
+
+
+def _operated_problem(operated: dict[str, Any], robots: int) -> str | None:
+    for robot, operator in operated.items():
+        if problem := _index_problem("operated", robot, robots):
+            return problem
+        if type(operator) is not str:
+            return f"operated: the value of robot {robot} is not text"
+    return None
+
+
+class Action(Message, frozen=True, omit_defaults=True):
     """The policy server's answer to one Step. A source ignores the actions of robots whose episode has ended.
 
-    ``weights_version`` 0 marks the safe action. The server sends the safe action if the server, or its watch over this
-    source, is not active. A later Action for the same Step replaces the earlier Action.
+    ``weights_version`` 0 means that the policy chose no action. Without ``operated``, this is the safe action. The
+    server sends the safe action if the server, or its watch over this source, is not active. A later Action for the
+    same Step replaces the earlier Action.
     """
 
     NAME: ClassVar[str] = "action"
@@ -292,7 +332,9 @@ class Action(Message, frozen=True):
         Float32,
         array("<f4", "NA", "the action to apply, within the limits of the specification", "of channel", tolerance=1e-5),
     ]
-    weights_version: Annotated[int, wire("u64", "weights that computed the action; 0: the safe action")]
+    weights_version: Annotated[
+        int, wire("u64", "weights that computed the action; 0: the safe action, or operators have all robots")
+    ]
     noise_kind: Annotated[
         int,
         wire(
@@ -302,6 +344,15 @@ class Action(Message, frozen=True):
         ),
     ]
     noise_seed: Annotated[int, wire("u64", "seed of the noise; 0 without noise")]
+    operated: Annotated[dict[str, Any], wire("map", _OPERATED)] = {}
+
+    @property
+    def safe(self) -> bool:
+        """Whether this is the safe action: neither a policy nor an operator chose it."""
+        return not (self.weights_version or any(self.operated.values()))
+
+    def problem(self) -> str | None:
+        return _operated_problem(self.operated, len(self.action)) if self.operated else None
 
 
 class Throttle(Message, frozen=True):
@@ -385,7 +436,7 @@ class Status(Message, frozen=True):
         return None
 
 
-class Command(Message, frozen=True):
+class Command(Message, frozen=True, omit_defaults=True):
     """An operator's command to a policy server or a robot. One Reply with the same ``id`` answers it.
 
     The server executes the command, or relays it to the robot in ``target``. A robot may send ``estop`` for all robots.
@@ -406,7 +457,9 @@ class Command(Message, frozen=True):
     verb: Annotated[
         str,
         wire(
-            "text", "state, configure, activate, deactivate, reset, estop, load, rollback, freeze, unfreeze or shutdown"
+            "text",
+            "state, configure, activate, deactivate, reset, estop, load, rollback, freeze, unfreeze, takeover, "
+            "give_back or shutdown",
         ),
     ]
     reason: Annotated[str, wire("text", "why, for the log; may be empty", limit=2048)]
@@ -416,6 +469,33 @@ class Command(Message, frozen=True):
     ]
     sha256: Annotated[str, wire("text", "load: hexadecimal SHA-256 of payload; else empty")]
     payload: Annotated[bytes, wire("bytes", "load: a policy bundle; else empty", limit=LONGEST_PAYLOAD)]
+    robot: Annotated[
+        int, wire("u32", "takeover, give_back: index of the robot in the source ``target``; left out if 0")
+    ] = 0
+
+
+class Teleop(Message, frozen=True):
+    """An operator's action for a robot that the operator has taken over.
+
+    The policy server applies its safety filter, and sends the action in place of the policy's action. It answers a
+    Teleop only with a Reply that has an ``error`` and ``id`` 0, if the operator does not have the robot.
+    """
+
+    NAME: ClassVar[str] = "teleop"
+    MAX_BYTES: ClassVar[int] = 1 << 20
+
+    source: Annotated[str, wire("text", _SOURCE)]
+    robot: Annotated[int, wire("u32", "index of the robot in the source")]
+    sequence: Annotated[int, wire("u64", "number of the Teleop for this robot: 1, 2, 3, …")]
+    stamp: Annotated[int, wire("i64", "operator's monotonic clock", "ns")]
+    action: Annotated[
+        list[Any], wire("list", "the action: one number for each action channel, in their order", "of channel")
+    ]
+
+    def problem(self) -> str | None:
+        if all(type(value) in (int, float) and abs(value) <= LARGEST for value in self.action):
+            return None
+        return f"action: {repr(self.action)[:80]} is not a list of finite numbers of at most {LARGEST:g}"
 
 
 class Reply(Message, frozen=True):

@@ -6,15 +6,17 @@ import enum
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 from msgspec.structs import replace
 
 from td3_robot.bundle import sha256
 from td3_robot.errors import CommandError, UsageError
-from td3_robot.messages import LONGEST_PAYLOAD, Command, LifecycleChange, Message, Reply
+from td3_robot.messages import LONGEST_PAYLOAD, Command, LifecycleChange, Message, Reply, Teleop
 from td3_robot.policies import Policy, load_policy
 from td3_robot.runtime.arguments import check_name
 from td3_robot.safety.lifecycle import State
@@ -128,9 +130,29 @@ class Operator:
         """End the process of the server. With ``target``, end the driver of this robot."""
         return self.ask(make_command("shutdown", target, reason))
 
+    def takeover(self, robot: str, index: int = 0, reason: str = "") -> Takeover:
+        """Take over one robot: your actions replace those of the policy until you give the robot back.
+
+        Args:
+            robot: name of the source, as :meth:`state` lists it.
+            index: index of the robot in the source; a driver has only robot 0.
+            reason: why, for the log.
+
+        Returns:
+            The takeover, which is also a context manager. It keeps a connection of its own.
+        """
+        connection = ExitStack()
+        try:
+            bus = connection.enter_context(self._connection(f"operator-{os.getpid()}-{secrets.token_hex(4)}"))
+            command = replace(make_command("takeover", robot, reason), robot=index)
+            return Takeover(connection, bus, command, self._ask_over)
+        except BaseException:
+            connection.close()
+            raise
+
     def watch(self) -> Iterator[LifecycleChange | Watching]:
         """Yield each change of a state, and each loss and return of the connection. The iterator never ends."""
-        with self._connection() as bus:
+        with self._connection(f"operator-{os.getpid()}") as bus:
             begin, sees, saw = time.monotonic(), None, False
             while True:
                 yield from (message for _, message in bus.receive(0.05) if isinstance(message, LifecycleChange))
@@ -145,32 +167,123 @@ class Operator:
 
     def ask(self, command: Command) -> Reply:
         """Send any Command and return its Reply."""
-        with self._connection() as bus:
-            messages = _messages(bus, self._timeout)
-            for message in messages:
-                if message is None:
-                    bus.send("policy", command)
-                elif isinstance(message, Reply) and message.id == command.id:
-                    if message.error:
-                        raise CommandError(f"refused: {one_line(message.error, _LONGEST_ERROR)}", message)
-                    if command.verb == "state":
-                        return with_faults(bus, message)
-                    if command.verb in _FOLLOWED and not command.target:
-                        return confirmed(bus, command.verb, message, messages)
-                    return message
+        with self._connection(f"operator-{os.getpid()}") as bus:
+            return self._ask_over(bus, command)
+
+    def _ask_over(self, bus: Bus, command: Command) -> Reply:
+        messages = _messages(bus, self._timeout)
+        for message in messages:
+            if message is None:
+                bus.send("policy", command)
+            elif isinstance(message, Reply) and message.id == command.id:
+                if message.error:
+                    raise CommandError(f"refused: {one_line(message.error, _LONGEST_ERROR)}", message)
+                if command.verb == "state":
+                    return with_faults(bus, message)
+                if command.verb in _FOLLOWED and not command.target:
+                    return confirmed(bus, command.verb, message, messages)
+                return message
         who = command.target or "policy server"
         what = "; the stop is NOT confirmed" if command.verb == "estop" else ""
         raise CommandError(f"no answer from {who} at {self._endpoint} within {self._timeout:g} s{what}")
 
     @contextmanager
-    def _connection(self) -> Iterator[Bus]:
+    def _connection(self, name: str) -> Iterator[Bus]:
         bus = Bus(keys=self._keys)
         try:
-            introduction = hello("operator", f"operator-{os.getpid()}", client=secrets.randbits(63))
+            introduction = hello("operator", name, client=secrets.randbits(63))
             bus.connect(self._endpoint, ClientLink("policy", introduction, (Reply, LifecycleChange)))
             yield bus
         finally:
             bus.close("done")
+
+
+class Takeover:
+    """A robot that this process has taken over. :meth:`Operator.takeover` returns a Takeover.
+
+    Send actions with :meth:`command` at least as often as the server's deadline requires. After a longer pause the
+    robot gets the safe action until the next command. At the end of a ``with`` block the robot goes back to the policy.
+    If an exception ends the block, the robot keeps the safe action until a person gives it back. One thread uses a
+    Takeover.
+
+    Attributes:
+        actions: the action channels: name, unit, and the limits ``low`` and ``high`` of the server.
+        period_s: the control period of the robot, in seconds.
+        deadline_s: the longest time between two commands, in seconds.
+    """
+
+    def __init__(self, connection: ExitStack, bus: Bus, command: Command, ask: Callable[[Bus, Command], Reply]) -> None:
+        reply = ask(bus, command)
+        self.actions: list[dict[str, Any]] = reply.detail["actions"]
+        self.period_s = float(reply.detail["period_ms"]) / 1e3
+        self.deadline_s = float(reply.detail["deadline_ms"]) / 1e3
+        self._connection = connection
+        self._bus = bus
+        self._robot = command.target, command.robot
+        self._ask = ask
+        self._open = True
+        self._sequence = 0
+        self._begun = self._next = time.monotonic()
+
+    def command(self, action: Sequence[float]) -> None:
+        """Send an action. The server applies the limits and rate limits of the robot.
+
+        Args:
+            action: one number for each channel of ``actions``, in their units.
+
+        Raises:
+            CommandError: the server has refused an earlier action, or is silent.
+            ValueError: the action has a wrong length or a number that is not finite.
+        """
+        name, robot = self._robot
+        self._sequence += 1
+        stamp = time.monotonic_ns()
+        teleop = Teleop(name, robot, self._sequence, stamp, [float(value) for value in action])
+        if len(teleop.action) != len(self.actions):
+            raise ValueError(f"the action has {len(teleop.action)} numbers; the robot has {len(self.actions)} channels")
+        if problem := teleop.problem():
+            raise ValueError(problem)
+        self._bus.send("policy", teleop)
+        for _, message in self._bus.receive(0.0):
+            if isinstance(message, Reply) and message.id == 0 and message.error:
+                raise CommandError(f"refused: {one_line(message.error, _LONGEST_ERROR)}", message)
+        heard = max(self._bus.clients["policy"].received_at, self._begun)
+        if time.monotonic() - heard > _SILENCE:
+            raise CommandError(f"the policy server has been silent for {_SILENCE:g} s; {name} has the safe action")
+
+    def wait(self) -> None:
+        """Wait until the next control period: one period after the last call, or now if that time has passed."""
+        self._next = max(self._next + self.period_s, time.monotonic())
+        time.sleep(max(0.0, self._next - time.monotonic()))
+
+    def give_back(self) -> None:
+        """Give the robot back to the policy, and close the connection.
+
+        Raises:
+            CommandError: the server refuses, or does not answer. The robot then keeps the safe action.
+        """
+        name, robot = self._robot
+        command = replace(make_command("give_back", name), robot=robot)
+        try:
+            self._ask(self._bus, command)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection without giving the robot back: it keeps the safe action."""
+        self._open = False
+        self._connection.close()
+
+    def __enter__(self) -> Takeover:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None and self._open:
+            self.give_back()
+        else:
+            self.close()
 
 
 def connect(endpoint: str, keys: str | Path | None = None, *, timeout: float = 5.0) -> Operator:

@@ -86,6 +86,7 @@ TOPICS: tuple[Topic, ...] = (
     Topic(messages.Evaluation, "evaluator", "learner", "learner", "once for each Weights", "never drop", "sent"),
     Topic(messages.Status, "every node", "supervisor", "supervisor", "2 Hz", "never drop", "sent"),
     Topic(messages.Command, "operator", "policy server", "policy", "when a person acts", "never drop", "taken"),
+    Topic(messages.Teleop, "operator", "policy server", "policy", "while an operator drives", "never drop", "taken"),
     Topic(messages.Command, "policy server", "driver", "policy", "when relayed", "never drop", "sent"),
     Topic(messages.Command, "driver", "policy server", "policy", "at an emergency stop", "never drop", "sent"),
     Topic(messages.Reply, "policy server", "operator", "policy", "one for each Command", "never drop", "sent"),

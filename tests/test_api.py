@@ -41,6 +41,7 @@ CLASSES = {
         "rollback": "(self, version: 'int' = 0, reason: 'str' = '') -> 'Reply'",
         "state": "(self, *, target: 'str' = '') -> 'Reply'",
         "watch": "(self) -> 'Iterator[LifecycleChange | Watching]'",
+        "takeover": "(self, robot: 'str', index: 'int' = 0, reason: 'str' = '') -> 'Takeover'",
     },
     "Policy": {"predict": "(self, observation: 'ArrayLike') -> 'Float32'"},
     "Recording": {
@@ -61,6 +62,12 @@ CLASSES = {
             "(self, *, total_steps: 'int | None' = None, overrides: 'Mapping[str, Any] | None' = None,"
             " callback: 'Callback | None' = None, progress: 'bool' = True) -> 'Run'"
         ),
+    },
+    "Takeover": {
+        "command": "(self, action: 'Sequence[float]') -> 'None'",
+        "wait": "(self) -> 'None'",
+        "give_back": "(self) -> 'None'",
+        "close": "(self) -> 'None'",
     },
     "TrainingProgress": {},
     "Transitions": {},

@@ -149,10 +149,13 @@ class PolicyConfig(Section, frozen=True):
 
     - ``autostart``: policy server and driver go to the state ``active`` without a command.
     - ``frozen``: the server refuses the weights of learners.
+    - ``operator_deadline_ms``: a robot that an operator has taken over gets the safe action if the operator's newest
+      action is older than this time.
     """
 
     autostart: bool = True
     frozen: bool = False
+    operator_deadline_ms: Positive = 200.0
 
 
 class RecordConfig(Section, frozen=True):

@@ -272,13 +272,15 @@ class SourceCore:
             return self.guard.safe_action(self.body.commanded), ActionOrigin.SAFE
         action, use = self._exchange.action, self._exchange.use
         if action and use is not None:
-            return use, ActionOrigin.POLICY if action.weights_version else ActionOrigin.SAFE
+            return use, _origin(action)
         return self.pacing.substitute(self.body.commanded)
 
     def _publish(self, stepped: int, origin: ActionOrigin, now: float) -> list[Output]:
         """Publish a Step of ``stepped`` transitions under an action from this ``origin``."""
         body, sequence = self.body, self.next_sequence
-        action = self._exchange.action if origin is ActionOrigin.POLICY else None
+        received = self._exchange.action
+        operated = received.operated if received and stepped else {}
+        action = received if origin in (ActionOrigin.POLICY, ActionOrigin.OPERATOR) else None
         self.transitions += stepped
         if stepped and action is None:
             self.counters[f"actions_{origin.name.lower()}"] += 1
@@ -305,9 +307,17 @@ class SourceCore:
             noise_seed=action.noise_seed if action else 0,
             needs_version=self._allowance.needs_version,
             world=dict(body.world),
+            operated=operated if action else dict.fromkeys(operated, ""),
         )
         self._exchange.publish(step, now)
         self.counters["steps"] += 1
         if "learner" in self._links and self._allowance.keep(step):
             self.counters["forgotten"] += 1
         return [(link, step) for link in self._links]
+
+
+def _origin(action: Action) -> ActionOrigin:
+    """The origin of an applied Action."""
+    if action.safe:
+        return ActionOrigin.SAFE
+    return ActionOrigin.OPERATOR if action.operated else ActionOrigin.POLICY

@@ -46,7 +46,7 @@ class Exchange:
 
     def replaces(self, action: Action) -> bool:
         """Whether to accept this Action: it is the first for the Step, or a safe action, which replaces any other."""
-        return self.action is None or action.weights_version == 0
+        return self.action is None or action.safe
 
     def accept(self, action: Action, use: Float32) -> None:
         """Take the Action; ``use``, float32[N, A], is its action within the guard's limits."""

@@ -77,14 +77,14 @@ class Guard:
     def accept(self, action: Action, now: float) -> Float32 | None:
         """The action to apply for an Action that answers the newest Step: float32[N, A] within the limits, or None.
 
-        An action of a policy outside a limit that stops is an emergency stop of this robot.
+        An action of a policy or an operator outside a limit that stops is an emergency stop of this robot.
         """
         self._watchdog.feed(now)
         self._waiting = False
         if not self.lifecycle.active:
             self.counters["actions_ignored"] += 1
             return None
-        violation = self.envelope.violation(action.action, self._spec.actions) if action.weights_version else None
+        violation = None if action.safe else self.envelope.violation(action.action, self._spec.actions)
         if violation:
             self.lifecycle.stop(violation, now)
             return None

@@ -21,6 +21,7 @@ from td3_robot.messages import (
     Reply,
     Status,
     Step,
+    Teleop,
     Throttle,
     Weights,
 )
@@ -70,6 +71,7 @@ _FACTS: dict[type[Message], Callable[[Any], Facts]] = {
     Evaluation: lambda m: {"version": m.version, "episodes": len(m.returns), "return": _mean(m.returns)},
     Status: _status,
     Command: lambda m: {"verb": m.verb, "target": m.target, "reason": m.reason},
+    Teleop: lambda m: {"source": m.source, "robot": m.robot, "sequence": m.sequence},
     Reply: lambda m: {"node": m.node, "state": m.state, "error": m.error},
     LifecycleChange: lambda m: {"node": m.node, "state": m.state, "reason": m.reason},
 }

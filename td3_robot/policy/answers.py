@@ -10,11 +10,13 @@ from td3_robot.messages import NO_NOISE, Action, Step
 from td3_robot.policy.noise import Explorer
 from td3_robot.policy.safety import Safety
 from td3_robot.policy.store import Policy, PolicyStore
+from td3_robot.policy.takeover import Takeovers
 from td3_robot.safety.lifecycle import State
 from td3_robot.specs import Float32
 from td3_robot.util.arrays import finite
 
 _NO_EXPLORATION = Exploration()
+_NOBODY: dict[str, str] = {}
 
 
 class Answers:
@@ -28,16 +30,25 @@ class Answers:
         exploring: add the exploration noise that a Weights message names.
         store: holds the policies.
         safety: decides which robots a policy may move.
+        takeovers: the robots that operators drive.
         counters: counts Steps and Actions, and the reasons why no policy answered a Step.
     """
 
     def __init__(
-        self, seed: int, *, exploring: bool, store: PolicyStore, safety: Safety, counters: Counter[str]
+        self,
+        seed: int,
+        *,
+        exploring: bool,
+        store: PolicyStore,
+        safety: Safety,
+        takeovers: Takeovers,
+        counters: Counter[str],
     ) -> None:
         self._seed = seed
         self.exploring = exploring
         self._store = store
         self._safety = safety
+        self._takeovers = takeovers
         self._counters = counters
         self._waiting: dict[Peer, tuple[Step, float]] = {}
         self._explorers: dict[Peer, Explorer] = {}
@@ -119,7 +130,7 @@ class Answers:
         return problem is not None or not self._safety.acts(name)
 
     def _act(self, peer: Peer, step: Step, policy: Policy, now: float) -> Action | None:
-        """The policy's Action after the filter. Not finite: the safe action, or None without safety settings.
+        """The filtered Action of policy and operators. Not finite: the safe action, or None without safety settings.
 
         An action outside a limit that stops is an emergency stop of this robot, and the answer is the safe action.
         """
@@ -128,18 +139,30 @@ class Answers:
             explorer = self._explorers[peer] = Explorer(self._seed, step)
         exploration = policy.bundle.exploration if self.exploring else _NO_EXPLORATION
         action = explorer.act(policy.actor, exploration, step)
+        safe, operated = action, _NOBODY
+        if self._takeovers.held:
+            safe = policy.safety.envelope.safe_action(step.action)
+            operated = self._takeovers.replace(step.source, action, safe, now)
         guarded = policy.safety.envelope.guarded
         if not finite(action):  # finite weights can still overflow
             self._counters["not_finite"] += 1
             return self.safe(step, policy) if guarded else None
-        if guarded:
+        if guarded or operated:  # an operator's action may exceed the specification
             if reason := policy.safety.violation(action):
                 self._safety.watches[peer.name].lifecycle.stop(reason, now)
                 return self.safe(step, policy)
             action = policy.safety(action, step.action)
-        seed = 0 if explorer.number == NO_NOISE else self._seed
-        return _action(step, action, policy.version, explorer.number, seed)
+        version, noise = policy.version, explorer.number
+        if operated:
+            silent = [int(robot) for robot, operator in operated.items() if not operator]
+            action[silent] = safe[silent]  # not through the filter: a rate limit does not delay the safe action
+            if len(operated) == len(action):
+                version, noise = 0, NO_NOISE
+        seed = 0 if noise == NO_NOISE else self._seed
+        return _action(step, action, version, noise, seed, operated)
 
 
-def _action(step: Step, action: Float32, version: int, noise: int, seed: int) -> Action:
-    return Action(step.source, step.incarnation, step.sequence, step.stamp, action, version, noise, seed)
+def _action(
+    step: Step, action: Float32, version: int, noise: int, seed: int, operated: dict[str, str] = _NOBODY
+) -> Action:
+    return Action(step.source, step.incarnation, step.sequence, step.stamp, action, version, noise, seed, operated)

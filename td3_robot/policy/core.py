@@ -1,12 +1,13 @@
 """The policy server without I/O: Steps, Weights and Commands in, Actions and states out.
 
-The core joins four parts:
+The core joins five parts:
 
 ================================== ===============================================================
 :mod:`td3_robot.policy.store`      the policies, and which policy serves
 :mod:`td3_robot.policy.safety`     which robots a policy may move: states, watches, stops
 :mod:`td3_robot.policy.answers`    the Action for each Step
 :mod:`td3_robot.policy.desk`       Commands from operators to the server and to robots
+:mod:`td3_robot.policy.takeover`   the robots that operators drive in place of the policy
 ================================== ===============================================================
 """
 
@@ -15,17 +16,19 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES, Farewell, Input, Output, Peer
-from td3_robot.messages import Bye, Command, Hello, LifecycleChange, Message, Reply, Status, Step, Weights
+from td3_robot.messages import Bye, Command, Hello, LifecycleChange, Message, Reply, Status, Step, Teleop, Weights
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.answers import Answers
 from td3_robot.policy.desk import Desk
 from td3_robot.policy.safety import Safety
 from td3_robot.policy.store import Examine, PolicyStore, examine
+from td3_robot.policy.takeover import Takeovers
 from td3_robot.safety.commands import Verbs
 from td3_robot.safety.lifecycle import Cause, Held, State
 from td3_robot.safety.limits import SafetyConfig
@@ -36,7 +39,7 @@ log = logging.getLogger(__name__)
 
 ACCEPTS: dict[str, tuple[type[Message], ...]] = {
     **dict.fromkeys(ROBOT_ROLES, (Step, Command, Reply, LifecycleChange)),
-    "operator": (Command,),
+    "operator": (Command, Teleop),
 }
 """The messages that a policy server accepts, by the role of the client."""
 _SOURCES = 256  # the most watches in a Reply, because the size of a message is limited
@@ -53,6 +56,7 @@ def make(config: Config, name: str, *, exploring: bool, frozen: bool = False, ex
         safety=config.safety,
         autostart=config.policy.autostart,
         frozen=config.policy.frozen or frozen,
+        operator_deadline_s=config.policy.operator_deadline_ms / 1e3,
         name=name,
         examine=examine,
     )
@@ -71,6 +75,7 @@ class PolicyCore:
         safety: the robot's settings; the server joins them with those of each policy.
         autostart: go to the state ``active`` at once.
         frozen: refuse the weights of learners.
+        operator_deadline_s: the longest age, in seconds, of an operator's action.
         name: of this server.
         examine: checks the bytes of policies, see :class:`PolicyStore`.
 
@@ -88,6 +93,7 @@ class PolicyCore:
         safety: SafetyConfig | None = None,
         autostart: bool = True,
         frozen: bool = False,
+        operator_deadline_s: float = 0.2,
         name: str = "policy",
         examine: Examine = examine,
     ) -> None:
@@ -97,7 +103,15 @@ class PolicyCore:
         )
         self.safety = Safety(name)
         self.lifecycle = self.safety.lifecycle
-        self.answers = Answers(seed, exploring=exploring, store=self.store, safety=self.safety, counters=self.counters)
+        self.takeovers = Takeovers(name, self.store, operator_deadline_s, lockstep=lockstep, counters=self.counters)
+        self.answers = Answers(
+            seed,
+            exploring=exploring,
+            store=self.store,
+            safety=self.safety,
+            takeovers=self.takeovers,
+            counters=self.counters,
+        )
         self.desk = Desk(self.safety, self._verbs(), self.detail)
         self.safety_state = SafetyState()
         self.changes: list[LifecycleChange] = []
@@ -130,6 +144,7 @@ class PolicyCore:
             self.store.frozen = True
             lines.append("frozen before the restart: learners' weights are refused until unfreeze")
         lines += self.safety.restore(state, now)
+        lines += self.takeovers.restore(state.operated)
         lines += self._resume_server(state.server, now)
         self.safety_state = self._state_to_keep()
         return lines
@@ -194,20 +209,33 @@ class PolicyCore:
     def _serve(self, peer: Peer, message: Message, now: float) -> list[Output]:
         """Process a client's Hello, Bye, Command or Reply."""
         if isinstance(message, Command):
-            return self.desk.command(peer, message, now)
+            return self._command(peer, message, now)
+        if isinstance(message, Teleop):
+            return self.takeovers.drive(peer, message, now)
         if isinstance(message, Reply):
             return self.desk.reply(peer, message)
         if isinstance(message, Hello):
             return self.desk.join(peer)
         if isinstance(message, Bye):
             self.desk.leave(peer)
+            self.takeovers.leave(peer, message)
             self.answers.leave(peer)
             if peer.name not in self.desk.robots:
                 self.safety.leave(peer.name, Farewell.of(message))
         return []
 
+    def _command(self, peer: Peer, command: Command, now: float) -> list[Output]:
+        if peer.role == "operator":
+            if command.verb in self.takeovers.VERBS:
+                error, detail = self.takeovers.command(peer, command, self.desk.robots)
+                return [(peer, Reply(command.id, self.lifecycle.node, error, self.lifecycle.state.value, detail))]
+            if command.verb == "reset":
+                self.takeovers.reset(command.target)
+        return self.desk.command(peer, command, now)
+
     def _state_to_keep(self) -> SafetyState:
-        return self.safety.state(frozen=self.store.frozen, withdrawn=self.store.withdrawn)
+        state = self.safety.state(frozen=self.store.frozen, withdrawn=self.store.withdrawn)
+        return replace(state, operated=self.takeovers.robots()) if self.takeovers.held else state
 
     # -- operators -----------------------------------------------------------------------------------------------
 
@@ -236,6 +264,7 @@ class PolicyCore:
             "counters": dict(self.counters),
             "stopped": sorted(self.safety.stopped),
             **links,
+            **({"taken_over": self.takeovers.detail()} if self.takeovers.held else {}),
         }
 
     def _verbs(self) -> Verbs:

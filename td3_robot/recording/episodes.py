@@ -74,6 +74,7 @@ class Episode:
         """int64[T + 1] arrays by name. They identify the Steps and the origin of their actions."""
         names = ("sequence", "stamp", "weights_version", "origin", "noise_kind")
         identity = {name: np.array([getattr(step, name) for step in self.steps], np.int64) for name in names}
+        identity["origin"] = np.array([step.origin_of(self.robot) for step in self.steps], np.int64)
         return {**identity, "episode_step": np.array([s.episode_step[self.robot] for s in self.steps], np.int64)}
 
     @property

@@ -88,6 +88,7 @@ class Contents:
             for phase in Phase:
                 self.counts[phase.name.lower()] += int(np.count_nonzero(message.phase == phase))
             self.counts["fallbacks"] += message.origin in (ActionOrigin.HELD, ActionOrigin.ZERO)
+            self.counts["operator"] += any(message.operated.values())
         elif isinstance(message, Hello) and message.role in ROBOT_ROLES:
             self.robot_roles.add(message.role)
         elif isinstance(message, Weights):
@@ -114,6 +115,7 @@ class Contents:
                 "acting": [min(self.acting), max(self.acting)] if self.acting else [],
             },
             "fallback_steps": self.counts["fallbacks"],
+            "operator_steps": self.counts["operator"],
             "faults": self.faults.report(begin),
         }
 
@@ -202,6 +204,7 @@ def text(report: dict[str, Any]) -> str:
         + (f"{versions['left_out']} left out, " if versions["left_out"] else "")
         + f"acting{_range(versions['acting'])}",
         f"steps without an action in time: {report['fallback_steps']}",
+        *([f"steps under an operator: {report['operator_steps']}"] if report["operator_steps"] else []),
         f"attachments: {', '.join(item['name'] for item in report['attachments']) or 'none'}",
         *(f"fault: {line(fault)}" for fault in report["faults"]),
         *(f"DAMAGED at {damage}" for damage in report["damages"]),

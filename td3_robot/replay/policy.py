@@ -114,7 +114,7 @@ def _rebuild(session: Session, after: Mapping[Key, int]) -> Outcome:
 class _LostTurns:
     """Rebuilds a turn for each Action of a life. The inputs are the Action's Step and weights.
 
-    Safe actions are not replayed, because they depend on states that are not recorded.
+    Safe actions and the Actions of operators are not replayed, because they depend on states that are not recorded.
     """
 
     def __init__(self, life: Life) -> None:
@@ -122,6 +122,7 @@ class _LostTurns:
         self._policies = _Policies(life.config)
         self._core = RecordedCore(self._policies, life)
         self._safe = 0
+        self._operated = 0
         self._unanswerable: Counter[str] = Counter()
         self._peers: dict[Key, Peer] = {}
         self._steps: dict[tuple[str, int, int], Step] = {}
@@ -138,6 +139,8 @@ class _LostTurns:
                 self._policies.loaded[message.version] = message  # the server recorded weights that a person loaded
         elif isinstance(message, Step):
             self._steps[message.source, message.incarnation, message.sequence] = message
+        elif isinstance(message, Action) and message.operated:
+            self._operated += 1
         elif isinstance(message, Action) and message.weights_version:
             self._waiting.append((entry, message))
         else:
@@ -160,6 +163,8 @@ class _LostTurns:
         outcome.notes += [f"{n} Actions: their {what} are not recorded" for what, n in self._unanswerable.items()]
         if self._safe:
             outcome.notes.append(f"{self._safe} safe actions: their times depend on states and deadlines")
+        if self._operated:
+            outcome.notes.append(f"{self._operated} Actions of operators: their times depend on deadlines")
 
     def _missing(self, action: Action) -> str:
         if (action.source, action.incarnation, action.answers) not in self._steps:

@@ -23,6 +23,7 @@ class SafetyState:
         stopped: names of the robots that a person stopped individually.
         frozen: whether the server refuses the weights of learners.
         withdrawn: SHA-256 of the policies that a rollback withdrew and that no person has chosen again.
+        operated: the robots that operators have taken over: source name, mapped to the indices of its robots.
     """
 
     server: Held | None = None
@@ -30,11 +31,13 @@ class SafetyState:
     stopped: tuple[str, ...] = ()
     frozen: bool = False
     withdrawn: tuple[str, ...] = ()
+    operated: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
         """Return the state as plain values for a Latches message. In ``held``, only the text shows the cause."""
         server = self.server or Held(Cause.FAULT)
         sources = self.sources.items()
+        operated = {name: list(robots) for name, robots in self.operated.items()}
         return {
             "stop": server.reason if server.cause is Cause.STOP else "",
             "inactive": server.cause is Cause.INACTIVE,
@@ -43,6 +46,7 @@ class SafetyState:
             "idle": [name for name, held in sources if held.cause is Cause.INACTIVE],
             "frozen": self.frozen,
             "withdrawn": list(self.withdrawn),
+            **({"operated": operated} if operated else {}),
         }
 
     def stored(self) -> dict[str, Any]:
@@ -53,7 +57,7 @@ class SafetyState:
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A state in a file. Version 0.1.0 writes no ``causes``."""
+    """A state in a file. Version 0.1.0 writes no ``causes`` and no ``operated``."""
 
     stop: str = ""
     inactive: bool = False
@@ -63,6 +67,7 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frozen: bool = False
     withdrawn: tuple[str, ...] = ()
     causes: dict[str, Cause] = {}
+    operated: dict[str, tuple[int, ...]] = {}
 
 
 def read(values: Any) -> SafetyState:
@@ -75,7 +80,7 @@ def read(values: Any) -> SafetyState:
     server = Held(Cause.STOP, stored.stop) if stored.stop else Held(Cause.INACTIVE) if stored.inactive else None
     sources = {name: _held(text, stored.causes.get(name)) for name, text in stored.held.items()}
     sources |= {name: Held(Cause.INACTIVE) for name in stored.idle}
-    return SafetyState(server, sources, stored.stopped, stored.frozen, stored.withdrawn)
+    return SafetyState(server, sources, stored.stopped, stored.frozen, stored.withdrawn, stored.operated)
 
 
 def _held(text: str, cause: Cause | None) -> Held:

@@ -18,6 +18,7 @@ from td3_robot.messages import (
     Message,
     SimulatorState,
     Step,
+    Teleop,
     Turn,
     Weights,
     wire_fields,
@@ -29,7 +30,15 @@ _CLIENT = "#"
 _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
     # The stamp is necessary: a lock-step run that returned to a checkpoint repeats its sequence numbers.
     Step: lambda it: [it.source, it.incarnation, it.sequence, it.stamp],
-    Action: lambda it: [it.source, it.incarnation, it.answers, it.stamp, it.weights_version],
+    # A safe Action may replace an operator's Action for the same Step. Both may have version 0.
+    Action: lambda it: [
+        it.source,
+        it.incarnation,
+        it.answers,
+        it.stamp,
+        it.weights_version,
+        *(["operated"] if it.operated else []),
+    ],
     Weights: lambda it: [it.version, it.sha256],
     SimulatorState: lambda it: [it.source, it.incarnation, it.answers, len(it.payload)],
     Evaluation: lambda it: [it.version, it.env_steps, it.updates],
@@ -79,9 +88,9 @@ def is_peer(origin: str) -> bool:
 
 
 def only_here(inputs: Sequence[Input]) -> Iterator[Message]:
-    """The inputs that their receiver must record. These are the Commands of operators, which have no recorder."""
+    """The inputs that their receiver must record: the messages of operators, which have no recorder."""
     for origin, message in inputs:
-        if isinstance(message, Command) and isinstance(origin, Peer) and origin.role == "operator":
+        if isinstance(message, Command | Teleop) and isinstance(origin, Peer) and origin.role == "operator":
             yield message
 
 

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from td3_robot.bundle import Bundle, Exploration, layer_shapes, sha256
@@ -38,11 +39,11 @@ from td3_robot.messages import (
     Start,
     Status,
     Step,
+    Teleop,
     Throttle,
     Turn,
     Weights,
     Welcome,
-    wire_fields,
 )
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import codec
@@ -103,6 +104,7 @@ def samples() -> list[Message]:
         Evaluation(3, 596, 590, np.array([1523.25, -0.5]), np.array([1000, 17], u4)),
         Status("learner", "ready", "", {"updates_per_s": 131.5, "wall_s": 60.0}, {"gaps": 0, "lost": 2}),
         Command(2**62 + 1, "leg-7", "load", "slips on ice", 5, sha256(payload), payload),
+        Teleop("leg-7", 1, 12, 1_234_567_890_126, [0.375]),
         Reply(2**62 + 1, "leg-7", "an emergency stop is in force", "fault", {"weights_version": 3, "frozen": True}),
         LifecycleChange("policy/leg-7", "active", "fault", "no observation for 100 ms", 1_234_567_890_124),
         Start("policy", "task: Leg\n", {"exploring": False, "version": 3}),
@@ -121,9 +123,9 @@ def samples() -> list[Message]:
 
 
 def readable(message: Message) -> dict[str, Any]:
-    """Return the fields for JSON: arrays as nested lists, bytes as hexadecimal text."""
+    """Return the fields on the wire for JSON: arrays as nested lists, bytes as hexadecimal text."""
     content = {}
-    for name in wire_fields(type(message)):
+    for name in msgspec.msgpack.decode(codec.encode(message)):
         value = getattr(message, name)
         content[name] = (
             value.tolist() if isinstance(value, np.ndarray) else value.hex() if isinstance(value, bytes) else value

@@ -1,0 +1,141 @@
+"""An operator takes over a driver's robot, as real processes. The recording shows the operator and replays exactly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import td3_robot as tr
+from td3_robot.cli.main import main
+from td3_robot.messages import ActionOrigin, Step, Teleop
+from td3_robot.recording import info
+from td3_robot.recording.reader import Session
+from td3_robot.recording.values import whole
+from td3_robot.replay import check as replay
+from tests.process.test_deployed_recording import Recorded, stop
+from tests.process.test_faults import PATIENT, POLICY, SAFE, periods
+
+OPERATOR = "apply 0.250000"
+KILLED = """
+import sys
+import td3_robot as tr
+robot = tr.connect(sys.argv[1], timeout=60).takeover("leg")
+while True:
+    robot.command([0.25])
+    robot.wait()
+"""
+
+
+@pytest.fixture
+def robot(tmp_path: Path) -> Any:
+    made = Recorded(tmp_path)
+    yield made
+    made.end()
+
+
+@contextmanager
+def driving(takeover: tr.Takeover, torque: float) -> Iterator[None]:
+    """Send the same action every period in a thread."""
+    over = threading.Event()
+
+    def drive() -> None:
+        while not over.is_set():
+            takeover.command([torque])
+            takeover.wait()
+
+    thread = threading.Thread(target=drive)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+def test_takeover_over_real_links(robot: Recorded, capsys: Any) -> None:
+    robot.configure(**PATIENT)
+    server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
+    endpoint = f"ipc://{robot.folder}/policy"
+    at = robot.wait_for(POLICY)
+    first, second = tr.connect(endpoint, timeout=60), tr.connect(endpoint, timeout=60)
+
+    with first.takeover("leg", reason="test") as leg:
+        assert (leg.actions[0]["name"], leg.period_s, leg.deadline_s) == ("torque", 0.02, 0.2)
+        with driving(leg, 0.25):
+            at = robot.wait_for(OPERATOR, at)
+            with pytest.raises(tr.CommandError, match=r"operator 'operator-.*' has taken over robot 0 of 'leg'"):
+                second.takeover("leg")
+            assert first.state().detail["taken_over"]
+            assert robot.operator("estop", "--reason", "test").returncode == 0
+            at = robot.wait_for(SAFE, at)
+            assert robot.operator("reset").returncode == robot.operator("activate").returncode == 0
+            at = robot.wait_for(OPERATOR, at)
+        at = robot.wait_for(SAFE, at)  # the operator is silent
+        with driving(leg, 0.25):
+            at = robot.wait_for(OPERATOR, at)
+    at = robot.wait_for(POLICY, at)  # the end of the block gives the robot back
+
+    killed = subprocess.Popen([sys.executable, "-c", KILLED, endpoint], text=True)
+    robot.started.append(killed)
+    at = robot.wait_for(OPERATOR, at)
+    killed.kill()
+    at = robot.wait_for(SAFE, at)
+    robot.wait("half a second", lambda: periods(robot.record()[at:]) > 25)
+    assert POLICY not in robot.record()[at:]
+    left = "has left; robot 0 of 'leg' gets the safe action"
+    robot.wait("the server's notice", lambda: left in robot.log("server.log"))
+    robot.wait("a new operator", lambda: second.takeover("leg").give_back() is None)
+    at = robot.wait_for(POLICY, at)
+    robot.wait("a quarter of a second of control periods", lambda: periods(robot.record()[at:]) > 12)
+    stop(driver, server, recorder)
+
+    path = robot.folder / "leg.mcap"
+    session = Session([path])
+    said = [message for _, message in session.messages()]
+    assert any(isinstance(item, Teleop) for item in said)
+    steps = [item for item in said if isinstance(item, Step)]
+    operated = [item for item in steps if item.origin == ActionOrigin.OPERATOR]
+    assert operated
+    assert all(item.operated["0"].startswith("operator-") and item.weights_version == 0 for item in operated)
+    assert {item.action[0, 0] for item in operated} == {0.25}
+    silent = [item for item in steps if item.operated == {"0": ""}]
+    assert silent
+    assert {item.origin for item in silent} == {ActionOrigin.SAFE}
+    assert {int(item.episode[0]) for item in steps} == {0}  # the episode goes on
+    reports = replay.check(session)
+    text = replay.text(session, reports)
+    assert all(report.same for report in reports), text
+    assert not [note for report in reports if report.core in ("policy", "driver") for note in report.notes], text
+    assert info.examine(path)["operator_steps"] == len(operated)
+    frame = tr.open_recording(path).to_pandas()
+    assert (frame["origin"] == ActionOrigin.OPERATOR).sum() == len(operated)
+    assert whole(operated[0], {})["operated"] == operated[0].operated  # topic echo prints this
+    assert main(["info", str(path)]) == 0
+    assert f"steps under an operator: {len(operated)}" in capsys.readouterr().out
+
+
+def test_the_takeover_of_a_failed_program_stays_in_the_safe_action_over_a_restart(robot: Recorded) -> None:
+    robot.configure(**PATIENT)
+    server, recorder, _ = robot.serve(), robot.recorder(), robot.drive()
+    at = robot.wait_for(POLICY)
+    operator = tr.connect(f"ipc://{robot.folder}/policy", timeout=60)
+    leg = operator.takeover("leg")
+    with driving(leg, 0.25):
+        at = robot.wait_for(OPERATOR, at)
+    with pytest.raises(ZeroDivisionError), leg:
+        raise ZeroDivisionError
+    at = robot.wait_for(SAFE, at)
+    stop(server)
+    robot.serve(log="again.log")
+    robot.wait("the restart's line", lambda: "an operator had taken over leg/0" in robot.log("again.log"))
+    robot.wait("the driver", lambda: operator.state().detail["connected"] == ["leg"])
+    robot.wait("half a second", lambda: periods(robot.record()[at:]) > 25)
+    assert POLICY not in robot.record()[at:]
+    assert operator.reset(target="leg")
+    robot.wait_for(POLICY, at)
+    stop(recorder)
