@@ -74,8 +74,9 @@ def test_golden_bytes(name: str) -> None:
     content, payload = golden(name)
     assert content["protocol"] == PROTOCOL_VERSION, f"the golden files are of another version{ADVICE}"
     assert content["topic"] == name
-    required = {key for key, wire in wire_fields(MESSAGES[name]).items() if not wire.optional}
-    assert required <= content["fields"].keys() <= wire_fields(MESSAGES[name]).keys(), f"{name} has other fields{ADVICE}"
+    fields = wire_fields(MESSAGES[name])
+    required = {key for key, wire in fields.items() if not wire.optional}
+    assert required <= content["fields"].keys() <= fields.keys(), f"{name} has other fields{ADVICE}"
     message = from_readable(content)
     assert codec.encode(message).hex(" ") == payload.hex(" "), f"{name} is encoded differently{ADVICE}"
     robots = {"N": 2, "O": 3, "A": 1} if name in ("step", "action") else {}

@@ -22,6 +22,7 @@ from td3_robot.messages import (
     Reply,
     Start,
     Step,
+    Teleop,
     Weights,
 )
 from td3_robot.policy import core as policy_core
@@ -38,8 +39,8 @@ from td3_robot.safety.limits import SafetyConfig
 from td3_robot.safety.state import SafetyState
 from td3_robot.transport import link as handshake
 
-TOPICS = (Action.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Latches.NAME)
-"""The compared topics: all messages of a policy server, the Commands that it received, and its safety state."""
+TOPICS = (Action.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Teleop.NAME, Latches.NAME)
+"""The compared topics: all messages of a policy server, what operators sent to it, and its safety state."""
 _PACKAGES = ("numpy",)
 _CORES = 8  # maximum number of cores in memory, one for each weights version
 

@@ -116,16 +116,15 @@ def decode_as(message: type[Message], payload: Buffer, dims: Dims | None = None)
 
 
 def extra_fields(message: type[Message], payload: Buffer) -> int:
-    """The number of fields in a decoded payload that this version does not know.
-
-    The result is too low if optional fields are missing, because the function compares only the numbers of fields.
-    """
+    """The number of fields in a decoded payload that this version does not know."""
     first = payload[0]
     width = (
         0 if first < 0x90 else 2 if first == 0xDE else 4
     )  # map 16, map 32; in other maps, the first byte is the size
     count = int.from_bytes(payload[1 : 1 + width], "big") if width else first & 0x0F
-    return max(0, count - _PLANS[message].size)
+    plan = _PLANS[message]
+    # Most payloads have exactly the required fields, so their names need no check.
+    return 0 if count == plan.required else len(_unpack_names(payload).keys() - plan.names)
 
 
 def encode_records(records: Sequence[Record]) -> bytes:
@@ -167,6 +166,8 @@ class _Plan:
         trees: for each map and list: its name, and the allowed depth and number of parts.
         numbers: names of the floating-point fields.
         floats: indices of the arrays of floating-point numbers. All these arrays have the type ``float``.
+        names: names of all fields.
+        required: number of fields without a default.
         optional: indices of the arrays with a default.
         layouts: known shapes of the arrays. The key is the lengths of the arrays and the sizes from the handshake.
     """
@@ -174,7 +175,8 @@ class _Plan:
     def __init__(self, message: type[Message]) -> None:
         fields = wire_fields(message)
         arrays = {name: wire for name, wire in fields.items() if wire.kind == "array"}
-        self.size = len(fields)
+        self.names = fields.keys()
+        self.required = sum(not wire.optional for wire in fields.values())
         self.arrays = [(name, np.dtype(wire.dtype), wire.shape) for name, wire in arrays.items()]
         limits = {"map": (MAX_DEPTH, MAX_PARTS), "list": (MAX_DEPTH + 3, MAX_SIZE)}
         self.trees = [(name, *limits[wire.kind]) for name, wire in fields.items() if wire.kind in limits]
@@ -282,6 +284,7 @@ def _plain(value: Any) -> Any:
 _pack = msgspec.msgpack.Encoder(enc_hook=np.ndarray.tobytes).encode  # a hook in C makes encoding take 25 % less time
 _pack_with_numbers = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _split = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=MOST_RECORDS)]).decode
+_unpack_names = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 _unpack_source = msgspec.msgpack.Decoder(_Source).decode
 _set = msgspec.structs.force_setattr
 

@@ -2,8 +2,8 @@
 
     python tests/replay/make_sessions.py [NAME …]
 
-Two sessions are trainings with real processes; in one of them the policy server is killed. Four run in one process
-with a simulated clock and simulated links, so that messages can be lost or late and deadlines can be missed.
+Two sessions are trainings with real processes; in one of them the policy server is killed. The others run in one
+process with a simulated clock and simulated links, so that messages can be lost or late and deadlines can be missed.
 
 If the protocol changes, make the sessions again. If only the behaviour changes on purpose,
 `td3-robot replay FILE --update` shows the change and stores it.
@@ -26,7 +26,7 @@ from msgspec.structs import replace as changed
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.cli.main import main as td3_robot
 from td3_robot.config import loading as configuration
-from td3_robot.messages import Command, LifecycleChange, Reply, Weights
+from td3_robot.messages import Command, LifecycleChange, Reply, Teleop, Weights
 from td3_robot.policy.node import weights
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.safety.state import SafetyState
@@ -287,6 +287,39 @@ def learnt(version: int) -> Weights:
     return weights(version, learnt_policy(version))
 
 
+def takeover(target: Path) -> None:
+    """An operator takes over a robot, is silent, is stopped, and gives the robot back. The operator's driver pauses."""
+    safety = (
+        "safety.limits=[-0.9, 0.9]",
+        "safety.rate=12",
+        "safety.safe_action={torque: -0.125}",
+        "safety.observation_deadline_ms=100",
+        "safety.action_deadline_ms=400",
+    )
+    config = configuration.load("walker2d", safety)
+    stage = Deployed(target, config, config, {})
+    stage.serve(leg_policy(0, 1))
+    stage.drive()
+    say = commander(stage)
+    numbers = itertools.count(1)
+
+    def act(torque: float) -> Act:
+        return lambda: stage.send(Teleop("leg", 0, next(numbers), 0, [torque]))
+
+    acts: list[tuple[int, Act]] = [
+        (100, act(0.5)),  # refused: the operator does not have the robot
+        (200, say("takeover", "leg")),
+        *((time, act(1.5 if time < 600 else -0.5)) for time in range(300, 1000, 40)),
+        *((time, act(0.25)) for time in range(1400, 2600, 40)),  # silent before, and stopped in between
+        (1700, say("estop")),
+        (1900, say("reset")),
+        (1950, say("activate")),
+        (2400, say("activate", "leg")),
+        (2700, say("give_back", "leg")),
+    ]
+    perform(stage, acts, [("leg", 2150, 2300)], 3600)
+
+
 SESSIONS = {
     "walkers": walkers,
     "pendulum": pendulum,
@@ -294,6 +327,7 @@ SESSIONS = {
     "faulted": faulted,
     "deployed": deployed,
     "restarted": restarted,
+    "takeover": takeover,
 }
 
 

@@ -55,7 +55,7 @@ FILES = sorted((Path(__file__).parent / "sessions").glob("*.mcap"))
 TRAINING = {"policy", "simulator", "learner"}
 DEPLOYED = {"policy", "driver", "learner"}  # no learner ran; replay makes its transitions from the Steps
 CORES = dict.fromkeys(("faulted", "pendulum", "tampered", "walkers"), TRAINING)
-CORES |= dict.fromkeys(("deployed", "restarted"), DEPLOYED)
+CORES |= dict.fromkeys(("deployed", "restarted", "takeover"), DEPLOYED)
 AROUND = {name: {"hello", "welcome", "refused", "bye", "status", "evaluation"} for name in CORES}
 AROUND["deployed"] |= {"weights"}  # an operator loaded these policies
 AROUND["restarted"] |= {"weights", "command"}  # a driver without a core sends commands
@@ -73,7 +73,7 @@ def test_a_recorded_session_replays_without_a_difference(path: Path) -> None:
     for report in reports:
         assert report.same, f"{report.core} differs; if you intend this: td3-robot replay {path} --update"
         assert bool(report.compared) == (report.core in CORES[path.stem]), f"{report.core}: {report.notes}"
-        there = report.core != "learner" or path.stem not in ("deployed", "restarted")
+        there = report.core != "learner" or path.stem not in ("deployed", "restarted", "takeover")
         assert bool(report.turns) == (report.core in CORES[path.stem] and there), (
             f"{report.core} has the wrong number of replayed turns"
         )
@@ -230,6 +230,7 @@ NEEDED: dict[str, Callable[[Held], bool]] = {
     "weights that are refused": lambda it: it.refused > 0,
     "a policy that an operator loaded": lambda it: ("load", False, True) in it.commands,
     "a driver": lambda it: "driver" in it.roles,
+    "an operator's action": lambda it: ActionOrigin.OPERATOR in it.origins,
     "one robot": lambda it: it.robots == {1},
     "several robots": lambda it: max(it.robots) > 1,
 }

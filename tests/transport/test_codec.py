@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 
 from td3_robot.errors import ProtocolError
 from td3_robot.messages import (
+    LARGEST,
     MESSAGES,
     Action,
     Bye,
@@ -42,13 +43,17 @@ trees = st.dictionaries(
     ),
     max_size=4,
 )
+operated = st.dictionaries(st.just("0"), st.text(max_size=8))
 special: dict[tuple[str, str], st.SearchStrategy[Any]] = {
+    ("action", "operated"): operated,
     ("hello", "name"): st.text(min_size=1, max_size=256).filter(str.isprintable),
     ("record", "topic"): st.sampled_from(sorted(set(MESSAGES) - {"record"})),
     ("step", "world"): st.dictionaries(
         st.just("0"),
         st.dictionaries(st.text(max_size=8), numbers.filter(math.isfinite), max_size=4),
     ),
+    ("step", "operated"): operated,
+    ("teleop", "action"): st.lists(st.floats(-LARGEST, LARGEST), max_size=4),
     ("turn", "inputs"): st.lists(
         st.tuples(st.text(max_size=8), st.sampled_from(sorted(MESSAGES)), trees).map(list), max_size=3
     ),
@@ -316,6 +321,8 @@ def test_limits_are_inclusive() -> None:
         ("world", {"1": {"mass": "heavy"}}, "world: the value of robot 1 is not a map"),
         ("world", {"1": {"mass": float("inf")}}, "world: the value of robot 1 is not a map"),
         ("world", {"1": {"mass": True}}, "world: the value of robot 1 is not a map"),
+        ("operated", {"2": "anna"}, "operated: '2' is not the index of a robot, 0 to 1"),
+        ("operated", {"1": 7}, "operated: the value of robot 1 is not text"),
         ("observation", np.full((2, 3), np.nan, np.float32), "observation is not finite"),
         ("reward", np.array([0, np.inf], np.float32), "reward is not finite"),
         ("action", np.full((2, 2), -np.inf, np.float32), "action is not finite"),
