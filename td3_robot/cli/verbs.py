@@ -54,6 +54,7 @@ COMMANDS: dict[str, Verb] = {
     "list": Verb(
         "td3_robot.cli.list:main", "list configurations, tasks, policies, configuration keys or algorithms", _TOOLS
     ),
+    "new": Verb("td3_robot.cli.new:main", "write the skeleton of a driver or a task, with its test", _TOOLS),
     "monitor": Verb("td3_robot.monitor.node:main", "watch a training or a robot live; feed PlotJuggler", _TOOLS),
     "topic": Verb("td3_robot.cli.topic:main", "list topics, show their fields, and print messages live", _TOOLS),
     "bench": Verb("td3_robot.cli.bench:main", "measure speed and memory", _TOOLS),

@@ -19,7 +19,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def folder(kind: str) -> Path:
-    """Return the folder of shipped ``configs``, ``launch`` or ``policies`` files."""
+    """Return the folder of shipped ``configs``, ``launch``, ``policies`` or ``templates`` files."""
     installed = _PACKAGE / "data" / kind
     return installed if installed.is_dir() else _PACKAGE.parent / kind
 

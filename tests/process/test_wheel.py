@@ -15,9 +15,10 @@ def test_wheel_contains_packages_and_data(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"td3_robot", "td3_robot_sims"}
-    for folder in ("configs", "launch", "policies"):
-        shipped = {Path(name).name for name in names if name.startswith(f"td3_robot/data/{folder}/")}
-        assert shipped == {path.name for path in (ROOT / folder).iterdir()}
+    for folder in ("configs", "launch", "policies", "templates"):
+        shipped = {name for name in names if name.startswith(f"td3_robot/data/{folder}/")}
+        files = [path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()]
+        assert shipped == {f"td3_robot/data/{file}" for file in files}
     assert "td3_robot/py.typed" in names
 
 
