@@ -201,10 +201,10 @@ class Operator:
 class Takeover:
     """A robot that this process has taken over. :meth:`Operator.takeover` returns a Takeover.
 
-    Send actions with :meth:`command` at least as often as the server's deadline requires. After a longer pause the
-    robot gets the safe action until the next command. At the end of a ``with`` block the robot goes back to the policy.
-    If an exception ends the block, the robot keeps the safe action until a person gives it back. One thread uses a
-    Takeover.
+    Call :meth:`wait` in each control period, and :meth:`command` at least as often as the server's deadline requires.
+    After a longer pause the robot gets the safe action until the next command. At the end of a ``with`` block the robot
+    goes back to the policy. If an exception ends the block, the robot keeps the safe action until a person gives it
+    back. One thread uses a Takeover.
 
     Attributes:
         actions: the action channels: name, unit, and the limits ``low`` and ``high`` of the server.
@@ -244,17 +244,27 @@ class Takeover:
         if problem := teleop.problem():
             raise ValueError(problem)
         self._bus.send("policy", teleop)
-        for _, message in self._bus.receive(0.0):
-            if isinstance(message, Reply) and message.id == 0 and message.error:
-                raise CommandError(f"refused: {one_line(message.error, _LONGEST_ERROR)}", message)
-        heard = max(self._bus.clients["policy"].received_at, self._begun)
-        if time.monotonic() - heard > _SILENCE:
-            raise CommandError(f"the policy server has been silent for {_SILENCE:g} s; {name} has the safe action")
+        self._receive(0.0)
 
     def wait(self) -> None:
-        """Wait until the next control period: one period after the last call, or now if that time has passed."""
+        """Wait until the next control period: one period after the last call, or now if that time has passed.
+
+        Raises:
+            CommandError: as for :meth:`command`.
+        """
         self._next = max(self._next + self.period_s, time.monotonic())
-        time.sleep(max(0.0, self._next - time.monotonic()))
+        while (rest := self._next - time.monotonic()) > 0:
+            self._receive(rest)
+
+    def _receive(self, timeout: float) -> None:
+        """Wait up to ``timeout`` seconds for messages, which also tells the server that this process is alive."""
+        for _, message in self._bus.receive(timeout):
+            if isinstance(message, Reply) and message.id == 0 and message.error:
+                raise CommandError(f"refused: {one_line(message.error, _LONGEST_ERROR)}", message)
+        newest = max(self._bus.clients["policy"].received_at, self._begun)
+        if time.monotonic() - newest > _SILENCE:
+            name = self._robot[0]
+            raise CommandError(f"the policy server has been silent for {_SILENCE:g} s; {name} has the safe action")
 
     def give_back(self) -> None:
         """Give the robot back to the policy, and close the connection.

@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from td3_robot.cli.takeover import drive
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, CommandError, UsageError
 from td3_robot.messages import Command, LifecycleChange, Reply
 from td3_robot.operators import Operator, connect, load_command, make_command
-from td3_robot.runtime.arguments import Parser, deployment, real
+from td3_robot.runtime.arguments import Parser, deployment, integer, real
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util.text import one_line
 
@@ -29,6 +33,8 @@ VERBS = {
     "rollback": "serve an older policy again (VERSION; default: the previous one), and freeze",
     "freeze": "refuse the weights of learners",
     "unfreeze": "accept the weights of learners again",
+    "takeover": "drive the robot of --target with the keyboard, or with the actions in standard input, one a line",
+    "give_back": "give the robot of --target back to the policy, if its operator has left",
     "shutdown": "end the process",
 }
 
@@ -41,6 +47,7 @@ examples:
   td3-robot node reset --config robot.yaml && td3-robot node activate --config robot.yaml
   td3-robot node activate --config robot.yaml --target leg-0
   td3-robot node load policy.safetensors --config robot.yaml
+  td3-robot node takeover --config robot.yaml --target leg-0
 
 exit codes:
   0  done
@@ -55,6 +62,10 @@ def main(arguments: Sequence[str]) -> int:
     parsed = _parser().parse_args(arguments)
     command = None if parsed.verb == "watch" else _command(parsed)
     operator = connect(*_place(parsed), timeout=parsed.timeout)
+    if parsed.verb == "takeover":
+        with operator.takeover(parsed.target, parsed.index, parsed.reason) as robot:
+            drive(robot, sys.stdin.fileno())
+        return EXIT_GOOD
     if command:
         return _ask(operator, command, _print_json if parsed.json else _print)
     for event in operator.watch():
@@ -78,6 +89,13 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--endpoint", metavar="ENDPOINT", help="the policy server at this address")
     parser.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
     parser.add_argument("--target", default="", metavar="NAME", help="one robot (default: the server; see protocol.md)")
+    parser.add_argument(
+        "--index",
+        type=integer(0, 2**32 - 1),
+        default=0,
+        metavar="N",
+        help="takeover, give_back: index of the robot in a simulator (default: %(default)s)",
+    )
     parser.add_argument("--reason", default="", help="reason, for the log")
     parser.add_argument(
         "--force",
@@ -119,7 +137,9 @@ def _command(parsed: argparse.Namespace) -> Command:
         return load_command(argument, parsed.target, parsed.reason, force=parsed.force)
     if argument and not (re.fullmatch(r"[0-9]{1,19}", argument) and 0 < int(argument) < 2**63):
         raise UsageError(f"rollback to {argument[:40]!r}; allowed: the number of a version that state lists as held")
-    return make_command(verb, parsed.target, parsed.reason, int(argument or 0))
+    if parsed.index and verb not in ("takeover", "give_back"):
+        raise UsageError(f"--index with {verb}; allowed: with takeover and give_back")
+    return replace(make_command(verb, parsed.target, parsed.reason, int(argument or 0)), robot=parsed.index)
 
 
 def _ask(operator: Operator, command: Command, show: Callable[[Reply], None]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
 import threading
@@ -139,3 +141,63 @@ def test_the_takeover_of_a_failed_program_stays_in_the_safe_action_over_a_restar
     assert operator.reset(target="leg")
     robot.wait_for(POLICY, at)
     stop(recorder)
+
+
+def command_line(robot: Recorded, source: Any) -> subprocess.Popen[str]:
+    words = ("node", "takeover", "--target", "leg", "--config", "robot.yaml", "--timeout", "60")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "td3_robot.cli.main", *words],
+        cwd=robot.folder,
+        stdin=source,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    robot.started.append(process)
+    return process
+
+
+def test_the_keyboard_drives_a_robot_and_gives_it_back(robot: Recorded) -> None:
+    robot.configure(**PATIENT)
+    server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
+    at = robot.wait_for(POLICY)
+    keyboard, terminal = pty.openpty()
+    program = command_line(robot, terminal)
+    at = robot.wait_for(SAFE, at)  # the person has pressed no key
+    os.write(keyboard, b"\x1b[A" * 3 + b"\x1b[B")
+    at = robot.wait_for("apply 0.200000", at)  # two presses, each 1/20 of the range from -1 to 1
+    at = robot.wait_for(SAFE, at)  # 2 s without a key
+    os.write(keyboard, b"0")
+    at = robot.wait_for("apply 0.000000", at)
+    os.write(keyboard, b"q")
+    at = robot.wait_for(POLICY, at)
+    assert "up, down" in program.communicate(timeout=60)[0]
+    assert program.returncode == 0
+    os.close(keyboard)
+    os.close(terminal)
+    stop(driver, server, recorder)
+
+
+def test_lines_of_standard_input_drive_a_robot(robot: Recorded) -> None:
+    robot.configure(**PATIENT)
+    server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
+    at = robot.wait_for(POLICY)
+    program = command_line(robot, subprocess.PIPE)
+    assert program.stdin
+    program.stdin.write("0.25\n")
+    program.stdin.flush()
+    at = robot.wait_for(OPERATOR, at)
+    program.communicate(timeout=60)  # the end of the input gives the robot back
+    assert program.returncode == 0
+    at = robot.wait_for(POLICY, at)
+
+    failed = command_line(robot, subprocess.PIPE)
+    assert failed.communicate("0.25 nan\n", timeout=60)[0].endswith(
+        "the line '0.25 nan' is not an action; allowed: 1 finite numbers\n"
+    )
+    assert failed.returncode == 2
+    at = robot.wait_for(SAFE, at)
+    assert robot.operator("give_back").returncode == 1
+    assert robot.operator("give_back", "--target", "leg").returncode == 0
+    robot.wait_for(POLICY, at)
+    stop(driver, server, recorder)

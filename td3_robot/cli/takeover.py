@@ -1,0 +1,142 @@
+"""``td3-robot node takeover``: a person drives a robot with the keyboard, or a program with lines of numbers."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from td3_robot.errors import UsageError
+from td3_robot.messages import LARGEST
+from td3_robot.operators import Takeover
+from td3_robot.util.output import say
+from td3_robot.util.text import one_line
+
+_PATIENCE = 2.0  # seconds from the newest input to the last action that is sent
+_PRESSES = 20  # key presses from the lower to the upper limit of a channel
+_KEYS = f"""keys:
+  left, right  choose a channel
+  up, down     raise or lower its value by 1/{_PRESSES} of its range
+  0            set every channel to 0, or to the limit nearest to 0
+  space        keep the values
+  q            give the robot back, and end
+Press a key at least every {_PATIENCE:g} s. After a longer pause the robot gets the safe action until you press a key.
+Ctrl-C ends without giving the robot back: it keeps the safe action."""
+
+_UP, _DOWN, _RIGHT, _LEFT = "ABCD"  # the last letter of the code that a terminal sends for the arrow key
+_KEY = re.compile("\x1b[\\[O]([ABCD])|([q0])")
+
+
+def drive(robot: Takeover, source: int) -> None:
+    """Send actions until the person presses q or the input ends.
+
+    The newest action is sent again in each control period, for up to 2 s after the newest input.
+
+    Args:
+        robot: the takeover.
+        source: file descriptor of the input. A terminal gives keys. Other inputs give lines: the numbers of one action,
+            one for each channel, separated by spaces.
+
+    Raises:
+        CommandError: the server refuses the actions, or is silent.
+        UsageError: a line is not an action.
+    """
+    pilot = Keyboard(robot.actions) if os.isatty(source) else Lines(robot.actions)
+    newest = float("-inf")
+    with _keys_at_once(source):
+        while True:
+            if select.select([source], [], [], 0)[0]:
+                data = os.read(source, 4096)
+                if not data or not pilot.read(data.decode("utf-8", "replace")):
+                    return
+                newest = time.monotonic()
+            if time.monotonic() - newest <= _PATIENCE and pilot.action is not None:
+                robot.command(pilot.action)
+            robot.wait()
+
+
+class Keyboard:
+    """Changes an action by keys. ``action`` is the newest action; it begins at 0."""
+
+    def __init__(self, channels: Sequence[dict[str, Any]]) -> None:
+        self.channels = channels
+        self.action = self._zero()
+        self._chosen = 0
+        say(_KEYS)
+        self._show()
+
+    def read(self, text: str) -> bool:
+        """Apply the keys of ``text``. Return False if the person wants to end."""
+        for arrow, key in _KEY.findall(text):
+            if key == "q":
+                return False
+            if key == "0":
+                self.action = self._zero()
+            elif arrow in (_RIGHT, _LEFT):
+                self._chosen = (self._chosen + (1 if arrow == _RIGHT else -1)) % len(self.channels)
+            else:
+                channel = self.channels[self._chosen]
+                step = (channel["high"] - channel["low"]) / _PRESSES
+                changed = self.action[self._chosen] + (step if arrow == _UP else -step)
+                self.action[self._chosen] = min(max(changed, channel["low"]), channel["high"])
+        self._show()
+        return True
+
+    def _zero(self) -> list[float]:
+        return [min(max(0.0, channel["low"]), channel["high"]) for channel in self.channels]
+
+    def _show(self) -> None:
+        """Print the chosen channel over the line before."""
+        channel, value = self.channels[self._chosen], self.action[self._chosen]
+        text = one_line(f"{channel['name']} {value:+.3f} {channel['unit']}", 70)
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+class Lines:
+    """Reads actions from lines of numbers. ``action`` is the action of the newest complete line; None before it."""
+
+    def __init__(self, channels: Sequence[dict[str, Any]]) -> None:
+        self.action: list[float] | None = None
+        self._size = len(channels)
+        self._rest = ""
+
+    def read(self, text: str) -> bool:
+        """Take more text. Always return True.
+
+        Raises:
+            UsageError: a line is not an action.
+        """
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            try:
+                self.action = [float(word) for word in line.split()]
+            except ValueError:
+                self.action = []
+            if len(self.action) != self._size or not all(abs(value) <= LARGEST for value in self.action):
+                raise UsageError(
+                    f"the line {one_line(line, 70)!r} is not an action; allowed: {self._size} finite numbers"
+                )
+        return True
+
+
+@contextmanager
+def _keys_at_once(source: int) -> Iterator[None]:
+    """Let a terminal pass each key at once and without echo. Restore the terminal at the end."""
+    if not os.isatty(source):
+        yield
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(source)
+    tty.setcbreak(source)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(source, termios.TCSADRAIN, before)
+        print(file=sys.stderr)
