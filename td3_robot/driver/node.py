@@ -103,8 +103,8 @@ def _drive_alone(node: Node, robot: Robot, follow: Callable[[SourceCore], None] 
     def after() -> bool:
         if follow:
             follow(core)
-        if core.pacing.loop and (warning := core.pacing.loop.warning(config.realtime.missed_share)):
-            log.warning("%s: %s", node.name, warning)
+        if core.pacing.loop:
+            core.pacing.loop.report(log, node.name, config.realtime.missed_share)
         return guard.finished
 
     sift = partial(node.tell_core, lambda: Figures("running", figures=core.pacing.figures()))

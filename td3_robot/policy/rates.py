@@ -47,8 +47,7 @@ class AnswerRates:
             loop = self._loops[name]
             missed = steps - 1 + (now - self._began > loop.period)
             loop.turn(self._began, missed=missed, deadlines=steps)
-            if warning := loop.warning(self._allowed):
-                log.warning("answers to %s: %s", name, warning)
+            loop.report(log, f"answers to {name}", self._allowed)
         self._steps.clear()
 
     def figures(self, now: float) -> dict[str, float]:

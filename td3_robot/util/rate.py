@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 WINDOW_S = 5.0
@@ -57,7 +58,7 @@ class LoopRate:
         self.figures: dict[str, float] = {}
         self.measured = 0.0
         self._last: float | None = None
-        self._warned = True
+        self._reported = 0.0  # time of the newest measurement that `report` has seen
         self._begin()
 
     def _begin(self) -> None:
@@ -87,16 +88,25 @@ class LoopRate:
         """Leave out the time from the last turn to the next one."""
         self._last = None
 
-    def warning(self, allowed: float) -> str | None:
-        """Return a warning, once for each measurement, if the loop misses more than this share of its deadlines."""
-        if self._warned or self.figures["missed_share"] <= allowed:
-            return None
-        self._warned = True
+    def report(self, log: logging.Logger, what: str, allowed: float) -> None:
+        """Log the first measurement, and each one in which the loop missed too many deadlines.
+
+        Args:
+            log: where to log.
+            what: the loop, for the text.
+            allowed: largest share of missed deadlines without a warning, 0 to 1.
+        """
+        if self._reported == self.measured:
+            return
+        first, self._reported = not self._reported, self.measured
         rate, jitter, missed = self.figures.values()
-        return (
-            f"missed {missed:.1%} of the deadlines in {WINDOW_S:g} s; allowed: {allowed:.1%} (realtime.missed_share). "
-            f"True rate: {rate:.4g} of {1 / self.period:.4g} Hz, jitter {jitter * 1e3:.2f} ms"
-        )
+        if first or missed > allowed:
+            log.log(
+                logging.WARNING if missed > allowed else logging.INFO,
+                "%s: %.4g of %.4g Hz, jitter %.2f ms; missed %.1f%% of the deadlines in %g s; "
+                "allowed: %.1f%% (realtime.missed_share)",
+                *(what, rate, 1 / self.period, jitter * 1e3, missed * 100, WINDOW_S, allowed * 100),
+            )
 
     def _measure(self, now: float) -> None:
         late = self._seconds / self._turns - self.period  # mean
@@ -106,5 +116,4 @@ class LoopRate:
             "missed_share": self._missed / self._deadlines,
         }
         self.measured = now
-        self._warned = False
         self._begin()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from td3_robot.util.rate import LoopRate, RateMeter
@@ -61,23 +63,17 @@ def test_a_pause_is_not_measured() -> None:
     assert loop.figures == {"rate_hz": pytest.approx(1.0), "jitter_s": 0.0, "missed_share": 0.0}
 
 
-def test_a_warning_comes_once_for_each_measurement_with_too_many_missed_deadlines() -> None:
-    """Each tenth deadline is missed. A measurement has 40 turns."""
-    loop, warnings = LoopRate(0.125), []
-    for number in range(100):
-        loop.turn(number * 0.125, missed=int(number % 10 == 0))
-        if text := loop.warning(0.09):
-            warnings.append((number, text))
-    assert [number for number, _ in warnings] == [40, 80]
-    assert warnings[0][1] == (
-        "missed 10.0% of the deadlines in 5 s; allowed: 9.0% (realtime.missed_share). "
-        "True rate: 8 of 8 Hz, jitter 0.00 ms"
-    )
-
-
-def test_no_warning_for_the_allowed_share() -> None:
-    loop = LoopRate(1.0)
-    for number in range(6):
-        loop.turn(float(number), missed=int(number == 3))
-    assert loop.figures["missed_share"] == 0.2
-    assert loop.warning(0.2) is None
+def test_the_log_has_the_first_measurement_and_those_with_too_many_missed_deadlines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A measurement has 40 turns. Each tenth deadline is missed, in the second measurement each fifth."""
+    caplog.set_level(logging.INFO)
+    loop = LoopRate(0.125)
+    for number in range(170):
+        loop.turn(number * 0.125, missed=int(number % (5 if 40 < number <= 80 else 10) == 0))
+        loop.report(logging.getLogger(), "leg", 0.1)
+    allowed = "of the deadlines in 5 s; allowed: 10.0% (realtime.missed_share)"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", f"leg: 8 of 8 Hz, jitter 0.00 ms; missed 10.0% {allowed}"),
+        ("WARNING", f"leg: 8 of 8 Hz, jitter 0.00 ms; missed 20.0% {allowed}"),
+    ]
