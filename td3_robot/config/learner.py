@@ -55,6 +55,10 @@ class LearnerConfig(Section, frozen=True):
       transition, and checkpoints are small. In lock-step, checkpoints hold the buffer too, because the file is newer
       than the checkpoint.
     - ``recordings``: files whose transitions fill the buffer at the start. They do not count as environment steps.
+    - ``learn_from_operator``: learn from transitions under the actions of an operator. ``a2c`` never does.
+    - ``operator_share``: above 0, the learner keeps the newest 100,000 of these transitions apart, and takes this share
+      of each batch from them. At 0, they are in the replay buffer like all others. With ``replay_storage: file``, a
+      killed learner loses those that it received after its newest checkpoint.
 
     The pace:
 
@@ -103,6 +107,8 @@ class LearnerConfig(Section, frozen=True):
     normalise_observations: bool = False
     buffer_size: Count = 1_000_000
     replay_storage: Literal["memory", "file"] = "memory"
+    learn_from_operator: bool = True
+    operator_share: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     learning_starts: Natural = 25_000
     replay_ratio: Positive | None = 1.0
     replay_ratio_band: Positive = 64.0
@@ -122,6 +128,10 @@ class LearnerConfig(Section, frozen=True):
             raise ValueError(
                 f"learner.start_from is {self.start_from!r} and learner.critics_first is 0: untrained critics "
                 "would spoil the policy at once; allowed: 1 or more, for example 5000"
+            )
+        if self.operator_share and not self.learn_from_operator:
+            raise ValueError(
+                f"learner.operator_share is {self.operator_share} and learner.learn_from_operator is false; allowed: 0"
             )
         if self.offline_updates and not self.recordings:
             raise ValueError(

@@ -29,6 +29,7 @@ FIXED = {
     "learner.offline_updates": "the run has made its offline updates",
     "launch": "the run's state belongs to its processes",
     "learner.buffer_size": "the run's replay buffer has that size",
+    "learner.operator_share": "the run keeps an operator's transitions in the place that it names",
     "learner.replay_storage": "the run's replay buffer is stored there",
     "learner.start_from": "the run's actor started from it",
 }

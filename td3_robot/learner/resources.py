@@ -6,6 +6,7 @@ import bisect
 from itertools import pairwise
 from typing import NamedTuple
 
+from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError
 from td3_robot.learner.algorithms.table import CONSUMES
@@ -15,6 +16,7 @@ from td3_robot.util import files, machine
 
 BRANCHES = 32
 """Children of each node in the sum tree of prioritised replay. With a million leaves, 32 is faster than 16 or 64."""
+_DEMONSTRATIONS = 100_000
 _FLOAT, _DOUBLE, _HALF = 4, 8, 2  # bytes
 
 
@@ -85,6 +87,7 @@ def needs(
     capacity = capacity or learner.buffer_size if networks.replays else 0
     filled = capacity if learner.recordings else min(capacity, config.total_steps + config.robots * config.simulators)
     row = _FLOAT * row_size(observation_size, action_size)
+    apart = row * demonstrations(learner) if learner.operator_share else 0
     lap, in_file = learner.replay == "lap", learner.replay_storage == "file"
     tree = _DOUBLE * sum(tree_levels(capacity)) if lap else 0
     # In lock-step the file is newer than the snapshots, so checkpoints contain the rows too.
@@ -94,14 +97,20 @@ def needs(
     arrays = _FLOAT * (networks.parameters + 3 * networks.trained) + low_precision
     saved = _FLOAT * (networks.parameters + 2 * networks.trained)
     saved += (_DOUBLE * filled if lap else 0) + (row * filled if rows_in_checkpoint else 0)
-    kept = (0 if in_file else row * capacity) + tree + (0 if on_gpu else arrays)
+    saved += apart
+    kept = (0 if in_file else row * capacity) + apart + tree + (0 if on_gpu else arrays)
     return Needs(
         kept,
         kept + saved,
         row * capacity if in_file else 0,
         saved * (config.checkpoint.keep + 1 if _saves_often(config) else 1),
-        row * (capacity + min(learner.batch_size, capacity)) + arrays if on_gpu else 0,
+        row * (capacity + min(learner.batch_size, capacity)) + apart + arrays if on_gpu else 0,
     )
+
+
+def demonstrations(learner: LearnerConfig) -> int:
+    """The largest number of transitions that the learner keeps apart for ``learner.operator_share``."""
+    return min(learner.buffer_size, _DEMONSTRATIONS)
 
 
 def announce(

@@ -240,6 +240,8 @@ def _storing(config: Config, rows: int) -> LearnerCore:
         learning_starts=_NEVER - 1,
         buffer_size=max(2, rows),
         replay_storage="memory",
+        learn_from_operator=True,  # all transitions are in one buffer
+        operator_share=0.0,
         batch_size=1,
         compile=False,
         recordings=(),

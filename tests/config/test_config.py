@@ -117,6 +117,12 @@ def test_numbers_are_written_as_in_json(tmp_path: Path) -> None:
         ({}, ["learner.replay=lap", "learner.critic_loss=mse"], ["learner.critic_loss is 'mse'", "must be 'huber'"]),
         ({}, ["learner.gradient_clip=0"], ["learner.gradient_clip is 0"]),
         ({}, ["learner.n_step=0"], ["learner.n_step is 0", ">= 1"]),
+        ({}, ["learner.operator_share=1"], ["learner.operator_share is 1", "< 1"]),
+        (
+            {},
+            ["learner.operator_share=0.5", "learner.learn_from_operator=false"],
+            ["learner.operator_share is 0.5", "learner.learn_from_operator is false", "allowed: 0"],
+        ),
         (
             {},
             ["learner.n_step=3", "learner.learning_starts=23", "robots=8"],

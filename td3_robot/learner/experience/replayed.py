@@ -9,6 +9,7 @@ from torch import Tensor
 
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner.checkpointing.stateful import Stateful
+from td3_robot.learner.experience.demonstrations import Demonstrations
 from td3_robot.learner.experience.n_step import NStep
 from td3_robot.learner.experience.transitions import Transitions
 from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
@@ -18,7 +19,7 @@ from td3_robot.messages import Step
 
 
 class Replayed:
-    """Draws random transitions from the configured kind of replay buffer.
+    """Draws random transitions from the configured kind of replay buffer, and from demonstrations.
 
     Args:
         config: the ``learner`` section; ``device`` is not ``auto``.
@@ -47,7 +48,9 @@ class Replayed:
             self.replay.use_device(torch.device(config.device))
         self.storage = self.replay.storage
         self.n_step = NStep(config.n_step, config.discount, *sizes)
-        self._batch_size = config.batch_size
+        self.demonstrations = Demonstrations(config, *sizes, seed + 1) if config.operator_share else None
+        self._splits = bool(config.operator_share) or not config.learn_from_operator
+        self._batch_size = self._replayed = config.batch_size
 
     @property
     def total_added(self) -> int:
@@ -61,11 +64,19 @@ class Replayed:
 
     def add(self, transitions: Transitions, step: Step) -> None:
         """Store the transitions that a Step completed. Actions are normalised to [-1, 1]."""
+        if step.operated and self._splits:
+            by_operator = transitions.by_operator(step)
+            if self.demonstrations:
+                self.demonstrations.add(transitions.part(by_operator), step)
+            transitions = transitions.part(~by_operator)
         self.replay.add(*self.n_step.add(step.source, transitions, step))
 
     def take(self) -> Batch:
         """The batch of the next update."""
-        return self.replay.sample(self._batch_size)
+        batch = self.replay.sample(self._batch_size)
+        if self.demonstrations:
+            self._replayed = self.demonstrations.mix_into(batch)
+        return batch
 
     def example(self) -> Batch | None:
         """A batch of random numbers, with the size and memory layout of all batches."""
@@ -73,11 +84,13 @@ class Replayed:
 
     def learned(self, td_errors: Sequence[Tensor]) -> None:
         """Use the TD errors of the update on the newest batch, see ``Algorithm.td_errors``."""
-        self.replay.learned(td_errors)
+        self.replay.learned([errors[: self._replayed] for errors in td_errors])
 
     def end(self) -> None:
         """Store the incomplete rows. Call this when no source will continue."""
         self.replay.add(*self.n_step.end())
+        if self.demonstrations:
+            self.demonstrations.end()
 
     def recover(self) -> None:
         """Use the rows that an earlier process wrote to a durable storage."""
@@ -85,4 +98,5 @@ class Replayed:
 
     def parts(self) -> dict[str, Stateful]:
         """The parts of a checkpoint, by name."""
-        return {"replay": self.replay, "n_step": self.n_step}
+        apart = self.demonstrations.parts() if self.demonstrations else {}
+        return {"replay": self.replay, "n_step": self.n_step, **apart}

@@ -44,7 +44,8 @@ class Rollouts:
     """Collects the steps of each robot, and makes one batch of each finished episode.
 
     It has the methods of :class:`td3_robot.learner.experience.replayed.Replayed`. An episode with a gap gives no batch:
-    the Assembler counts it as ``cut``, and this class drops its steps. For tasks without a time limit, this class
+    the Assembler counts it as ``cut``, and this class drops its steps. An episode with an operator's action gives no
+    batch either, because the algorithm learns only from its own policy. For tasks without a time limit, this class
     truncates episodes every :data:`LONGEST` steps.
 
     Args:
@@ -66,6 +67,8 @@ class Rollouts:
         return len(self._ended) > 0
 
     def add(self, transitions: Transitions, step: Step) -> None:
+        if step.operated:
+            transitions = transitions.part(~transitions.by_operator(step))
         factor = self.discount * ~transitions.terminated
         columns = (
             transitions.observation,

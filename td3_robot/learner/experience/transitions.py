@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,15 @@ class Transitions:
 
     def __len__(self) -> int:
         return len(self.reward)
+
+    def by_operator(self, step: Step) -> Bools:
+        """bool[M]: whether an operator chose the action. ``step`` is the Step that completed the transitions."""
+        return np.array([bool(step.operated.get(str(robot))) for robot in self.robot.tolist()], np.bool_)
+
+    def part(self, chosen: Bools) -> Transitions:
+        """The chosen transitions, bool[M], with all of ``ended``."""
+        rows = {item.name: getattr(self, item.name)[chosen] for item in fields(self) if item.name != "ended"}
+        return replace(self, **rows)
 
 
 class Assembler:

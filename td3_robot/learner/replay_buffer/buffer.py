@@ -170,7 +170,11 @@ class ReplayBuffer:
         return Batch(observation, action, reward, next_observation, discount)
 
     def learned(self, errors: Sequence[Tensor]) -> None:
-        """Use each critic's TD errors float32[B, 1] of the newest batch. Uniform sampling ignores them."""
+        """Use each critic's TD errors of the first rows of the newest batch. Uniform sampling ignores them.
+
+        Args:
+            errors: float32[M, 1] of each critic, with M up to the size of the batch.
+        """
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Everything :meth:`restore` needs: arrays, and scalars fit for JSON.

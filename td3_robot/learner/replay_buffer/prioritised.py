@@ -108,7 +108,7 @@ class PrioritisedReplay(ReplayBuffer):
     def learned(self, errors: Sequence[Tensor]) -> None:
         size = np.max([error[:, 0].abs().cpu().numpy() for error in errors], 0).astype(np.float64)
         priorities = np.fmin(np.fmax(size, 1.0), _LARGEST_ERROR) ** self.exponent
-        self._tree.set(self._drawn, priorities)
+        self._tree.set(self._drawn[: len(priorities)], priorities)
         self._greatest = max(self._greatest, float(priorities.max()))
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
