@@ -217,7 +217,7 @@ def test_policy_server_imports_nothing_heavy() -> None:
 
 
 def test_recording_and_replay_import_no_learner_or_simulator() -> None:
-    """A robot has the base install and the extra ``record``."""
+    """On a robot, only the base package and its extra ``record`` are installed."""
     recording = [f"recording.{name}" for name in ("node", "info", "recover", "export", "play")]
     modules = [*recording, "replay.check", "replay.policy", "replay.pytest_plugin", "testing"]
     code = (

@@ -136,7 +136,7 @@ class LearnerConfig(Section, frozen=True):
         if self.offline_updates and not self.recordings:
             raise ValueError(
                 f"learner.offline_updates is {self.offline_updates} and learner.recordings is empty; "
-                "allowed without recordings (--from): 0"
+                "name recordings with --from, or set offline_updates to 0"
             )
         for (key, choice), implied in IMPLIED.items():
             for other, needed in implied.items():

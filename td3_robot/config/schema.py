@@ -261,8 +261,8 @@ class Config(Section, frozen=True):
             )
         if learner.learning_starts >= self.total_steps and not learner.offline_updates:
             raise ValueError(
-                f"learner.learning_starts is {learner.learning_starts}, not below total_steps {self.total_steps}: "
-                "the learner would make no update"
+                f"learner.learning_starts is {learner.learning_starts} and total_steps is {self.total_steps}: "
+                "the learner would make no update; learning_starts must be below total_steps"
             )
         if learner.offline_updates and self.pacing.mode == "realtime":
             raise ValueError(

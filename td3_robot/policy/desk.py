@@ -67,7 +67,7 @@ class Desk:
         if peer.role in ROBOT_ROLES:
             if command.verb == "estop" and not command.target:
                 return self._to_all(peer, command, now)[0]
-            refusal = "%s: %r from %s is not carried out: a robot may only send estop, for all"
+            refusal = "%s: %r from %s is not carried out: a robot can send no command except estop for all robots"
             log.warning(refusal, self._lifecycle.node, command.verb[:40], peer.name)
             return []
         if command.target not in ("", self._lifecycle.node):

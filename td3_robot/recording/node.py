@@ -94,7 +94,9 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
     if config.ring_s:
         log.info("keeping the last %g s; a fault or SIGUSR1 writes them to %s", config.ring_s, path)
         if config.ring_s <= PEER_TIMEOUT:
-            text = "the recorder notices a silent node after %g s: the ring is too short for the node's last messages"
+            text = (
+                "the recorder notices a silent node after %g s; by then the ring lacks its messages; use a longer ring"
+            )
             log.warning(text, PEER_TIMEOUT)
     else:
         log.info("recording into %s", path)

@@ -175,7 +175,7 @@ def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder |
     if getattr(arguments, "keys", None):
         raise UsageError("--keys needs --endpoint; a configuration names its keys in endpoints.keys")
     if (config is None) == (arguments.run is None):
-        raise UsageError("give one of --run DIR (join a run) and --config FILE (deploy without a run)")
+        raise UsageError("give either --run DIR (to join a run) or --config FILE (to deploy without a run)")
     if config is not None:
         return None, deployment(config, arguments.overrides)
     if getattr(arguments, "overrides", None):

@@ -186,7 +186,7 @@ def same(topic: str, message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]
 
 
 def on(wanted: str, change: Callable[[dict[str, Any]], list[dict[str, Any]]]) -> Down:
-    """A fault in the messages of one topic: ``change`` returns the messages to send instead."""
+    """Imitate a fault: replace each message of one topic with the messages that ``change`` returns."""
     return lambda topic, message: [(topic, item) for item in change(message)] if topic == wanted else [(topic, message)]
 
 
@@ -199,7 +199,7 @@ def without(topic: str, wrong: Callable[[dict[str, Any]], bool] = lambda _: True
 
 
 def once() -> Down:
-    """Send each Action only once for each Step."""
+    """Imitate a server that does not answer a repeated Step again: drop the second Action for the same Step."""
     seen: set[Any] = set()
 
     def change(action: dict[str, Any]) -> list[dict[str, Any]]:
@@ -212,7 +212,7 @@ def once() -> Down:
 
 
 def lenient() -> Down:
-    """Accept every source and incarnation: put those of the Hello into each Step."""
+    """Imitate a server that accepts every source and incarnation. The proxy puts the Hello's values into each Step."""
     known: dict[str, Any] = {}
 
     def change(topic: str, message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -226,7 +226,10 @@ def lenient() -> Down:
 
 
 def backwards() -> tuple[Down, Down]:
-    """Answer a Step with a lower sequence: number it higher on the way up, and lower on the way down."""
+    """Imitate a server that answers a Step whose sequence goes back.
+
+    The proxy gives the Step a higher sequence, and gives the Action the sequence that the driver sent.
+    """
     high, newest = 10**6, [0]
 
     def up(message: dict[str, Any]) -> list[dict[str, Any]]:

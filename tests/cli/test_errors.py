@@ -176,13 +176,13 @@ def test_a_folder_without_permission_gives_exit_code_2(fail: Callable[[str], tup
         ("train walker2d --seed 1e10", "td3-robot train: --seed is 1e10; allowed: whole numbers from 0 to 4294967295"),
         (
             "train walker2d --steps 1e3",
-            "td3-robot train: --steps: learner.learning_starts is 10000, not below total_steps 1000: the learner would "
-            "make no update",
+            "td3-robot train: --steps: learner.learning_starts is 10000 and total_steps is 1000: the learner would "
+            "make no update; learning_starts must be below total_steps",
         ),
         (
             "train walker2d --offline 100",
             "td3-robot train: --offline: learner.offline_updates is 100 and learner.recordings is empty; "
-            "allowed without recordings (--from): 0",
+            "name recordings with --from, or set offline_updates to 0",
         ),
         (
             "train walker2d --set learner.batch_size=0",

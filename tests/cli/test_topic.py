@@ -53,7 +53,7 @@ def test_show_prints_a_readable_table(capsys: pytest.CaptureFixture[str]) -> Non
     [
         (["show", "acton"], "there is no topic 'acton'; did you mean 'action'?"),
         (["echo", "stepp", "--run", "x"], "there is no topic 'stepp'; did you mean 'step'?"),
-        (["echo", "step"], "give one of --run DIR (join a run) and --config FILE (deploy without a run)"),
+        (["echo", "step"], "give either --run DIR (to join a run) or --config FILE (to deploy without a run)"),
         (["echo", "step", "--run", "x", "--count", "0"], "--count is 0; allowed: whole numbers from 1"),
         (["echo", "heartbeat", "--run", "x"], "topic 'heartbeat' cannot be watched; allowed: action, "),
         (["echo", "turn", "--run", "x"], "topic 'turn' cannot be watched"),

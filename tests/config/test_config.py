@@ -103,7 +103,7 @@ def test_numbers_are_written_as_in_json(tmp_path: Path) -> None:
         ({}, ["task.name=x"], ["task is {'name': 'x'}", "expected `str`"]),
         ({"task": "Ant"}, ["task.name=x"], ["'task' is a value"]),
         ({}, ["x=[1"], ["not YAML"]),
-        ({}, ["total_steps=100"], ["learner.learning_starts is 25000", "total_steps 100"]),
+        ({}, ["total_steps=100"], ["learner.learning_starts is 25000", "total_steps is 100"]),
         ({}, ["learner.batch_size=10", "learner.buffer_size=5"], ["batch_size is 10", "buffer_size 5"]),
         ({}, ["robots=8", "learner.replay_ratio_band=7"], ["replay_ratio_band is 7", "at least 9"]),
         ({}, ["timing=lockstep", "learner.replay_ratio=null"], ["lockstep", "needs a ratio"]),

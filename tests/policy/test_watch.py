@@ -288,11 +288,15 @@ def test_one_robot_can_be_stopped_alone(
     assert not any(map(is_safe, actions(core.step(steps, 0.04))))
 
 
-def test_a_robot_may_only_stop_all_robots(make_core: Cores, peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_only_command_of_a_robot_is_estop_for_all_robots(
+    make_core: Cores, peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
     core = make_core()
     for forbidden in (command("shutdown"), command("estop", "leg")):
         assert core.step([(peer, peer.hello), (peer, forbidden)], 0.0) == []
-    assert "'shutdown' from leg is not carried out: a robot may only send estop, for all" in caplog.text
+    assert (
+        "'shutdown' from leg is not carried out: a robot can send no command except estop for all robots" in caplog.text
+    )
     assert core.lifecycle.active
     assert not core.safety.stopped
     outputs = core.step([(peer, command("estop"))], 0.0)

@@ -138,10 +138,10 @@ def test_errors_name_the_missing_arguments_of_record(tmp_path: Path, capsys: Any
     config = tmp_path / "robot.yaml"
     config.write_text(yaml.safe_dump({"endpoints": {"policy": f"ipc://{tmp_path}/policy"}}))
     for words, error in (
-        ((), "give one of --run DIR (join a run) and --config FILE"),
+        ((), "give either --run DIR (to join a run) or --config FILE"),
         (("--config", str(config)), "--config needs OUT.mcap, the file to write"),
         ((str(tmp_path / "a.mcap"), "--config", str(config)), "endpoints.recorder is not set"),
-        ((str(tmp_path / "a.mcap"),), "give one of --run DIR (join a run) and --config FILE"),
+        ((str(tmp_path / "a.mcap"),), "give either --run DIR (to join a run) or --config FILE"),
     ):
         assert main(["record", *words]) == 2
         assert error in capsys.readouterr().err

@@ -738,7 +738,9 @@ def test_closed_terminal_ends_the_driver_cleanly(robot: Robot) -> None:
     robot.serve()
     for number in (signal.SIGHUP, signal.SIGQUIT):
         (robot.folder / "record").unlink(missing_ok=True)
-        ours = signal.signal(number, signal.SIG_DFL)  # nohup and & ignore signals, and a child would inherit this
+        ours = signal.signal(
+            number, signal.SIG_DFL
+        )  # a shell that starts the tests with nohup or & makes them ignore signals; the driver would inherit that
         try:
             driver = robot.drive()
         finally:
@@ -749,7 +751,7 @@ def test_closed_terminal_ends_the_driver_cleanly(robot: Robot) -> None:
         assert robot.record()[-1] == SAFE
 
 
-def test_example_driver_loads_rolls_back_and_shuts_down(robot: Robot) -> None:
+def test_example_driver_can_load_and_roll_back_policies_and_shut_down(robot: Robot) -> None:
     """Run the example driver unchanged, and load and roll back policies while it runs."""
     robot.configure(**PATIENT)
     server = robot.serve("--frozen")

@@ -120,7 +120,7 @@ def test_trimmed_install_is_smaller_and_fully_compiled(installed: Environment, t
     """Run the commands of docs/how-to/deploy.md. All .pyc files must exist, because the service may not write them."""
     [block] = re.findall(r"```console\n(# \S+/pip install --no-compile .*?)```", DEPLOY.read_text("utf-8"), re.DOTALL)
     trimmed = Environment(tmp_path / "trimmed")
-    shutil.copytree(installed.path, trimmed.path, symlinks=True)  # replaces the block's first line
+    shutil.copytree(installed.path, trimmed.path, symlinks=True)  # stands in for the first command of the block
     script = trimmed.path / "bin" / "td3-robot"
     script.write_text(script.read_text().replace(str(installed.path), str(trimmed.path)))
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}

@@ -139,7 +139,7 @@ def test_monitor_shows_every_message_of_a_played_recording(
 def test_wrong_arguments_give_one_line_of_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = ["--endpoint", f"ipc://{tmp_path}/m"]
     for arguments, words in (
-        ([], "give one of --run DIR"),
+        ([], "give either --run DIR"),
         (["--run", str(tmp_path)], "holds no run"),
         ([*here, "--run", str(tmp_path)], "--endpoint cannot be combined with"),
         (["--endpoint", "tcp://0.0.0.0:5555"], "beyond loopback"),

@@ -195,7 +195,7 @@ def test_recorder_joins_and_leaves_a_running_training(
         assert words in capsys.readouterr().err
 
 
-def test_ctrl_c_loses_no_message_sent_before_it(command: Callable[..., Any], tmp_path: Path) -> None:
+def test_messages_sent_before_ctrl_c_are_recorded(command: Callable[..., Any], tmp_path: Path) -> None:
     """A node sends records every 0.1 s and the recorder polls every 0.1 s, so Ctrl-C finds some records in transit."""
     endpoint = f"ipc://{tmp_path}/recorder"
     (tmp_path / "robot.yaml").write_text(f"task: walker2d\nendpoints: {{recorder: '{endpoint}'}}\n")

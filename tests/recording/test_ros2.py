@@ -157,7 +157,7 @@ def one_step(make_step: Make, observations: int, actions: int, **fields: Any) ->
             [0.25, 0.5],
             {"effort": [0.25, 0.5]},
         ),
-        # units, for joints that an action drives; torso is no joint
+        # the unit tells the field, but only for a joint that an action drives; torso has no action
         (
             {"torso": "rad", "hip": "rad", "hip_vel": "1"},
             {"hip": "rad"},
@@ -167,7 +167,7 @@ def one_step(make_step: Make, observations: int, actions: int, **fields: Any) ->
             [],
             {"position": [0.25]},
         ),
-        # other separators and words
+        # names with ``_``, and other words for the same fields
         (
             {"hip_pos": "rad", "target_pos": "m", "hip_effort": "N·m"},
             {"hip_speed": "rad/s"},
@@ -177,7 +177,7 @@ def one_step(make_step: Make, observations: int, actions: int, **fields: Any) ->
             [3],
             {"velocity": [0.25]},
         ),
-        # a single joint without a name has the name of the robot
+        # if the only joint has no name, it gets the robot's name
         (
             {"angle": "rad", "velocity": "rad/s"},
             {"torque": "N·m"},

@@ -211,7 +211,7 @@ def test_uncheckable_actions_are_reported(acted: Make, save: Make, capsys: pytes
     assert "not checked: policy: 15 Actions: their weights are not recorded; " in capsys.readouterr().out
 
 
-def test_actions_of_policies_that_the_recording_leaves_out_are_reported(
+def test_actions_are_reported_if_the_recording_lacks_their_policy(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The second of two policies is left out, so 15 of 30 Actions cannot be checked."""

@@ -222,7 +222,7 @@ def test_a_specification_with_only_a_name_is_refused_with_the_missing_field(
 
 @pytest.mark.parametrize("name", ["server", "server/leg"])
 def test_the_name_of_the_server_is_reserved(make_server: MakeServer, make_hello: MakeHello, name: str) -> None:
-    """A Command for this name would reach the server. SERVER/ROBOT is the name of the watch over a robot."""
+    """A Command for the server's name reaches the server. It watches each robot under the name SERVER/ROBOT."""
     server = make_server()
     for role in ("driver", "simulator", "evaluator"):
         refused = refusal(server, make_hello(role, name))
