@@ -48,7 +48,7 @@ def bf16_problem(device: torch.device = CPU) -> str | None:
 
 
 def _bf16_lack(device: torch.device) -> str | None:
-    """What a device lacks for bf16; None if it supports bf16. Devices without support emulate it.
+    """What a device lacks for bf16; None if it supports bf16. A device without support emulates bf16 slowly.
 
     A processor needs AVX-512 BF16 or AMX. An NVIDIA GPU needs compute capability 8.0 (Ampere).
     """
@@ -108,9 +108,9 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array as a tensor on the device. On the CPU it is a view. This does not wait for the device.
+    """The array as a tensor on the device. On the CPU, the tensor is a view of the array.
 
-    torch's allocator keeps the copy in page-locked memory until the device has read it.
+    This function does not wait for a GPU. torch keeps a copy in page-locked memory until the GPU has read it.
     """
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the import loads torch
 log = logging.getLogger(__name__)
 
 SCHEDULERS: dict[str, type[Scheduler]] = {"free": FreeRunning, "lockstep": LockStep}
-"""The scheduler of each ``timing``."""
+"""Maps each value of ``timing`` to its scheduler."""
 
 
 class LearnerCore:
@@ -209,7 +209,7 @@ class LearnerCore:
             self.scheduler.source_left(source)
 
     def _learn_offline(self, now: float) -> list[Output]:
-        """Make one update on recorded transitions. After the last one, publish the policy and let sources start."""
+        """Make one update on recorded transitions. After the last update, publish the policy and let sources start."""
         self.learning.update()
         finished = not self.learning.offline
         if finished or self.updates % EVERY == 0:

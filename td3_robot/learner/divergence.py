@@ -54,7 +54,7 @@ class Divergence:
         return None
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """The state for :meth:`restore`, which has no arrays."""
+        """The state for :meth:`restore`. It contains no arrays."""
         return {}, {"greatest_reward": self.greatest_reward}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:

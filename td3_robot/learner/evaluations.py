@@ -12,7 +12,7 @@ import numpy as np
 from td3_robot.config.schema import EvaluationConfig
 from td3_robot.messages import Evaluation, Weights
 
-_WAITING = 4  # the most payloads that may wait for a slow evaluator
+_WAITING = 4  # largest number of policies that may wait for a slow evaluator
 
 
 class Evaluations:
@@ -21,7 +21,7 @@ class Evaluations:
     Attributes:
         pending: Weights that wait for the evaluator, by version.
         best_return: the highest mean return of all evaluations; minus infinity before the first.
-        best: the policy bundle with ``best_return``. The node writes it to a file and sets this to None.
+        best: the policy bundle with ``best_return``. The node writes it to a file and sets this attribute to None.
         reached: whether the mean return of an evaluation has reached ``evaluation.target_return``.
     """
 
@@ -114,7 +114,7 @@ def evaluation_record(
         wall_s: seconds of training until the evaluation.
         returns, lengths: undiscounted return and number of steps of each episode. The record has the population
             standard deviation of the returns.
-        final: whether this is the policy at the end of training.
+        final: whether the evaluated policy is the policy at the end of training.
     """
     return {
         "kind": "evaluation",

@@ -19,7 +19,7 @@ from td3_robot.specs import RobotSpec
 
 
 def networks(config: Config, spec: RobotSpec) -> Networks:
-    """The sizes of an algorithm's networks for a robot. This function builds the algorithm on the CPU to count them."""
+    """The sizes of an algorithm's networks for a robot. To count parameters, the function builds the networks once."""
     learner = config.learner
     algorithm: Algorithm = ALGORITHMS.load(learner.algorithm)(
         spec.observation_size,
@@ -47,7 +47,7 @@ def make_core(
         spec: specification of the robot, if it is known before a simulator joins.
         provenance: stored in each policy bundle.
         storage: creates the storage of the replay buffer from the capacity and the row width.
-        admit: called with the robot's specification before anything is allocated; it may raise.
+        admit: a function that checks the robot's specification before the core allocates memory. It may raise an error.
 
     Raises:
         ConfigError: this machine lacks the device or precision.

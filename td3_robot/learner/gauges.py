@@ -16,7 +16,7 @@ class Gauges:
     """Gauges of one run; they continue after a restart.
 
     Attributes:
-        staleness: age of the weights that computed the stored actions, in updates; a moving mean.
+        staleness: moving mean of the age of the weights that computed the stored actions, in updates.
         lead_min, lead_max: least and greatest number of due updates (see :class:`RateLimiter`).
     """
 
@@ -57,7 +57,7 @@ class Gauges:
 
     @property
     def length_mean(self) -> float | None:
-        """Mean steps of the newest finished episodes; None before the first one."""
+        """Mean number of steps of the newest finished episodes; None before the first episode has finished."""
         return statistics.fmean(self._lengths) if self._lengths else None
 
     def lead(self, lead: float) -> None:
@@ -88,7 +88,7 @@ class Gauges:
         self._returns.clear()
         self._returns.extend(state["returns"])
         self._lengths.clear()
-        self._lengths.extend(state.get("lengths", []))  # version 0.1.0 stored none
+        self._lengths.extend(state.get("lengths", []))  # version 0.1.0 stored no lengths
         self.staleness = float(state["staleness"])
         self.lead_min, self.lead_max = map(float, state["lead"])
         self._updates_at = {int(version): int(updates) for version, updates in state["updates_at"]}

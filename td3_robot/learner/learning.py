@@ -60,14 +60,14 @@ class Learning:
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)
         self.training = self._make_training(spec)
         self._check_algorithm()
-        if self.training.on_policy:  # its rollouts set the pace
+        if self.training.on_policy:  # each rollout makes one update due
             self.limiter = replace(self.limiter, ratio=None, start=0)
         if bundle:
             self.training.begin_with(bundle)
         self.spec = spec
 
     def _check_algorithm(self) -> None:
-        """Check the rules that need the algorithm's class, which the configuration does not import."""
+        """Check the rules that need the algorithm's class. The configuration cannot check them without importing it."""
         prescribes = self.training.algorithm.exploration is not None
         if prescribes and self.config.exploration != ExplorationConfig():
             raise ConfigError("exploration is set, but the algorithm sets its own exploration; leave exploration out")
@@ -104,7 +104,7 @@ class Learning:
 
     @property
     def update_due(self) -> bool:
-        """Whether the replay ratio allows an update and the training has something to learn from."""
+        """Whether the replay ratio allows an update, and the training has data for it."""
         return self.limiter.updates_due(self.env_steps, self.updates) and self.training.experience.ready
 
     @property
@@ -140,7 +140,7 @@ class Learning:
             raise self.diverged(problem)
 
     def diverged(self, problem: str) -> DivergenceError:
-        """The error for diverged training. Its message names the files that are kept."""
+        """The error for diverged training. Its message lists the files that remain."""
         kept = "" if self.sound_at is None else f"the policy after {self.sound_at} steps and "
         return DivergenceError(
             f"training diverged: {problem} (after {self.env_steps} steps and {self.updates} updates); kept: {kept}the "

@@ -33,10 +33,11 @@ def resolve(config: Config, before: Config | None = None) -> Resolved:
     """Find the device and precision of a run in another process, which loads torch.
 
     Args:
-        before: the configuration of the resumed run, if any. An unchanged precision is not measured again.
+        before: the configuration of the resumed run, if any. If ``learner.precision`` has not changed, its speed is
+            not measured again.
 
     Raises:
-        ConfigError: this machine lacks what the configuration asks for.
+        ConfigError: this machine does not support the configured device or precision.
         NodeError: the other process failed.
     """
     learner = config.learner

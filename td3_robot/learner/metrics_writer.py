@@ -24,7 +24,7 @@ TAGS = {
     "episodes": "time/episodes",
     "updates": "train/n_updates",
 }
-"""Maps keys of ``metrics.jsonl`` to the TensorBoard tags of Stable-Baselines3, so that its dashboards work.
+"""Maps keys of ``metrics.jsonl`` to the TensorBoard tags of Stable-Baselines3. So dashboards for its runs work here.
 
 All other keys of training get the tag ``train/KEY``, for example ``train/critic_loss``. All other keys of evaluations
 get the tag ``eval/KEY``.
@@ -63,7 +63,7 @@ class MetricsWriter:
 
     def close(self) -> None:
         with files.naming(self._lines):
-            self._file.close()  # writes the rest that a full disk refused
+            self._file.close()  # writes the text that a full disk did not accept before
         self._events.close()
 
 

@@ -99,7 +99,7 @@ def _learn(node: Node) -> None:
 
 @contextlib.contextmanager
 def _last_good_policy_kept(node: Node, core: LearnerCore) -> Iterator[None]:
-    """If training diverges, write the newest policy without divergence as the run's policy."""
+    """If training diverges, write the newest policy from before the divergence as the run's policy."""
     try:
         yield
     except DivergenceError:

@@ -15,13 +15,14 @@ from td3_robot.learner.checkpointing.stateful import array_like, reading
 from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.specs import Float32
 
-_SMALLEST = 1e-4  # least deviation, in the channel's unit; limits the result if a constant channel changes
+_SMALLEST = 1e-4  # smallest divisor, in the channel's unit; it limits the result if a constant channel changes
 
 
 class Normaliser:
-    """Mean and deviation of all observations so far, per channel, updated by groups (Chan et al. 1979).
+    """The mean and deviation of each channel over all observations so far.
 
-    The replay buffer keeps raw observations. The learner normalises each drawn batch with the newest statistics.
+    Each group of new observations updates them (Chan et al. 1979). The replay buffer keeps raw observations. The
+    learner normalises each drawn batch with the newest statistics.
 
     Args:
         observation_size: O, the number of channels.

@@ -49,7 +49,7 @@ class Publisher:
     def bundle(self, *, averaged: bool = False) -> Bundle:
         """The policy that chooses the robots' actions. With ``averaged``: the policy for evaluations and files.
 
-        Without ``learner.policy_average`` the two are the same.
+        Without ``learner.policy_average``, both policies are the same.
 
         Raises:
             BundleError: no robot is known yet.

@@ -24,7 +24,7 @@ class Needs(NamedTuple):
     """Bytes that a learner needs. They do not include its program and libraries.
 
     Attributes:
-        kept: memory at all times.
+        kept: memory that the learner needs all the time.
         memory: peak memory, while the learner loads a checkpoint.
         replay_file: disk space of the replay file.
         checkpoints: disk space of all checkpoints that exist at one time.
@@ -90,7 +90,7 @@ def needs(
     apart = row * demonstrations(learner) if learner.operator_share else 0
     lap, in_file = learner.replay == "lap", learner.replay_storage == "file"
     tree = _DOUBLE * sum(tree_levels(capacity)) if lap else 0
-    # In lock-step the file is newer than the snapshots, so checkpoints contain the rows too.
+    # In lock-step, the rows in the file are newer than the snapshot, so checkpoints also contain the rows.
     rows_in_checkpoint = not in_file or config.timing == "lockstep"
     low_precision = _HALF * networks.parameters if learner.precision == "bf16" else 0
     # Each trained parameter also has a gradient and Adam's two moments. A checkpoint contains no gradient.

@@ -21,7 +21,7 @@ _ACKNOWLEDGE = 100  # Steps after which a source gets a Throttle, even if the Th
 
 @dataclass
 class Source:
-    """A simulator process or robot, identified by its name. This object stays when a connection ends.
+    """A simulator process or robot, identified by its name. The object remains when the connection ends.
 
     Attributes:
         answered: sequence of the newest processed Step, plus one.
@@ -61,13 +61,13 @@ class Source:
         return max(0, self.granted - self.seen)
 
     def stalled(self, now: float) -> bool:
-        """Whether the source may make steps but sends none."""
+        """Whether the source may make steps, but has sent no Step for some seconds."""
         return self.outstanding > 0 and now - self.active_at > _STALLED
 
     def grant(self, transitions: int, now: float) -> None:
         """Let the source publish ``transitions`` more transitions."""
         if not self.outstanding:
-            self.active_at = now  # without a grant it could not step
+            self.active_at = now  # the source could not step before this grant
         before, self.granted = self.granted, max(self.granted, self.seen) + transitions
         self.share += self.granted - before
 
@@ -141,7 +141,7 @@ def throttles(
     """The Throttles for sources.
 
     Args:
-        lockstep_version: in lock-step, the version of the weights that the next Step must name; otherwise 0.
+        lockstep_version: in lock-step, the version of the weights that must choose the next actions; otherwise 0.
         to_save: names of the simulators that must send their state.
     """
     outputs: list[Output] = []

@@ -64,7 +64,7 @@ def observations(bundle: Bundle) -> int:
 
 
 def begin(core: LearnerCore) -> None:
-    """Give a new core the policy and the recordings that its configuration names.
+    """Load the configured policy and recordings into a new core.
 
     Raises:
         BundleError: the policy or a recording does not fit.

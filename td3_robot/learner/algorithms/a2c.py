@@ -42,7 +42,7 @@ class A2C(Algorithm):
         self.actor_optimiser, self.critic_optimiser = self.adam(self.actor), self.adam(self.critic)
 
     def update(self, batch: Batch) -> Metrics:
-        """Make one step on an episode."""
+        """Update both networks once with the transitions of one episode."""
         s, a, r, s2, discount = batch
         with torch.no_grad():
             goal = returns(r, discount, self.critic(s2[-1:]))

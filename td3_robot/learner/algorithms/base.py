@@ -52,7 +52,7 @@ class Algorithm:
         observation_size, action_size: O and A.
         hidden: sizes of the hidden layers.
         config: the ``learner`` section; ``device`` and ``precision`` are not ``auto``.
-        seed: of the initial parameters and of all random numbers; torch's global generator is not used.
+        seed: seed of all random numbers and initial parameters. The algorithm does not use torch's global generator.
         device: the device of the networks. Batches may be on another device.
         options: the configuration section that has the algorithm's name; None if there is no such section.
 
@@ -60,7 +60,7 @@ class Algorithm:
         updates: number of updates made, including the current one.
         random: the generator of all random numbers. It is on the CPU, so that the numbers are the same on every device.
         td_errors: δ = Q(s, a) - y in the newest update, one float32[B, 1] for each critic. Prioritised replay reads
-            them. Empty if the algorithm has none.
+            them. Empty if the algorithm computes no such errors.
         compiled: whether an engine has compiled the update.
     """
 
@@ -135,9 +135,9 @@ class Algorithm:
 
     @property
     def progress(self) -> float | None:
-        """The finished fraction of the algorithm, 0 to 1. At 1 the run and the learning-rate decay end.
+        """The finished fraction of the training, 0 to 1. At 1, the run and the decay of the learning rate end.
 
-        None, the default: the run's progress is its number of environment steps.
+        The default is None: the number of environment steps determines the progress of the run.
         """
         return None
 
@@ -199,7 +199,7 @@ class Algorithm:
         return self.td_errors
 
     def set_learning_rate(self, rate: float) -> None:
-        """Use this learning rate from the next update on; :meth:`state` does not contain it."""
+        """Use this learning rate from the next update on. The learning rate is not part of :meth:`state`."""
         for optimiser in state.optimisers(self).values():
             for group in optimiser.param_groups:
                 group["lr"] = rate
@@ -224,7 +224,7 @@ class Algorithm:
 
     @torch.no_grad()
     def begin_with(self, actor: Mapping[str, NDArray[np.float32]]) -> None:
-        """Start from this policy; names and shapes are those of :meth:`actor_tensors`."""
+        """Start from this policy. ``actor`` has the names and shapes of :meth:`actor_tensors`."""
         for name, tensor in actor_parameters(self.policy(averaged=False)).items():
             tensor.copy_(torch.from_numpy(actor[name]))
 
@@ -253,7 +253,8 @@ class Algorithm:
         """Continue from :meth:`state`. Later updates are bit for bit the same as without the restart.
 
         Raises:
-            BundleError: the state is incomplete, damaged or of other networks. The algorithm is then unchanged.
+            BundleError: the state is incomplete or damaged, or it does not fit the networks. The algorithm is then
+                unchanged.
         """
         tensors, random = self.tensors(), torch.Generator()
         with reading(f"{self.part} state"):
@@ -271,7 +272,7 @@ class Algorithm:
 
 
 def actor_parameters(policy: nn.Module) -> dict[str, Tensor]:
-    """The weights and biases of a policy's linear layers, as a bundle names them."""
+    """The weights and biases of a policy's linear layers, with the names that a bundle uses."""
     linear = [module for module in policy.modules() if isinstance(module, nn.Linear)]
     return {
         f"actor.{index}.{kind}": getattr(layer, kind)

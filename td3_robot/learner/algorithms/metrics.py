@@ -42,7 +42,7 @@ class RunningMetrics:
         return self._declared | means | {name: float(value) for name, value in self._gauges.items()}
 
     def clear(self) -> None:
-        """Start new means."""
+        """Reset the means."""
         self._sums, self._counts = {}, {}
 
     def state(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Critics(nn.ModuleList):
     """One or more critics of the same shape.
 
     Args:
-        count: how many.
+        count: number of critics.
         sizes, layer_norm: see :class:`Perceptron`. The input is the observation followed by the action.
     """
 

@@ -1,4 +1,4 @@
-"""The table of learning algorithms. Reading it imports no torch."""
+"""The table of learning algorithms. Importing this module does not import torch."""
 
 from __future__ import annotations
 

@@ -23,8 +23,9 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mse": F.mse_loss, "hub
 class TD3(Algorithm):
     """An actor π, two critics Q1 and Q2, and a target network for each. Actions are normalised to [-1, 1].
 
-    To try another loss, subclass this class and override :meth:`update`. For this class itself, a faster engine makes
-    the same update (see :mod:`td3_robot.learner.engine.selection`). For a subclass, its own :meth:`update` runs.
+    To try another loss, subclass this class and override :meth:`update`. The learner uses the :meth:`update` of the
+    subclass. For TD3 itself, the learner uses a faster engine that makes the same update (see
+    :mod:`td3_robot.learner.engine.selection`).
 
     Metrics: ``critic_loss`` is the sum over the critics, ``q_mean`` the mean of Q1(s, a), ``q_target_mean`` the mean of
     y and ``q_target_size`` the mean of |y|. ``action_saturation`` is the fraction of π(s) within 1 % of a limit.
@@ -81,7 +82,7 @@ class TD3(Algorithm):
                 metrics["action_saturation"] = (pi.abs() > 0.99).float().mean()
             polyak_update(self.critics_target, self.critics, config.polyak)
             polyak_update(self.actor_target, self.actor, config.polyak)
-            if config.policy_average:  # a plain mean at first: it ignores the initial weights
+            if config.policy_average:  # a plain mean at first, so that the initial weights have no effect
                 made = self.updates // config.policy_delay
                 polyak_update(self.actor_average, self.actor, max(config.policy_average, 1 / made))
         return metrics

@@ -32,7 +32,7 @@ class DamagedError(BundleError):
 
 
 def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any], keep: int) -> Path:
-    """Write ``checkpoint-<env_steps>.safetensors`` atomically, then remove all but the newest ``keep``.
+    """Write ``checkpoint-<env_steps>.safetensors`` atomically, then remove old checkpoints until ``keep`` remain.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; older checkpoints stay.

@@ -21,7 +21,7 @@ from td3_robot.specs import RobotSpec
 
 log = logging.getLogger(__name__)
 
-_SNAPSHOT_TIMEOUT = 8.0  # seconds that a stop waits for simulators' states; the supervisor waits longer
+_SNAPSHOT_TIMEOUT = 8.0  # seconds that a stopping learner waits for the simulators' states; the supervisor waits longer
 
 
 def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
@@ -29,7 +29,8 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
 
     Raises:
         BundleError: all checkpoints are damaged, or the newest does not fit the configuration.
-        ConfigError: the learner needs more memory or disk space than is free, or this machine lacks its device.
+        ConfigError: the learner needs more memory or disk space than is free, or this machine lacks the configured
+            device.
         OSError: a checkpoint cannot be read.
     """
     checkpoint.tidy(node.run.checkpoints)
@@ -60,9 +61,10 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
 class Saver:
     """Saves checkpoints every ``checkpoint.every`` environment steps (or offline updates) and at the end.
 
-    Call it once per turn. It requests a snapshot from the core's scheduler and saves the snapshot as soon as it is
-    ready. In free-running mode, a snapshot is ready at once. In lock-step, it needs the states of all simulators. If
-    they do not answer before the learner stops, a resumed run continues from the last saved snapshot.
+    Call the saver once per turn. The saver requests a snapshot from the core's scheduler, and saves the snapshot when
+    it is ready. In free-running mode, a snapshot is ready at once. In lock-step, a snapshot needs the states of all
+    simulators. If the learner stops before it has received all states, a resumed run continues from the last saved
+    snapshot.
     """
 
     def __init__(self, node: Node, core: LearnerCore) -> None:
@@ -100,7 +102,7 @@ class Saver:
 
     @property
     def settled(self) -> bool:
-        """Whether :meth:`finish` can run now, because the run needs no further snapshot."""
+        """Whether the run needs no further snapshot. :meth:`finish` can then run."""
         return not self._scheduler.unsaved
 
     def stops(self) -> bool:
@@ -129,7 +131,7 @@ class Saver:
             log.warning("stopped between two snapshots: a resumed run continues at step %d", max(0, self._saved_at))
 
     def _save(self, *, last: bool) -> None:
-        """Save a checkpoint. If this fails, training continues. If it is the last checkpoint, raise OSError."""
+        """Save a checkpoint. If the last checkpoint fails, raise OSError. After other failures, training continues."""
         begin = time.monotonic()
         core, run = self._core, self._node.run
         arrays, scalars = state.save(core, begin)

@@ -1,6 +1,6 @@
 """Saves and restores the state that a learner needs after a restart.
 
-In lock-step it is the state of the whole run. It includes the states of the simulators, and the weights that a
+In lock-step, this state covers the whole run. It includes the states of the simulators, and the weights that a
 restarted policy server may need (see :mod:`td3_robot.learner.scheduling.lockstep`).
 """
 
@@ -28,13 +28,14 @@ log = logging.getLogger(__name__)
 
 Arrays = dict[str, NDArray[Any]]
 
-_SIMULATOR, _SENT, _PENDING = "simulator.", "sent.", "pending."  # prefixes of the names of payloads
+_SIMULATOR, _SENT, _PENDING = "simulator.", "sent.", "pending."  # prefixes of array names
 
 
 def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
-    """Everything that a restarted learner needs: named arrays, and plain JSON values; ``now`` in seconds.
+    """Everything that a restarted learner needs: named arrays, and plain JSON values.
 
-    The arrays are views of arrays in the core. Write them to a file or copy them before the core continues.
+    ``now`` is the current time in seconds. The arrays are views of arrays in the core. Write them to a file or copy
+    them before the core continues.
 
     Raises:
         BundleError: no robot has joined yet.
@@ -101,7 +102,7 @@ def restored(
 
 
 def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-    """Replace the state of a core with a saved state. Its peers stay connected.
+    """Replace the state of a core with a saved state. The peers of the core stay connected.
 
     Raises:
         BundleError: the state does not fit the configuration. The core is then unusable.

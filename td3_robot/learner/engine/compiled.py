@@ -46,11 +46,12 @@ def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
 def use(engine: FastTD3, example: Batch) -> None:
     """Replace the gradient functions of an engine on the CPU with compiled functions.
 
-    The compiled functions use threads only inside operators. For one batch, they must give the same results as the
-    original functions. If compilation or this check fails, a warning gives the reason, and the engine stays unchanged.
+    The compiled functions use threads only inside operators. This function checks for one batch that their results
+    equal those of the original functions. If compilation or this check fails, a warning gives the reason, and the
+    engine stays unchanged.
 
     Args:
-        engine: in float32.
+        engine: an engine that computes in float32.
         example: a batch of any numbers, with the sizes and memory layout of all later batches.
     """
     began = time.monotonic()
@@ -71,7 +72,7 @@ def use(engine: FastTD3, example: Batch) -> None:
     def guarded(quick: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
         """A function that calls ``quick``. If ``quick`` fails, the function calls ``plain``.
 
-        ``quick`` may fail because it compiles again for another memory layout.
+        ``quick`` compiles again when the memory layout of its inputs changes. This compilation may fail.
         """
 
         def call(*inputs: Tensor) -> Any:
@@ -101,9 +102,9 @@ def use(engine: FastTD3, example: Batch) -> None:
 
 
 def _folder() -> Path:
-    """The folder for compiled code: in the user's cache, one for each kind of processor.
+    """The folder for compiled code in the user's cache. Each kind of processor has its own folder.
 
-    Machines may share a home folder, and code for one processor may crash a process on another.
+    Machines may share a home folder, and code for one processor may crash a process on another processor.
     """
     found = machine.describe()
     digest = hashlib.sha256(f"{found['processor']} {found['vector']}".encode()).hexdigest()[:12]
@@ -111,7 +112,7 @@ def _folder() -> Path:
 
 
 def _alike(expected: Any, found: Any) -> bool:
-    """Whether all tensors are equal up to rounding and have the same memory layout, which Adam relies on."""
+    """Whether all tensors are equal up to rounding, and have the same memory layout. Adam relies on this layout."""
     return all(
         (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()) and bool((a - b).norm() <= _CLOSE * a.norm())
         for a, b in zip(_tensors(expected), _tensors(found), strict=True)

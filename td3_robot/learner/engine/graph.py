@@ -49,11 +49,11 @@ def aside(work: Work) -> None:
 
 
 class CapturedUpdate:
-    """Makes updates like :meth:`FastTD3.improve` through two graphs: with and without the delayed policy update.
+    """Makes the updates of :meth:`FastTD3.improve` with two graphs. Only one of them contains the policy update.
 
-    The first updates run without a graph: until the weight of ``policy_average`` is constant, and during the critics'
-    warm-up (``critics_first``). The first launch of a graph must give the same result as the update without a graph. If
-    capture or this check fails, a warning gives the reason, and later updates use no graph.
+    The first updates run without a graph. Graphs start when the weight of ``policy_average`` is constant and the
+    critics' warm-up (``critics_first``) is over. The first launch of a graph must give the same result as the update
+    without a graph. If capture or this check fails, a warning gives the reason, and later updates use no graph.
 
     Attributes:
         problem: the reason why no update uses a graph; None if graphs are in use.
@@ -70,7 +70,7 @@ class CapturedUpdate:
         self._noise: Tensor | None = None
 
     def __call__(self, batch: Batch) -> Sequence[Tensor]:
-        """Make one update. It returns no TD errors: reading them would wait for the device."""
+        """Make one update. The result contains no TD errors, because reading them would wait for the device."""
         engine = self._engine
         noise = engine.draw_noise(len(batch.action))
         if self.problem is not None or engine.updates < self._from:

@@ -14,14 +14,14 @@ from td3_robot.learner.algorithms.td3 import TD3
 if TYPE_CHECKING:
     from td3_robot.learner.engine.td3 import FastTD3
 
-_SATURATED = 0.99  # fraction of half the action range
+_SATURATED = 0.99  # a normalised action beyond this absolute value counts as saturated
 
 
 class EngineMetrics(RunningMetrics):
     """The metrics of TD3 in fixed memory, so that a CUDA graph can write to it.
 
     Args:
-        engine: makes the updates. Its optimisers must exist.
+        engine: the engine that makes the updates. It must already have its optimisers.
 
     Attributes:
         sums: float32[4], in the order of ``TD3.means``: the sums over the updates after ``since``.
@@ -60,7 +60,7 @@ class EngineMetrics(RunningMetrics):
         return means | self._read_gauges()
 
     def clear(self) -> None:
-        """Start new means."""
+        """Reset the means."""
         self.sums.zero_()
         self.since = self._engine.updates
 

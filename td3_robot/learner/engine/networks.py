@@ -73,7 +73,7 @@ class Layout:
 
 
 class Trace(NamedTuple):
-    """What a backward pass needs from the forward pass."""
+    """The values from a forward pass that the backward pass needs."""
 
     head: int
     inputs: list[Tensor]  # one for each layer, [in, B]; float32 for the last layer
@@ -124,7 +124,7 @@ class Network:
         views = layout.views(self.flat, self._low_flat)
         self._layers = [[Layer(*map(views.__getitem__, names)) for names in layers] for layers in layout.names]
         # With the memory layout [features, B], products are up to 1.17 times as fast on an Intel Xeon. LayerNorm and
-        # oneDNN need the other layout, with the numbers of one sample side by side.
+        # oneDNN need the layout [B, features].
         self._by_neuron = same and not layer_norm and self.flat.device.type == "cpu"
         self._relu_of_linear = self._relu_by_neuron if self._by_neuron else _relu_of_linear(self.flat.device, dtype)
 
@@ -214,8 +214,8 @@ class Network:
     def _through_hidden(self, d: Tensor, index: int, trace: Trace, *, with_norm: bool) -> tuple[Tensor, ...]:
         """The gradient with respect to the output of a hidden layer's linear map.
 
-        With ``with_norm``, the gradients with respect to LayerNorm's scale and shift follow. ``d`` is the gradient with
-        respect to the layer's output. This method overwrites ``d``.
+        With ``with_norm``, the result also contains the gradients with respect to LayerNorm's scale and shift. ``d`` is
+        the gradient with respect to the layer's output. This method overwrites ``d``.
         """
         layer = self._layers[trace.head][index]
         _relu_backward_(d, trace.inputs[index + 1])
@@ -313,9 +313,10 @@ def _relu_backward_(d: Tensor, output: Tensor) -> None:
 
 
 def _relu_of_linear(device: torch.device, dtype: torch.dtype) -> Callable[[Tensor, Layer], Tensor]:
-    """The fastest ``relu(linear(x))``: in bfloat16 oneDNN's fused operator, if torch's build and the processor have it.
+    """The fastest function that computes ``relu(linear(x))`` on this device.
 
-    In float32 on an Intel Xeon, that operator takes 1.05 to 1.5 times as long as three separate operators.
+    In bfloat16 this is oneDNN's fused operator, if torch and the processor support it. In float32 on an Intel Xeon, the
+    fused operator takes 1.05 to 1.5 times as long as three separate operators.
     """
     operators: Any = torch.ops.mkldnn
     if (

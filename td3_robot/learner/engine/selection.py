@@ -19,7 +19,7 @@ algorithms. An engine supports all options of its algorithm, on every device.
 
 
 def implementation(config: LearnerConfig) -> type[Algorithm]:
-    """The class that makes the updates: the configured algorithm, or its engine if it has one.
+    """The class that makes the updates: the engine of the configured algorithm, or the algorithm if it has no engine.
 
     Raises:
         ConfigError: the package of the algorithm cannot be imported.

@@ -49,11 +49,13 @@ LOSSES = {
 class FastTD3(Algorithm):
     """Makes the updates of :class:`TD3`, but faster. To understand the algorithm, read that class.
 
-    It uses the ``learner`` keys of TD3 and ``precision``, ``threads``, ``threads_in`` and ``compile``.
+    This class uses all ``learner`` keys that TD3 uses, and also ``precision``, ``threads``, ``threads_in`` and
+    ``compile``.
 
     Attributes:
-        second: a thread for the second critic, and for half of the actor's batch; None without a second thread.
-        critics_gradient, actor_gradient: functions that compute the gradients from inputs and parameters alone.
+        second: a thread that computes the second critic, and half of the actor's batch; None if there is only one
+            thread.
+        critics_gradient, actor_gradient: functions that compute the gradients and have no side effects.
             :mod:`td3_robot.learner.engine.compiled` replaces them with compiled functions.
     """
 
@@ -82,7 +84,7 @@ class FastTD3(Algorithm):
             target.polyak_update(network, 1.0)
         self.actor_average = actor() if config.policy_average else self.actor
         rate: float | Tensor = config.learning_rate
-        if device.type == "cuda":  # a captured update would keep the old Python number
+        if device.type == "cuda":  # a captured update would ignore later changes of a Python number
             rate = torch.tensor(rate, device=device)
         self.actor_adam = Adam(self.actor, rate, config.gradient_clip)
         self.critics_adam = Adam(self.critics, rate, config.gradient_clip)
@@ -93,14 +95,14 @@ class FastTD3(Algorithm):
         self._captured: CapturedUpdate | None = None
 
     def prepare(self, example: Batch) -> None:
-        """If the configuration allows it: compile the update, or on a GPU prepare its capture in a CUDA graph."""
+        """Compile the update if the configuration allows it. On a GPU, prepare its capture in a CUDA graph."""
         if self.config.compiles:
             compiled.use(self, example)
         if self.device.type == "cuda" and self.config.replay == "uniform":  # LAP needs the errors of each update
             self._captured = CapturedUpdate(self)
 
     def learn(self, batch: Batch) -> Sequence[Tensor]:
-        """Make one update; a captured one returns no errors."""
+        """Make one update. The result is empty if the update runs in a CUDA graph."""
         if self._captured:
             return self._captured(batch)
         return self.improve(batch, self.draw_noise(len(batch.action)))
@@ -200,9 +202,10 @@ class FastTD3(Algorithm):
         return [work(0), other.result()]
 
     def _each_half(self, work: Callable[[Tensor], Result], rows: Tensor) -> list[Result]:
-        """The results of ``work`` for all rows or, with a second thread, for each half of the rows at the same time.
+        """The result of ``work`` for all rows. With a second thread: one result for each half of the rows.
 
-        A sum over two halves may round differently from a sum over all rows.
+        The threads compute both halves at the same time. A sum over two halves may round differently from a sum over
+        all rows.
         """
         if self.second is None or len(rows) < 2:
             return [work(rows)]
@@ -229,7 +232,7 @@ class FastTD3(Algorithm):
         return self.critics.forward(torch.cat((s, a), 1), 0)[0]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the state, most of them named ``ROLE/HEAD.LAYER.weight``."""
+        """All tensors of the state. Most names have the form ``ROLE/HEAD.LAYER.weight``."""
         tensors = {"metrics": self.measured.sums}
         for network, target, optimiser in (
             (self.actor, self.actor_target, self.actor_adam),

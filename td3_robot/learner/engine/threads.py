@@ -18,7 +18,8 @@ def use_threads(threads: int, where: ThreadsIn = "critics") -> None:
     """Set how many threads torch has inside operators.
 
     With ``operators``, every operator uses all ``threads``. With ``critics``, the engine has two parallel threads, and
-    the operators of each use half of ``threads``. Each of the two takes one critic, or half of the actor's batch.
+    the operators of each use half of ``threads``. Each parallel thread computes one critic, or half of the actor's
+    batch.
     Threads inside an operator synchronise at every operator, which is slow on a busy machine. The two parallel threads
     synchronise only seven times in two updates, but they wait for Python's lock.
 

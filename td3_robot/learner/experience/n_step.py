@@ -1,9 +1,10 @@
 """Turns transitions into rows of the replay buffer, each with the rewards of up to n steps.
 
-A row holds R = r₀ + γ r₁ + … + γᵐ⁻¹ rₘ₋₁, the observation m steps later, and the factor γᵐ of that observation's value
-(Sutton and Barto 2018, section 7.1). Usually m is n. For the last n - 1 steps before the end of an episode, a gap or a
-restart, m is less. A target with fewer rewards is also correct, so every transition gives a row. If the episode
-terminated, the factor is 0. If the episode was truncated or has a gap, the factor is γᵐ.
+A row holds R = r₀ + γ r₁ + … + γᵐ⁻¹ rₘ₋₁, the observation m steps later, and the factor γᵐ. The target of the critics
+is R plus the factor times the value of that observation (Sutton and Barto 2018, section 7.1). Usually m is n. For the
+last n - 1 steps before the end of an episode, a gap or a restart, m is smaller. A target with fewer rewards is also
+correct, so every transition gives a row. If the episode terminated, the factor is 0. If the episode was truncated or
+has a gap, the factor is γᵐ.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Rows(NamedTuple):
 class _Window(Positions):
     """The waiting transitions of one source's robots. A transition waits until its row is complete.
 
-    Between two calls of :meth:`NStep.add`, each robot has at most n - 1 waiting transitions, oldest first. Later
-    entries of the arrays are unused, except that their rewards are 0.
+    Between two calls of :meth:`NStep.add`, each robot has at most n - 1 waiting transitions, oldest first. The later
+    entries of the arrays are unused, but their rewards must be 0.
 
     Attributes:
         count: number of waiting transitions of each robot.
@@ -52,7 +53,7 @@ class _Window(Positions):
 
 
 class NStep:
-    """Collects the transitions of all sources into rows of up to ``steps`` rewards.
+    """Combines the transitions of each robot into rows with up to ``steps`` rewards.
 
     Args:
         steps: n, at least 1. With 1, each transition is a row.
@@ -152,7 +153,7 @@ class NStep:
     def _rows(
         self, window: _Window, robots: NDArray[np.intp], terminated: Bools | bool, *, oldest: bool = False
     ) -> Rows:
-        """One row for each waiting transition; with ``oldest``, one row for the oldest of each robot.
+        """One row for each waiting transition. With ``oldest``: one row for each robot, from its oldest transition.
 
         A row ends at the newest transition of its robot.
         """

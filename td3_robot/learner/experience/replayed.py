@@ -87,7 +87,7 @@ class Replayed:
         self.replay.learned([errors[: self._replayed] for errors in td_errors])
 
     def end(self) -> None:
-        """Store the incomplete rows. Call this when no source will continue."""
+        """Store the incomplete rows. Call this method when no source will send more Steps."""
         self.replay.add(*self.n_step.end())
         if self.demonstrations:
             self.demonstrations.end()

@@ -1,4 +1,4 @@
-"""The experience of an on-policy algorithm: whole episodes, each used for one update."""
+"""The experience of an on-policy algorithm: whole episodes. The algorithm uses each episode for one update."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class _Episode:
 class Rollouts:
     """Collects the steps of each robot, and makes one batch of each finished episode.
 
-    It has the methods of :class:`td3_robot.learner.experience.replayed.Replayed`. An episode with a gap gives no batch:
-    the Assembler counts it as ``cut``, and this class drops its steps. An episode with an operator's action gives no
-    batch either, because the algorithm learns only from its own policy. For tasks without a time limit, this class
-    truncates episodes every :data:`LONGEST` steps.
+    This class has the same methods as :class:`td3_robot.learner.experience.replayed.Replayed`. An episode with a gap
+    gives no batch: the Assembler counts the episode as ``cut``, and this class drops its steps. An episode with an
+    operator's action gives no batch either, because the algorithm learns only from its own policy. For tasks without a
+    time limit, this class truncates episodes every :data:`LONGEST` steps.
 
     Args:
         discount: γ, 0 to 1.

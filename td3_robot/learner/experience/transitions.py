@@ -58,13 +58,13 @@ class Assembler:
     there is a gap. The assembler counts gaps and never makes a transition across a gap.
 
     After a restart from a checkpoint, the assembler expects the first Step that is not in the checkpoint. The source
-    may first repeat the Step before it. The assembler then joins the repeated Step with the expected Step.
+    may first repeat the Step before the expected Step. The assembler then joins these two Steps.
 
     Attributes:
-        counters: by name: ``steps`` (messages), ``begun`` (episodes that started), ``episodes`` (received
-            from their start to their end), ``transitions``, ``gaps`` (number of gaps),
-            ``missed`` (Steps never received), ``repeated``, ``late``, and ``cut`` (episodes without an end,
-            because the source died or Steps were missed).
+        counters: counts by name. ``steps``: accepted Steps. ``begun``: episodes that started. ``episodes``: episodes
+            received from start to end. ``transitions``: transitions made. ``gaps``: gaps in the stream. ``missed``:
+            Steps that were never received. ``repeated``: Steps received again. ``late``: Steps older than the newest
+            Step. ``cut``: episodes without an end, because the source died or Steps were missed.
     """
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class Positions:
         """Move robots to their positions in a Step.
 
         Returns:
-            bool[M]: whether each robot's newest transition follows the transition before it without a gap.
+            bool[M]: whether the new transition of each robot directly follows the robot's previous transition.
         """
         continues = _follows(self, step)[robots]
         self.episode[robots], self.episode_step[robots] = step.episode[robots], step.episode_step[robots]

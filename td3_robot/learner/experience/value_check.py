@@ -23,7 +23,7 @@ from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Float32
 
-_RECENT = 20  # episodes compared
+_RECENT = 20  # number of compared episodes, the newest ones
 
 
 class Episode(NamedTuple):

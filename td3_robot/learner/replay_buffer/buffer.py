@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     Attributes:
         observation: [B, O], in the units of the robot's channels.
         action: [B, A], normalised to [-1, 1].
-        reward: [B, 1], of one step, or the discounted sum of several steps.
+        reward: [B, 1], the reward of one step, or the discounted sum of the rewards of several steps.
         next_observation: [B, O].
         discount: [B, 1], the factor of the next observation's value: γ to the power of the number of steps between
             the two observations; 0 where the episode terminated.
@@ -86,7 +86,7 @@ class ReplayBuffer:
         self._copy(0)
 
     def _copy(self, since: int) -> None:
-        """If there is a device, copy all transitions from number ``since`` on to it."""
+        """Copy transition ``since`` and all later transitions to the device, if there is one."""
         if self._on_device:
             self._on_device.copy(since, self.total_added)
 
@@ -129,7 +129,7 @@ class ReplayBuffer:
         self._stored(before)
 
     def _stored(self, since: int) -> None:
-        """Prepare all transitions from number ``since`` on for sampling."""
+        """Prepare transition ``since`` and all later transitions for sampling."""
         self._copy(since)
 
     def sample(self, batch_size: int) -> Batch:

@@ -2,7 +2,7 @@
 
 The process first writes rows to the operating system, and then records them in the journal. So after a kill of the
 process, every recorded row is complete. The process never flushes the file to the disk, so a power cut can lose rows.
-It does not lose the policy, which is in the checkpoints.
+The policy is in the checkpoints, so a power cut does not lose it.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _payload(content: bytes, at: int) -> bytes:
 
 
 def _cut_off(content: bytes, at: int) -> bool:
-    """Whether the record that starts at byte ``at`` is incomplete, as opposed to damaged.
+    """Whether the record that starts at byte ``at`` is only incomplete, and not damaged.
 
     A record with a damaged length also looks incomplete, but complete records follow it.
     """

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class Scheduler(ABC):
-    """Decides the order of events in a run. The learner's core reports events to it, and sends the messages it returns.
+    """Decides the order of events in a run.
+
+    The learner's core reports events to the scheduler, and sends the messages that the scheduler returns.
 
     An update is due when ``core.learning.update_due`` is true: the replay ratio requires it *and* the training is
     ready. So an off-policy algorithm makes updates after each Step, and an on-policy algorithm after each rollout. In
@@ -62,10 +64,13 @@ class Scheduler(ABC):
 
     @abstractmethod
     def learn(self, now: float) -> list[Output]:
-        """After the inputs of a turn: make a bounded number of updates, and publish. Not called in offline learning."""
+        """Make a bounded number of updates, and publish.
+
+        The core calls this method after it has processed the inputs of a turn, but not during offline updates.
+        """
 
     def grant(self, now: float) -> list[Output]:
-        """At the end of a turn: tell the sources how many more steps they may make."""
+        """Tell the sources how many more steps they may make. The core calls this method at the end of a turn."""
         del now
         return []
 

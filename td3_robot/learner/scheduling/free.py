@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WORTH_A_MESSAGE = 0.25  # fraction of the band; smaller grants go only to sources that are about to wait
-_PORTION = 100  # most granted steps that a robot has left; a smaller number leaves steps for sources that join later
-_START_TIME = 10.0  # seconds in which all simulators of a run start
+_PORTION = 100  # largest number of unused granted steps of a robot; it is small, to leave steps for later sources
+_START_TIME = 10.0  # seconds after the first join in which all simulators of a run usually join
 
 
 class FreeRunning(Scheduler):
@@ -40,7 +40,7 @@ class FreeRunning(Scheduler):
         core, publisher, held = self.core, self.core.publisher, peer.hello.weights_version
         if held < max(1, publisher.version):
             return [(peer, weights) for weights in publisher.sent]
-        # The server has weights of an earlier learner process. New versions must be higher.
+        # The server has weights of an earlier learner process. The new weights need a higher version.
         if not core.env_steps and core.config.learner.start_from is None:
             log.warning(
                 "policy server %s: the learner replaces version %d with untrained weights; "
@@ -81,8 +81,8 @@ class FreeRunning(Scheduler):
         the run's simulators that have not joined yet. A source that joins later, or that sent no Steps for a while,
         gets an equal share from then on (start-time fair queueing, Goyal et al. 1996).
 
-        A source without new steps also gets a Throttle from time to time. The Throttle names the newest Step that the
-        learner has processed, so that the source can delete the processed Steps.
+        A source without new steps also gets a Throttle from time to time. The Throttle contains the number of the
+        newest processed Step, so that the source can delete the processed Steps.
         """
         learning, limiter = self.core.learning, self.core.learning.limiter
         connected = self.core.sources.live()
@@ -119,7 +119,7 @@ class FreeRunning(Scheduler):
         return granted
 
     def _distribute_by_need(self, free: int, live: list[Source], now: float) -> list[Source]:
-        """Grant the steps as version 0.1.0 did: first to the sources with the fewest steps left, without a limit."""
+        """Grant the steps as version 0.1.0 did: sources with the fewest unused steps come first, without a limit."""
         granted = []
         for before, source in enumerate(sorted(live, key=lambda item: item.outstanding)):
             part = -(-free // (len(live) - before))
@@ -135,9 +135,9 @@ def _equalize(shares: Mapping[str, int], room: Mapping[str, int], free: int, mis
     """Distribute ``free`` steps so that the shares become as equal as possible.
 
     Args:
-        shares: share of each source before.
+        shares: share of each source before the distribution.
         room: the largest number of steps that each source can get.
-        missing: number of sources that have not joined yet, with a share of 0. Their steps are reserved for them.
+        missing: number of sources that have not joined yet. Their share is 0, and this function reserves their steps.
 
     Returns:
         The steps of each source.
@@ -151,7 +151,7 @@ def _equalize(shares: Mapping[str, int], room: Mapping[str, int], free: int, mis
     full = bisect_left(range(top), free, key=lambda level: sum(raised(*row, level) for row in rows))
     steps = {name: raised(shares[name], room[name], full - 1) for name in shares}
     left = free - sum(raised(*row, full - 1) for row in rows)
-    for name in shares:  # now there are fewer steps than sources
+    for name in shares:  # the remaining steps are fewer than the sources
         if left > 0 and raised(shares[name], room[name], full) > steps[name]:
             steps[name] += 1
             left -= 1

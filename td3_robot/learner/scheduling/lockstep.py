@@ -99,7 +99,7 @@ class LockStep(Scheduler):
         if source.returning or (step.sequence > due and source.answered):
             self.counters["set_back"] += 1  # the source sent this Step before the rollback
         elif step.sequence < due:
-            # The learner has processed this Step. After a restart, the assembler needs it to join it to the next Step.
+            # The learner has processed this Step before. After a restart, the assembler joins it with the next Step.
             source.assembler.add(step)
         else:
             source.queue.append(step)
@@ -163,7 +163,7 @@ class LockStep(Scheduler):
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     def keep_snapshots(self) -> None:
-        """Take snapshots at the beginning of the run, on request, and at its end."""
+        """Take snapshots at the beginning and the end of the run, and on request."""
         self._keeps_snapshots, self._snapshot_requested = True, not self._saved
 
     @property

@@ -19,7 +19,7 @@ class RateLimiter:
     for the ``offline`` updates.
 
     Attributes:
-        ratio: updates per environment step; None: neither side waits.
+        ratio: updates per environment step; None if the learner and the simulators never wait.
         band: the largest allowed lead. ``Config`` refuses a band with which learner and simulators would wait for each
             other.
         start: environment steps before the first update.
@@ -50,7 +50,7 @@ class RateLimiter:
 
         Args:
             overshoot: steps that the simulators may make beyond the returned limit, because the robots of one process
-                step together. It lowers the limit, but the limit always lets an update become due.
+                step together. A larger overshoot lowers the limit. The limit always allows enough steps for one update.
         """
         if updates < self.offline:
             return 0
