@@ -43,7 +43,8 @@ def main() -> int:
     parser.number("--rates", [100, 500], "HZ", "JointStates a second")
     parser.number("--seconds", 10.0, "S", "time for each rate", low=0.1)
     options = parser.parse(None)
-    os.environ.update({"ROS_DOMAIN_ID": _DOMAIN, "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"})
+    os.environ.setdefault("ROS_DOMAIN_ID", _DOMAIN)
+    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
     report: harness.Report = {"machine": harness.describe("td3-robot", "numpy"), "rates": {}}
     with ros.running([]), tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as folder, peers(Path(folder)):
         probe = Probe()

@@ -80,6 +80,11 @@ class Console:
     def nodes(self) -> list[str]:
         return sorted(f"{place.rstrip('/')}/{name}" for name, place in self.node.get_node_names_and_namespaces())
 
+    def reliability(self, topic: str, node: str) -> list[str]:
+        """The reliability of a node's publishers and subscriptions of a topic."""
+        ends = [*self.node.get_publishers_info_by_topic(topic), *self.node.get_subscriptions_info_by_topic(topic)]
+        return [end.qos_profile.reliability.name.lower() for end in ends if end.node_name == node]
+
     def _call(self, kind: Any, service: str, request: Any) -> Any:
         client = self.node.create_client(kind, service)
         if not client.wait_for_service(PATIENCE):

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from td3_robot.cli.main import main
 from td3_robot.specs import Channel, RobotSpec
 from tests.conftest import poll_until
-from tests.ros2.conftest import DRIVER, Console, World, acts, linear_policy, moves
+from tests.ros2.conftest import DRIVER, ROOT, Console, World, acts, linear_policy, moves
 
 NODE = f"/{DRIVER}"
 SAFETY = {"safe_action": "zero", "action_deadline_ms": 1000, "hang_ms": 10000}
@@ -308,6 +309,27 @@ def test_two_robots_in_two_namespaces(hip: World) -> None:
     assert console.state(f"/right/{DRIVER}") == "active"
 
 
+@pytest.mark.parametrize(
+    ("words", "read", "written"),
+    [
+        ([], "best_effort", "reliable"),
+        (
+            ["--set", "ros2.qos_in.reliability=reliable", "--set", "ros2.qos_out.reliability=best_effort"],
+            "reliable",
+            "best_effort",
+        ),
+    ],
+)
+def test_the_quality_of_service_is_that_of_the_configuration(
+    hip: World, words: list[str], read: str, written: str
+) -> None:
+    console = hip.console()
+    driver = hip.driver(*words)
+    for topic, node, reliability in (("/joint_states", f"{DRIVER}_sensors", read), ("/commands", DRIVER, written)):
+        poll_until(lambda topic=topic, node=node: console.reliability(topic, node), driver.output)
+        assert console.reliability(topic, node) == [reliability]
+
+
 def test_ros_parameters_replace_the_endpoint_and_the_bundle(hip: World) -> None:
     hip.configure("other.yaml", safety=SAFETY, ros2={"stale_ms": STALE_MS, "observations": HIP_SOURCES})
     content = json.loads((hip.folder / "other.yaml").read_text())
@@ -340,6 +362,18 @@ def test_a_mistake_is_an_error_of_one_line(hip: World, words: list[str], line: s
     assert driver.finish() == 2
     assert driver.lines[-1].startswith(line)
     assert "Traceback" not in driver.output()
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_both_nodes(world: World) -> None:
+    words = ("benchmarks/ros2_latency.py", "--json", "--seconds", "1", "--rates", "100")
+    done = subprocess.run(
+        [world.python, *words], cwd=ROOT, env=world.environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    [rows] = json.loads(done.stdout)["rates"].values()
+    assert rows.keys() == {"echo", "driver"}
+    assert all(0 < row["p50"] <= row["p99"] and row["answers"] > 0 for row in rows.values())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("rclpy") is not None, reason="this Python has rclpy")
