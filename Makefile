@@ -34,12 +34,11 @@ $(READY): $(TRAIN_READY)
 	touch $(READY)
 
 # rclpy for the tests of `td3-robot ros2`. Its wheels restart every Python process of their environment with other library
-# paths, so they have an environment of their own.
+# paths, so they have an environment of their own. Without the wheels, these tests are skipped.
 $(ROS2_READY): $(READY)
 	$(PYTHON) -m venv $(VENV)/ros2
 	$(VENV)/ros2/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[ros2-node]'
-	touch $(ROS2_READY)
+		--editable '.[ros2-node]' && touch $(ROS2_READY) || echo "rclpy cannot be installed: the tests of td3-robot ros2 are skipped"
 
 train: $(TRAIN_READY)
 	$(BIN)/td3-robot train configs/walker2d_fast.yaml

@@ -212,6 +212,8 @@ class _Joints:
         places = [_driven_place(channel) for channel in spec.actions]
         self._applied = _indices(places, spec.name)
         driven = {place[0] for place in places if place}
+        if len(spec.actions) == 1:
+            driven.add("")  # the action drives the only joint, whatever the action's name
         places = [_measured_place(channel, driven) for channel in spec.observations]
         self._observed = _indices(places, spec.name)
         position, velocity = self._observed["position"], self._observed["velocity"]

@@ -31,11 +31,16 @@ _DOMAINS = range(1, 102)
 
 @functools.cache
 def ros_python() -> str | None:
-    """Return TD3_ROBOT_ROS2_PYTHON, the Python of ``make test-all``, or this one, if it has rclpy; None if none has."""
+    """Return a Python with rclpy and rosbags: TD3_ROBOT_ROS2_PYTHON, that of ``make test-all``, or this one.
+
+    None if none of them has both packages.
+    """
     made = Path(sys.prefix) / "ros2" / "bin" / "python"
     for python in (os.environ.get("TD3_ROBOT_ROS2_PYTHON"), str(made) if made.exists() else None, sys.executable):
-        if python and subprocess.run([python, "-c", "import rclpy"], capture_output=True, check=False).returncode == 0:
-            return python
+        if python:
+            imports = [python, "-c", "import rclpy, rosbags"]
+            if subprocess.run(imports, capture_output=True, check=False).returncode == 0:
+                return python
     return None
 
 
@@ -43,7 +48,9 @@ def ros_python() -> str | None:
 def python() -> str:
     found = ros_python()
     if found is None:
-        pytest.skip("rclpy is not installed: run make test-all, or set TD3_ROBOT_ROS2_PYTHON to a Python that has it")
+        pytest.skip(
+            "rclpy and rosbags are not installed: run make test-all, or set TD3_ROBOT_ROS2_PYTHON to a Python with both"
+        )
     return found
 
 

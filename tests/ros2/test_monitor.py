@@ -10,13 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from td3_robot_sims.tasks import spec
 
 from td3_robot.cli.main import main
 from td3_robot.messages import Action, Step
 from td3_robot.recording.reader import Session
+from td3_robot.specs import Channel, RobotSpec
 from tests.conftest import Command
+from tests.ros2.conftest import World, linear_policy, moves
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -156,6 +159,42 @@ def test_a_robot_appears_as_ros_topics(ros: Ros, command: Callable[..., Command]
         assert len(state["name"]) == 1
         assert (*state["position"], *state["velocity"], *state["effort"]) in recorded
     assert listener.got["/leg/robot_0/commands"][0]["layout"]["dim"][0]["label"] == "torque"
+
+
+def test_a_robot_under_ros_appears_while_its_driver_runs(ros: Ros, world: World) -> None:
+    """The robot's position comes from ROS, and the monitor publishes what the driver has made of it."""
+    channels = Channel("angle", "rad", -100.0, 100.0), Channel("velocity", "rad/s", -100.0, 100.0)
+    hip = RobotSpec("Hip", channels, (Channel("acceleration", "rad/s²", -1.0, 1.0),), 0.01)
+    linear_policy(hip, np.array([[-2.0, -2.0]], np.float32), world.folder / "policy.safetensors")
+    velocity = {"channel": "velocity", "joint": "hip", "field": "velocity"}
+    config = world.configure(
+        endpoints={link: f"ipc://{world.folder / link}.sock" for link in ("policy", "monitor")},
+        safety={"safe_action": "zero", "action_deadline_ms": 1000, "hang_ms": 10000},
+        ros2={
+            "bundle": "policy.safetensors",
+            "stale_ms": 500,
+            "observations": [{"channel": "angle", "joint": "hip"}, velocity],
+        },
+    )
+    world.robot()
+    console = world.console()
+    world.server()
+    world.driver("--name", "leg")
+    moves(console)
+    listener = ros.listen({
+        "/leg/robot_0/joint_states": JOINTS,
+        "/leg/robot_0/action/acceleration": FLOAT,
+        "/leg/robot_0/commands": ARRAY,
+        "/policy/state+": TEXT,
+    })  # fmt: skip
+    monitor = ros.monitor("--config", str(config))
+    listener.until(lambda got: len(got) == 4 and len(got["/leg/robot_0/joint_states"]) > 50)
+    monitor.interrupt()
+    assert monitor.finish() == 130, monitor.output()
+    assert listener.got["/policy/state"] == [{"data": "active"}]
+    for state in listener.got["/leg/robot_0/joint_states"]:
+        assert state["name"] == ["Hip"]
+        assert len(state["position"]) == len(state["velocity"]) == 1
 
 
 @pytest.mark.parametrize("name", ["deployed", "pendulum", "walkers"])
