@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 
 from td3_robot.core_types import Input, Peer
@@ -28,27 +27,27 @@ class AnswerRates:
         self._allowed = allowed
         self._roles = ("driver", "simulator") if realtime else ("driver",)
         self._loops: dict[str, LoopRate] = {}
-        self._began = 0.0
-        self._steps: Counter[str] = Counter()  # number of Steps of each source in this turn
+        self._turn: tuple[Sequence[Input], float, float] = (), 0.0, 0.0
 
     def received(self, inputs: Sequence[Input], period: float, now: float) -> None:
-        """Note the Steps of a turn that begins at ``now`` (s); ``period``: the control period in seconds."""
-        self._began = now
-        for peer, message in inputs:
-            if isinstance(message, Step) and isinstance(peer, Peer) and peer.role in self._roles:
-                loop = self._loops.setdefault(peer.name, LoopRate(period))
-                if not message.phase.any():  # all robots are at FIRST: before this Step there was a reset
-                    loop.pause()
-                self._steps[peer.name] += 1
+        """Note the inputs of a turn that begins at ``now`` (s); ``period``: the control period in seconds."""
+        self._turn = inputs, period, now  # the rest can wait until the Steps are answered
 
     def answered(self, now: float) -> None:
         """Note that the server has answered the Steps of this turn at ``now`` (s)."""
-        for name, steps in self._steps.items():
+        (inputs, period, began), self._turn = self._turn, ((), 0.0, 0.0)
+        steps: dict[str, int] = {}  # of each source in this turn
+        for peer, message in inputs:
+            if isinstance(message, Step) and isinstance(peer, Peer) and peer.role in self._roles:
+                if peer.name not in self._loops:
+                    self._loops[peer.name] = LoopRate(period)
+                if not message.phase.any():  # all robots are at FIRST: before this Step there was a reset
+                    self._loops[peer.name].pause()
+                steps[peer.name] = steps.get(peer.name, 0) + 1
+        for name, number in steps.items():
             loop = self._loops[name]
-            missed = steps - 1 + (now - self._began > loop.period)
-            loop.turn(self._began, missed=missed, deadlines=steps)
+            loop.turn(began, missed=number - 1 + (now - began > loop.period), deadlines=number)
             loop.report(log, f"answers to {name}", self._allowed)
-        self._steps.clear()
 
     def figures(self, now: float) -> dict[str, float]:
         """Return the figures of the source that misses the most answers; empty if no source was measured lately."""
