@@ -18,7 +18,7 @@ BENCHMARKS: dict[str, Verb] = {
     ),
     "conformance": Verb("td3_robot.bench.conformance:main", "does a driver or a policy server follow the protocol?"),
 }
-"""Benchmark name to its row."""
+"""Maps the name of a benchmark to its row."""
 
 
 def main(arguments: Sequence[str]) -> int:

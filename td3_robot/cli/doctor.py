@@ -112,7 +112,7 @@ def _uses() -> list[Finding]:
 
 
 def _child(code: str, *words: str) -> tuple[dict[str, Any], str]:
-    """Run code in a child process. Return the JSON object that it prints last, and the error text if it prints none."""
+    """Run code in a child process. Return the JSON object that it prints last, and an error text, empty on success."""
     command = [sys.executable, "-c", code, *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT)

@@ -73,7 +73,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _complete() -> None:
-    """Complete the command line of a shell: the command's name here, its arguments with the command's parser."""
+    """Complete the command line of a shell. The command's own parser completes its arguments."""
     import argcomplete
 
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]

@@ -1,4 +1,4 @@
-"""``td3-robot new``: writes the skeleton of a driver or a task, which works as it is, with its test."""
+"""``td3-robot new``: writes the working skeleton of a driver or a task, and its test."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def _name(text: str) -> str:
 
 
 def _filled(text: str, name: str) -> str:
-    """Return a template's text with the name of the robot or task, as ``left_leg`` and as ``LeftLeg``."""
+    """Return a template's text with the name filled in, in the two forms ``left_leg`` and ``LeftLeg``."""
     return text.replace("skeleton", name).replace("Skeleton", "".join(map(str.capitalize, name.split("_"))))

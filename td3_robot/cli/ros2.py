@@ -10,7 +10,7 @@ NODES: dict[str, Verb] = {
     "driver": Verb("td3_robot.ros2.driver:main", "drive a robot that has a ROS 2 interface, as a lifecycle node"),
     "monitor": Verb("td3_robot.ros2.monitor:main", "publish the messages of a run or a robot as ROS 2 topics"),
 }
-"""Node name to its row."""
+"""Maps the name of a node to its row."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ from td3_robot.operators import Takeover
 from td3_robot.util.output import say
 from td3_robot.util.text import one_line
 
-_PATIENCE = 2.0  # seconds from the newest input to the last action that is sent
+_PATIENCE = 2.0  # seconds after the newest input during which this command sends actions
 _PRESSES = 20  # key presses from the lower to the upper limit of a channel
 _KEYS = f"""keys:
   left, right  choose a channel
@@ -35,15 +35,15 @@ _KEY = re.compile("\x1b[\\[O]([ABCD])|([q0])")
 def drive(robot: Takeover, source: int) -> None:
     """Send actions until the person presses q or the input ends.
 
-    The newest action is sent again in each control period, for up to 2 s after the newest input.
+    The function sends the newest action again in each control period, for up to 2 s after the newest input.
 
     Args:
         robot: the takeover.
-        source: file descriptor of the input. A terminal gives keys. Other inputs give lines: the numbers of one action,
-            one for each channel, separated by spaces.
+        source: file descriptor of the input. A terminal gives keys. In any other input, each line is one action: one
+            number for each channel, separated by spaces.
 
     Raises:
-        CommandError: the server refuses the actions, or is silent.
+        CommandError: the server refuses the actions, or does not answer.
         UsageError: a line is not an action.
     """
     pilot = Keyboard(robot.actions) if os.isatty(source) else Lines(robot.actions)
@@ -91,14 +91,14 @@ class Keyboard:
         return [min(max(0.0, channel["low"]), channel["high"]) for channel in self.channels]
 
     def _show(self) -> None:
-        """Print the chosen channel over the line before."""
+        """Print the chosen channel. The text replaces the newest line of the terminal."""
         channel, value = self.channels[self._chosen], self.action[self._chosen]
         text = one_line(f"{channel['name']} {value:+.3f} {channel['unit']}", 70)
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 class Lines:
-    """Reads actions from lines of numbers. ``action`` is the action of the newest complete line; None before it."""
+    """Reads actions from lines of numbers. ``action`` is the newest complete line; None before the first line."""
 
     def __init__(self, channels: Sequence[dict[str, Any]]) -> None:
         self.action: list[float] | None = None
@@ -106,7 +106,7 @@ class Lines:
         self._rest = ""
 
     def read(self, text: str) -> bool:
-        """Take more text. Always return True.
+        """Read more text. Always return True.
 
         Raises:
             UsageError: a line is not an action.

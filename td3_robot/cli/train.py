@@ -26,7 +26,7 @@ _FLAGS = {
     "learner.recordings": "--from",
     "learner.offline_updates": "--offline",
 }
-"""The option of each configuration key, for errors."""
+"""Maps a configuration key to its command-line option. Errors contain the option."""
 _EXAMPLES = """examples:
   td3-robot train walker2d_fast
   td3-robot train pendulum --steps 1e4
@@ -159,8 +159,8 @@ def _finished(prepared: Prepared, final: Mapping[str, Any]) -> str:
 def _next_steps(prepared: Prepared) -> str:
     run, config, _ = prepared
     backend, name = importlib.import_module("td3_robot_sims.tasks").find(config.task)
-    # A policy file must not cause the import of a module. So the user must name a task that a module registers.
-    # Such a task may have no pictures, so do not suggest a video.
+    # For safety, eval imports no module that only a policy file names. So the user must give the task with --task.
+    # A task of such a module may have no pictures, so do not suggest a video.
     how = f"--task {shlex.quote(config.task)}" if backend.module(name) else "--video walk.mp4"
     return (
         f"curve:   {run.curve_file}\n"

@@ -60,7 +60,7 @@ COMMANDS: dict[str, Verb] = {
     "bench": Verb("td3_robot.cli.bench:main", "measure speed and memory", _TOOLS),
     "doctor": Verb("td3_robot.cli.doctor:main", "check what is installed and what is missing", _TOOLS),
 }
-"""Command name to its row. To add a command, write a module and add a row here."""
+"""Maps the name of a command to its row. To add a command, write a module and add a row here."""
 
 
 def find(table: Mapping[str, Verb], name: str, kind: str) -> Verb:
@@ -69,7 +69,7 @@ def find(table: Mapping[str, Verb], name: str, kind: str) -> Verb:
     Args:
         table: the rows by name.
         name: name of the row.
-        kind: what the rows are, for the error, for example ``command``.
+        kind: word for one row in the error, for example ``command``.
 
     Raises:
         UsageError: the table has no such row.
@@ -80,7 +80,7 @@ def find(table: Mapping[str, Verb], name: str, kind: str) -> Verb:
 
 
 def run_row(table: Mapping[str, Verb], kind: str, usage: str, arguments: Sequence[str]) -> int:
-    """Run the row that the first argument names, with the other arguments; print ``usage`` for ``--help``."""
+    """Run the row whose name is the first argument, with the other arguments. For ``--help``, print ``usage``."""
     if not arguments:
         raise UsageError(f"no {kind} given; allowed: {', '.join(table)}")
     if arguments[0] in ("-h", "--help"):

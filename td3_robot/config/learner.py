@@ -14,7 +14,7 @@ IMPLIED: dict[tuple[str, str], dict[str, Any]] = {
     **{("algorithm", name): implied for name, implied in algorithms.IMPLIED.items()},
     ("replay", "lap"): {"critic_loss": "huber"},
 }
-"""For a ``learner`` key with a certain value: other keys, and the only values that they may have (their defaults)."""
+"""Maps a ``learner`` key and its value to other keys, and to the values that these keys must then have."""
 
 
 class LearnerConfig(Section, frozen=True):
@@ -35,20 +35,21 @@ class LearnerConfig(Section, frozen=True):
     - ``learning_rate``: step size of Adam at the start.
     - ``learning_rate_falls_from``: fraction of ``total_steps`` after which the learning rate falls linearly.
     - ``learning_rate_end``: the learning rate at ``total_steps``, as a fraction of ``learning_rate``.
-    - ``policy_average``: above 0, evaluations and policy files use a moving average of the actor's weights. It moves by
-      this fraction towards the actor at each actor update (Polyak and Juditsky 1992; Izmailov et al. 2018).
-      Exploration and learning use the actor itself.
+    - ``policy_average``: if above 0, evaluations and policy files use a moving average of the actor's weights. At each
+      actor update, the average moves by this fraction towards the actor (Polyak and Juditsky 1992; Izmailov et al.
+      2018). Exploration and learning use the actor itself.
     - ``layer_norm``: layer normalisation in hidden layers.
     - ``n_step``: number of rewards in a target, R = r₀ + γ r₁ + … + γⁿ⁻¹ rₙ₋₁ + γⁿ Q(sₙ, aₙ). A target has fewer
       rewards at the end of an episode and before a gap.
-    - ``critic_loss``: ``mse`` is δ²; ``huber`` is δ²/2 up to an error |δ| of 1, and |δ| - 1/2 above.
+    - ``critic_loss``: ``mse`` is δ²; ``huber`` is δ²/2 for errors |δ| up to 1, and |δ| - 1/2 for larger errors.
     - ``gradient_clip``: the largest Euclidean norm of a gradient, for the actor and for each critic.
-    - ``normalise_observations``: networks see (observation - mean) / deviation of all observations so far.
+    - ``normalise_observations``: networks get (observation - mean) / deviation. Mean and deviation are those of all
+      observations so far.
 
     The replay buffer:
 
-    - ``replay``: ``uniform``, or ``lap``, loss-adjusted prioritised replay (Fujimoto, Fu and Meger 2020). It draws
-      transitions in proportion to max(|δ|, 1)^``priority_exponent`` and needs the Huber loss.
+    - ``replay``: ``uniform``, or ``lap`` for loss-adjusted prioritised replay (Fujimoto, Fu and Meger 2020). ``lap``
+      draws transitions in proportion to max(|δ|, 1)^``priority_exponent`` and needs the Huber loss.
     - ``priority_exponent``: exponent of a transition's priority, see ``replay``.
     - ``buffer_size``: transitions that the buffer holds.
     - ``replay_storage``: ``memory``, or ``file`` for a file in the run folder. With a file, a killed learner loses no
@@ -157,7 +158,7 @@ class LearnerConfig(Section, frozen=True):
 
     @property
     def compiles(self) -> bool:
-        """Whether to compile updates; ``device`` and ``precision`` must be resolved."""
+        """Whether to compile updates; ``device`` and ``precision`` must not be ``auto``."""
         return self.compile and (self.device, self.precision) == ("cpu", "fp32")
 
     def learning_rate_at(self, fraction: float) -> float:

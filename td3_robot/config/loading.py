@@ -57,8 +57,10 @@ def parse(
     Args:
         content: nested maps, as read from YAML.
         overrides: each as ``KEY=VALUE``, for example ``learner.batch_size=128``.
-        source: name of the input in errors and warnings. An error about an overridden key names the override instead.
-        flags: for an overridden key, by its full name: the command-line option that set it; ``--set`` by default.
+        source: name of the input in errors and warnings. An error about an overridden key contains the override, and
+            not this name.
+        flags: full name of an overridden key, mapped to the command-line option that set the key. For a key that is not
+            in this map, the option is ``--set``.
 
     Raises:
         ConfigError: a key is unknown, a value is wrong, or two values contradict each other.
@@ -88,13 +90,13 @@ def parse(
 
 
 def _expand_record(tree: dict[str, Any], others: Any) -> None:
-    """Replace the short form ``record: true`` by the section with ``others``, the keys that it had before."""
+    """Replace the short form ``record: true`` by a section. ``others`` are the keys that the section had before."""
     if isinstance(enabled := tree.get("record"), bool):
         tree["record"] = {**(others if isinstance(others, dict) else {}), "enabled": enabled}
 
 
 def _culprits(text: str, overrides: Sequence[str], flags: Mapping[str, str]) -> str:
-    """Return the overrides whose keys the error names, as the user typed them; empty if there are none."""
+    """Return the overrides whose keys are in the error text, as the user typed them; empty if there are none."""
     keys = {override.partition("=")[0]: override for override in overrides}
     named = [key for key in keys if re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", text)]
     return ", ".join(flags.get(key, f"--set {keys[key]}") for key in named)
@@ -152,7 +154,7 @@ def _readable(text: str, tree: Mapping[str, Any]) -> str:
     if reason.startswith("Expected `object`") and _is_section(kind):
         return f"{name} is {value!r}; it must be a map of keys"
     if _is_section(kind):
-        return reason  # the section's own check, which names the key
+        return reason  # the error of the section's own check already contains the key
     literals = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]  # a union may hold one
     choices = [str(choice) for literal in literals for choice in get_args(literal)]
     allowed = f"; allowed: {', '.join(choices)}" if choices else ""

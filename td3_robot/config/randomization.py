@@ -1,8 +1,8 @@
 """Domain randomization: a simulator draws properties of the robot and its world for each episode.
 
 A policy then learns to act with unknown properties. Each key is a range ``[low, high]`` for a uniform draw, or null for
-off. All keys are off by default. Then the robots are bit for bit the same as the published robots. The first Step of an
-episode reports the drawn values.
+off. All keys are off by default. With all keys off, the robots are bit for bit the same as the published robots. The
+first Step of an episode reports the drawn values.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class SensorsConfig(Section, frozen=True):
     """One range for each group of observations, in the unit of the channels (see ``python -m td3_robot_sims.tables``).
 
     Attributes:
-        height: of the torso, m.
+        height: height of the torso, m.
         direction: sine and cosine of the direction to the target.
-        velocity: of the torso, times 0.3 s/m.
+        velocity: velocity of the torso, multiplied by 0.3 s/m.
         attitude: roll and pitch, rad.
-        joint_position: -1 and 1 are the joint's limits.
-        joint_velocity: times 0.1 s/rad.
-        contact: of the feet, 0 or 1.
-        all: every channel of a group that is off. Robots that do not walk have only this key.
+        joint_position: position of each joint; -1 and 1 are the joint's limits.
+        joint_velocity: velocity of each joint, multiplied by 0.1 s/rad.
+        contact: contact of each foot, 0 or 1.
+        all: all channels whose group has no range of its own. Robots that do not walk support only this key.
     """
 
     height: tuple[float, float] | None = None
@@ -50,13 +50,13 @@ class SensorsConfig(Section, frozen=True):
 
 
 class PushConfig(Section, frozen=True):
-    """Horizontal forces on the torso's centre of mass, in random directions. For a planar robot: ahead or back.
+    """Horizontal forces on the torso's centre of mass, in random directions. Planar robots get pushes ahead or back.
 
     Attributes:
-        force: N; null for no pushes.
-        duration: of a push, s; rounded to whole control periods, at least one.
-        interval: from the start of one push to the start of the next, s. The first push starts within one interval
-            after the reset.
+        force: force of a push, N; null for no pushes.
+        duration: duration of a push, s. The simulator rounds it to whole control periods, at least one.
+        interval: time from the start of one push to the start of the next, s. The first push starts within one
+            interval after the reset.
     """
 
     force: tuple[_Size, _Size] | None = None
@@ -73,15 +73,16 @@ class RandomizationConfig(Section, frozen=True):
         motor_strength: factor of every joint's torque. The cost of an action does not change.
         joint_damping: damping of every driven joint, N·m·s/rad; the models have none. Bullet uses the velocity at the
             start of a control period, so values above a few N·m·s/rad shake light links.
-        action_latency: delay of actions in control periods, whole numbers. Until the first action arrives, the robot
+        action_latency: delay of actions, in whole control periods. Until the first action arrives, the robot
             applies zero, or the limit nearest to zero. A Step reports the newest sent action, which may differ from the
             applied action.
-        action_jitter: further delay in control periods, whole numbers, drawn for each action. The simulator drops an
+        action_jitter: additional delay in whole control periods, which the simulator draws for each action. It drops an
             action that arrives after a newer action.
-        sensor_noise: standard deviation of each observation's normal noise, drawn for each group.
-        sensor_bias: constant offset of each observation during an episode, drawn for each channel.
+        sensor_noise: standard deviation of the normal noise of observations. The simulator draws it for each group.
+        sensor_bias: offset of observations, constant during an episode. The simulator draws it for each channel.
         push: forces on the torso.
-        tilt: angle of the start attitude from upright, rad, to a random side. A planar robot tilts ahead or back.
+        tilt: angle between the start attitude and upright, rad, in a random direction. A planar robot tilts ahead or
+            back.
     """
 
     mass: tuple[_Factor, _Factor] | None = None

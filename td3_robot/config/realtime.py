@@ -10,19 +10,20 @@ from td3_robot.config.section import Fraction, Natural, Section
 
 
 class RealtimeConfig(Section, frozen=True):
-    """Real-time settings of the policy server. Those of the operating system are off by default.
+    """Real-time settings of the policy server. The settings of the operating system are off by default.
 
     Attributes:
         processors: numbers of the processors that the server may run on.
-        priority: SCHED_FIFO priority, 1 to 99; 0 is the usual scheduler. Needs LimitRTPRIO under systemd. From 2 on,
-            the thread that checks new weights has a priority that is lower by one.
-        lock_memory: keep the server's pages in RAM. Needs LimitMEMLOCK under systemd.
+        priority: SCHED_FIFO priority, 1 to 99; 0 selects the usual scheduler. Under systemd, this needs LimitRTPRIO. If
+            the priority is at least 2, the thread that checks new weights gets the priority minus one.
+        lock_memory: keep the server's pages in RAM. Under systemd, this needs LimitMEMLOCK.
         freeze_gc: stop Python's cyclic garbage collector. The loop makes no cycles.
         spin_us: after a message, the server polls for this time in µs before it sleeps, because a sleeping processor
-            reacts slowly. If the time is longer than the control period, the server keeps one processor busy. Cannot be
-            combined with ``priority``, because the server would block the driver.
-        missed_share: the share of missed deadlines in 5 s above which the policy server or the driver logs a warning.
-            1: never.
+            reacts slowly. If the time is longer than the control period, the server keeps one processor busy. This
+            key cannot be combined with ``priority``, because the server would block the driver.
+        missed_share: the policy server and the driver log a warning if they miss more than this share of their
+        deadlines
+            in 5 s. With 1, they never warn.
     """
 
     processors: tuple[Natural, ...] = ()

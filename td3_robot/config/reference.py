@@ -32,8 +32,8 @@ class Key(NamedTuple):
 
     Attributes:
         name: full name, for example ``learner.batch_size``.
-        type: of its value, for example ``integer or null``.
-        default: its default as JSON; ``required`` if it has none.
+        type: type of the value, for example ``integer or null``.
+        default: the default value as JSON; ``required`` if the key has no default.
         allowed: the range or the choices; empty if every value of the type is allowed.
         doc: what the key means.
     """
@@ -125,7 +125,7 @@ def _allowed(kind: Any) -> str:
 
 
 def _names(key: str) -> str:
-    """Return the allowed names of a key whose values are rows of a table."""
+    """Return the allowed names of an algorithm or a noise; an empty text for all other keys."""
     if key == "learner.algorithm":
         return ", ".join(algorithms.ALGORITHMS.names())
     if key == "exploration.kind":

@@ -1,4 +1,4 @@
-"""What a resume may change: only keys that the user names with ``--set``, and no key in FIXED."""
+"""Checks what a resume changes. It may change only keys that the user sets with ``--set``, except the keys in FIXED."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
         declared: keys that the user wants to change. A section means all its keys.
 
     Raises:
-        UsageError: a key changes that the user did not name, or that cannot change.
+        UsageError: a key has changed, but the user did not set it, or it cannot change.
     """
     changed = differences(before, after)
     fixed = FIXED | (FIXED_IN_LOCKSTEP if before.timing == "lockstep" else {})

@@ -35,7 +35,7 @@ class QosConfig(Section, frozen=True):
     depth: Count = 1
 
 
-class SensorQosConfig(QosConfig, frozen=True):  # inherits the documentation of its keys
+class SensorQosConfig(QosConfig, frozen=True):  # QosConfig documents the keys
     reliability: Literal["reliable", "best_effort"] = "best_effort"
 
 
@@ -46,12 +46,12 @@ class ObservationConfig(Section, frozen=True):
     - ``channel``: name of the observation channel.
     - ``topic``: the topic. The default is ``joint_states`` for a joint and ``imu`` for an IMU. An array needs a topic.
     - ``joint``: name of a joint in a sensor_msgs/JointState.
-    - ``field``: which value of the joint.
+    - ``field``: the value of the joint to read.
     - ``imu``: field of a sensor_msgs/Imu.
     - ``index``: index of a value in a std_msgs/Float64MultiArray.
     - ``scale``: factor from the unit of the message to the unit of the channel.
-    - ``sign``: -1 if the joint turns the other way.
-    - ``offset``: added last, in the unit of the channel.
+    - ``sign``: -1 if the positive direction of the joint is opposite to that of the channel.
+    - ``offset``: number that is added last, in the unit of the channel.
     """
 
     channel: str
@@ -74,7 +74,7 @@ class ObservationConfig(Section, frozen=True):
 
     @property
     def source(self) -> str:
-        """The topic, or its default."""
+        """The configured topic, or the default topic."""
         return self.topic or ("joint_states" if self.joint is not None else "imu")
 
 
@@ -84,8 +84,8 @@ class ActionConfig(Section, frozen=True):
     - ``channel``: name of the action channel.
     - ``joint``: name of the joint. Only a trajectory needs it.
     - ``scale``: factor from the unit of the channel to the unit of the command.
-    - ``sign``: -1 if the joint turns the other way.
-    - ``offset``: added last, in the unit of the command.
+    - ``sign``: -1 if the positive direction of the joint is opposite to that of the channel.
+    - ``offset``: number that is added last, in the unit of the command.
     """
 
     channel: str
@@ -115,7 +115,7 @@ class Ros2Config(Section, frozen=True):
     """A robot with a ROS 2 interface, for ``td3-robot ros2 driver``.
 
     - ``bundle``: a policy file, a run folder or a shipped policy. The driver takes the robot's specification from it.
-    - ``stale_ms``: the largest time since the receipt of an observation. After that time, the state is FAULT, and the
+    - ``stale_ms``: the longest allowed time without a new observation. After that time, the state is FAULT, and the
       driver applies the safe action.
     - ``observations``: the source of each observation channel, in any order.
     - ``actions``: the values of a command, in the order of the array or of the trajectory's joints. The default is the

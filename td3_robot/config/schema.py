@@ -25,7 +25,7 @@ from td3_robot.safety.limits import SafetyConfig
 
 Width = Annotated[int, Meta(ge=1, le=4096)]
 MAX_WEIGHTS = 8_000_000
-"""The most weights between hidden layers. With this limit, all layers fit into one Weights message."""
+"""The largest number of weights between hidden layers. With this limit, all layers fit into one Weights message."""
 
 
 class NetworkConfig(Section, frozen=True):
@@ -45,7 +45,7 @@ class NetworkConfig(Section, frozen=True):
 
 
 class ExplorationConfig(Section, frozen=True):
-    """Action noise. The first ``learner.learning_starts`` steps use uniform actions instead.
+    """The noise that is added to actions. In the first ``learner.learning_starts`` steps, actions are uniformly random.
 
     - ``kind``: ``gaussian``, ``ornstein_uhlenbeck``, or a kind of noise from an installed package.
     - ``noise``: standard deviation, as a fraction of half the action range. With ``[low, high]``, the robots of a
@@ -56,7 +56,7 @@ class ExplorationConfig(Section, frozen=True):
     """
 
     kind: str = "gaussian"
-    noise: float | tuple[float, float] = 0.1  # not NonNegative: msgspec 0.22 crashes on a limit beside a tuple
+    noise: float | tuple[float, float] = 0.1  # not NonNegative: msgspec 0.22 cannot combine a limit and a tuple
     theta: Annotated[float, Meta(ge=0.01, le=1)] = 0.15
     parameters: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
 
@@ -82,12 +82,12 @@ class ExplorationConfig(Section, frozen=True):
 
 
 class EvaluationConfig(Section, frozen=True):
-    """Noise-free episodes on a separate environment.
+    """Evaluations: episodes without noise in a separate environment.
 
     - ``every``: environment steps between two evaluations; 0 for no evaluations.
     - ``episodes``: episodes of one evaluation.
     - ``max_steps``: steps after which an episode ends, for tasks without a time limit.
-    - ``target_return``: the run ends successfully when the mean return of an evaluation reaches it.
+    - ``target_return``: the run ends successfully when the mean return of an evaluation reaches this value.
     """
 
     every: Natural = 5_000
@@ -104,7 +104,7 @@ class EvaluationConfig(Section, frozen=True):
 
 
 class CheckpointConfig(Section, frozen=True):
-    """Checkpoints: everything that a resumed learner needs.
+    """Checkpoints, which contain everything that a resumed learner needs.
 
     - ``every``: environment steps between two checkpoints; 0 for only one checkpoint, at the end.
     - ``keep``: how many checkpoints stay on disk.
@@ -115,7 +115,7 @@ class CheckpointConfig(Section, frozen=True):
 
 
 class PacingConfig(Section, frozen=True):
-    """When a simulator steps.
+    """The times at which a simulator steps.
 
     - ``mode``: ``fast`` steps as soon as possible. ``realtime`` steps once every control period, and applies the Action
       for a Step at the next deadline. In real time, the replay ratio slows only the learner, because a robot cannot
@@ -167,8 +167,8 @@ class RecordConfig(Section, frozen=True):
       It writes the ring to a file at a fault, at an emergency stop and at the signal SIGUSR1. A ring cannot be split.
     - ``ring_mb``: the largest size of the ring in megabytes.
     - ``weights_every``: record the learner's first policy, and each policy whose version is a multiple of this number;
-      0 for none of them. Of the other policies, the recording has only version and hash. The recorder always records a
-      policy that a person loads.
+      0 for none of them. For each other policy, the recording contains only version and hash. The recorder always
+      records a policy that a person loads.
     """
 
     enabled: bool = False
@@ -188,7 +188,7 @@ class RecordConfig(Section, frozen=True):
 
 
 class EndpointsConfig(Section, frozen=True):
-    """Addresses of the links, ``ipc://PATH`` or ``tcp://HOST:PORT``; null for a private socket in the run folder.
+    """Addresses of the links, ``ipc://PATH`` or ``tcp://HOST:PORT``; null for a private socket of the run.
 
     - ``policy``, ``learner``, ``supervisor``, ``recorder``, ``monitor``: the address at which this process listens.
     - ``keys``: folder of this machine's keys, see ``td3-robot keys``. With keys, every ``tcp://`` link is encrypted and
@@ -245,7 +245,7 @@ class Config(Section, frozen=True):
 
     @property
     def _consumes(self) -> str | None:
-        """What a shipped algorithm consumes. None for an algorithm of another package: only its class knows."""
+        """``consumes`` of a shipped algorithm. None for an algorithm of another package, whose class is not loaded."""
         return algorithms.CONSUMES.get(self.learner.algorithm)
 
     def _check_learner(self) -> None:
@@ -281,19 +281,19 @@ class Config(Section, frozen=True):
                 "the replay buffer would be empty"
             )
         if learner.replay_storage == "file" and learner.n_step > 1 and self.timing == "free":
-            # An n-step row is stored later than its Steps: a killed learner would lose rows and store others twice.
+            # The learner stores an n-step row later than its Steps. If killed, it would lose or repeat some rows.
             raise ValueError(
                 f"learner.replay_storage is 'file' and learner.n_step is {learner.n_step}; with 'file' it must be 1, "
                 "or timing lockstep"
             )
 
     def replay_ratio_problem(self) -> str | None:
-        """Why the replay ratio does not fit the number of robots; None if it does.
+        """The reason why the replay ratio does not fit the number of robots; None if it fits.
 
         Algorithms without a replay buffer have no replay ratio.
         """
         learner = self.learner
-        # The updates for one step of all robots, plus one. With a smaller band, both sides would wait for each other.
+        # The updates for one step of all robots, plus one. With less, learner and simulators would wait for each other.
         needed = (learner.replay_ratio or 0.0) * self.robots * self.simulators + 1
         if learner.replay_ratio is None or learner.replay_ratio_band >= needed:
             return None

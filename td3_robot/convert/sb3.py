@@ -1,8 +1,8 @@
 """Converts policies of Stable-Baselines3's TD3 and DDPG to bundles. Needs the extra ``learner``, for torch.
 
 SB3's zip holds two members. ``policy.pth`` is a file of ``torch.save`` with the networks. ``data`` is JSON; some of its
-values are base64 of pickles. This module reads only the plain text of ``data``. It reads ``policy.pth`` with torch's
-safe loader, which makes tensors and runs no code of the file.
+values are pickles, encoded as base64. This module reads only the plain text of ``data``. It reads ``policy.pth`` with
+torch's safe loader, which makes tensors and runs no code of the file.
 
 The actor is ``actor.mu``: linear layers with an activation between them, and tanh at the end. SB3 scales the actor's
 output from [-1, 1] to the limits of the action space. A bundle can describe this actor if the activation is ReLU.

@@ -98,7 +98,7 @@ def node_parser(role: str, name: str, description: str, *, deployable: bool = Fa
     """Make the parser of the arguments that every node takes.
 
     Args:
-        role: role of the node, and its command: ``td3-robot ROLE``.
+        role: role of the node. Its command is ``td3-robot ROLE``.
         name: default name of the node.
         description: what the node does.
         deployable: whether the node can start with a configuration instead of a run.

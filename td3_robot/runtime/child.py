@@ -18,7 +18,7 @@ from td3_robot.runtime.process import LIFELINE, STOP_SIGNALS
 from td3_robot.runtime.run_folder import RunFolder
 
 STOPPED_CODES = {0, *(code for number in STOP_SIGNALS for code in (exit_code_of(number), -number))}
-"""Exit codes of a process that a signal stops. Before the process has its handlers, the code is -number."""
+"""Exit codes of a process that a signal stops. If the process has no signal handlers yet, the code is -number."""
 
 
 class ChildState(enum.Enum):

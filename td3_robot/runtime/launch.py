@@ -63,7 +63,7 @@ class Process:
 
 
 def load(name: str) -> Launch:
-    """Load a launch description from a file, or a shipped one by its name.
+    """Load a launch description. ``name`` is a file, or the name of a shipped launch description.
 
     Raises:
         ConfigError: the launch description does not exist or is not valid.

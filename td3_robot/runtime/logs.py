@@ -1,8 +1,9 @@
 """Logging to standard error that never delays the node.
 
-Writing to standard error can block: Ctrl-S stops a terminal, a reader stops reading, or an ssh connection breaks. A
-control loop must not wait for that. So the node puts lines into a bounded queue, and a thread writes them. If the queue
-is full, the node drops lines and counts them. SIGSEGV and SIGKILL lose the lines of the last milliseconds.
+Writing to standard error can block, for example if Ctrl-S stops a terminal, a reader stops reading, or an ssh
+connection breaks. A control loop must not wait for that. So the node puts lines into a bounded queue, and a thread
+writes them. If the queue is full, the node drops lines and counts them. SIGSEGV and SIGKILL lose the lines of the last
+milliseconds.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Node:
         Args:
             link: name of the link.
             accepts: messages that the server may send.
-            spec: specification of this node's robots; None if the node is no source of experience.
+            spec: specification of this node's robots; None if the node is not a source of experience.
             robots: number of this node's robots.
             essential: whether a refusal by the server ends this node. If not, the node asks again later.
             weights_version: version of the policy that this node serves; 0 if it serves no policy.
@@ -234,16 +234,16 @@ class Node:
         return Status(self.name, figures.state, figures.detail, figures.figures, counters)
 
     def tell_core(self, figures: Callable[[], Figures], inputs: list[Input]) -> list[Input]:
-        """Add a Status of this node to the inputs of a turn with a Command. The core's Reply has its contents.
+        """If the inputs of a turn contain a Command, add a Status of this node. The core copies it into its Reply.
 
-        A turn records its inputs. So a replay computes the same Reply.
+        The recording contains the inputs, so a replay computes the same Reply.
         """
         if not any(isinstance(message, Command) for _, message in inputs):
             return inputs
         return [(self.name, self.status_message(figures())), *inputs]
 
     def _run_ended(self) -> bool:
-        """Return whether the run has ended. Only a node that a person started checks: a supervisor stops its nodes."""
+        """Return whether the run has ended. A supervised node does not check this, because its supervisor stops it."""
         now = time.monotonic()
         if not self.folder or self.supervised or self.config.endpoints.learner or now < self._next_look:
             return False

@@ -1,4 +1,4 @@
-"""A queue for the messages of a core that a link cannot send yet."""
+"""A queue for messages of a core. Messages wait in it until a link can send them."""
 
 from __future__ import annotations
 

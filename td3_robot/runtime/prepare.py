@@ -61,7 +61,8 @@ def new_run(
         source: a configuration file, or the name of a shipped one; None for the defaults.
         overrides: configuration keys to change, each as ``KEY=VALUE``.
         out: the new run folder; None for ``runs/CONFIG-DATE-TIME``, or ``runs/TASK-DATE-TIME`` without a source.
-        flags: full name of an overridden key, mapped to the command-line option that sets this key; for errors.
+        flags: full name of an overridden key, mapped to the command-line option that sets this key. Errors contain
+            this option.
 
     Raises:
         UsageError, ConfigError, BundleError, …: a check failed; nothing was written.

@@ -72,7 +72,7 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
         full = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename != STANDARD_OUTPUT
         logs.last_words(f"{arguments.name}: {what}{_advice_for_full_disk(role, folder) if full else ''}")
         return 1
-    except Exception as error:  # a bug: still send everything to the recorder, so that a replay reproduces it
+    except Exception as error:  # a bug: send all messages to the recorder first, so that a replay reproduces the bug
         _report_failure(node, f"{type(error).__name__}: {error}")
         bus.close("crashed", in_order=False)
         logs.last_words(traceback.format_exc().rstrip())
@@ -104,7 +104,7 @@ def _connect_listeners(node: Node, bus: Bus) -> None:
 
 
 def _report_failure(node: Node | None, reason: str) -> None:
-    """Report the reason why this process ends to the supervisor. Without a supervisor, recorder and monitor get it."""
+    """Report why this process ends. The supervisor gets the report; without a supervisor, recorder and monitor do."""
     if node is None:
         return
     with contextlib.suppress(Exception):
@@ -140,7 +140,7 @@ def _catch_signals(node: Node) -> None:
 
 
 def _follow_lifeline() -> None:
-    """Stop this process when the supervisor ends for any reason. The kernel then closes the supervisor's pipe end."""
+    """Stop this process when the supervisor ends for any reason. The kernel then closes the pipe and ends the wait."""
     descriptor = os.environ.get(LIFELINE)
     if descriptor is None:
         return

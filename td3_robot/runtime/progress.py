@@ -97,7 +97,7 @@ def line(figures: dict[str, float], total_steps: int, settled: bool = True, widt
         figures: figures of the learner's Status.
         total_steps: environment steps of the whole training.
         settled: whether the speed is typical. Otherwise the line does not show the remaining time.
-        width: highest number of characters; None for no limit.
+        width: largest number of characters; None for no limit.
     """
     steps, speed = figures.get("env_steps", 0.0), figures.get("steps_per_s", 0.0)
     left = duration(max(0.0, total_steps - steps), speed) if settled else "-"

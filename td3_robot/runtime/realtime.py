@@ -1,6 +1,6 @@
 """Applies real-time settings of the operating system to a process.
 
-Apply them before the process opens its first socket: the threads of ZeroMQ inherit processors and priority.
+Apply them before the process opens its first socket, so that the threads of ZeroMQ inherit processors and priority.
 """
 
 from __future__ import annotations

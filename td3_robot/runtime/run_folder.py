@@ -81,7 +81,7 @@ class RunFolder:
         return None
 
     def write_run(self, **facts: Any) -> None:
-        """Add facts about the running training to ``run.json``: endpoints, starts, configuration."""
+        """Add facts about the running training to ``run.json``, for example endpoints or configuration."""
         files.write_atomically(self._run_file, (json.dumps({**self.read_run(), **facts}, indent=2) + "\n").encode())
 
     def write_final(self, statuses: Mapping[str, Status]) -> None:
@@ -94,11 +94,11 @@ class RunFolder:
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether the run has checkpoints; damaged ones count."""
+        """Whether the run has checkpoints, including damaged ones."""
         return any(self.checkpoints.glob("checkpoint-*"))
 
     def steps_made(self) -> int:
-        """Return the highest number of environment steps in ``final.json`` and the checkpoint names; 0 without both."""
+        """Return the highest number of environment steps in ``final.json`` and the checkpoint names; else 0."""
         made = 0
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             made = int(json.loads((self.path / "final.json").read_text())["learner"]["figures"]["env_steps"])

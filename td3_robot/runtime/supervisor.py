@@ -1,4 +1,4 @@
-"""The supervisor of a run. It starts the processes of a launch description, restarts crashed ones, and stops all."""
+"""The supervisor of a run: it starts the processes of a launch description, restarts crashed ones, and stops them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, f
 """Signals that stop a process, each with the seconds to wait after it. The learner saves a checkpoint after SIGINT."""
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_TURN = 1.0  # seconds; a longer turn means that the supervisor itself was suspended
-_SILENCE = 0.05  # after so many seconds without a report, all reports of an ended process have arrived
+_SILENCE = 0.05  # seconds without a report, after which no more reports of an ended process are expected
 _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
 _STARTS = 1000  # incarnation numbers reserved for each start of the run; each restart uses one
 
@@ -66,7 +66,7 @@ class Supervisor:
         self._say = say
         self.signal = 0
         self._interrupts = 0
-        self._exit_code = 0  # the highest of all processes
+        self._exit_code = 0  # the highest exit code of all processes
         self._clock = 0.0  # seconds that the supervisor has run; time during which it was suspended does not count
 
     def __enter__(self) -> Supervisor:
@@ -226,7 +226,7 @@ class Supervisor:
                 break
 
     def _collect(self, child: Child) -> None:
-        """Read the exit code of a stopped process, and report an unexpected one."""
+        """Read the exit code of a stopped process. If it is unexpected, tell the user."""
         if child.popen is None:
             return
         code = child.popen.wait()
@@ -237,7 +237,7 @@ class Supervisor:
             self._say(f"{child.name} ended with exit code {code}; see {child.log}")
 
     def _await_last_report(self, child: Child) -> None:
-        """Wait for the last report of a process that ended with code 0. On a busy machine the report arrives later."""
+        """Wait for the last report of a process that ended with code 0. The report may arrive after this end."""
         deadline = time.monotonic() + _LAST_REPORT
         while child.state is not ChildState.FINISHED and not self._interrupts and time.monotonic() < deadline:
             self._listen(_SILENCE)

@@ -63,7 +63,7 @@ def missing(error: ModuleNotFoundError) -> str | None:
 
 @contextlib.contextmanager
 def advice() -> Iterator[None]:
-    """If an import in the block fails, name the extra that installs the module.
+    """If an import in the block fails, raise an error that tells which extra installs the module.
 
     Raises:
         ModuleNotFoundError: an import failed.

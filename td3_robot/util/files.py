@@ -13,7 +13,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def naming(path: Path, instead_of: str = "") -> Iterator[None]:
-    """Add the file's name to an OSError of the block if this error names no file. For example, a write names no file.
+    """Add the file's name to an OSError of the block if the error lacks a name. For example, errors of writes lack it.
 
     Args:
         path: the file.

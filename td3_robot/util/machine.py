@@ -36,7 +36,7 @@ def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def version(package: str) -> str:
-    """Return the installed version of a package; empty if it is not installed, or not by pip."""
+    """Return the installed version of a package; empty if the package or its metadata is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -42,7 +42,7 @@ class RateMeter:
 
 
 class LoopRate:
-    """Measures the true rate of a loop, its jitter and its missed deadlines, again after each WINDOW_S seconds.
+    """Measures the true rate of a loop, its jitter and its missed deadlines, once every WINDOW_S seconds.
 
     Args:
         period: the intended time from one turn of the loop to the next, in seconds.
@@ -85,7 +85,7 @@ class LoopRate:
             self._measure(now)
 
     def pause(self) -> None:
-        """Leave out the time from the last turn to the next one."""
+        """Exclude the time from the last turn to the next turn from the measurement."""
         self._last = None
 
     def report(self, log: logging.Logger, what: str, allowed: float) -> None:

@@ -1,4 +1,4 @@
-"""Finds and reads YAML files: shipped configurations and launch descriptions, and those of the user.
+"""Finds and reads YAML files: configurations and launch descriptions, shipped ones and the user's own.
 
 An installed wheel has the shipped files in ``td3_robot/data``. A checkout has them in top-level folders.
 """
