@@ -77,7 +77,7 @@ BENCHMARKS: dict[str, tuple[list[str], Callable[[harness.Report], Figures]]] = {
     "record": ([], _record),
     "replay": ([], lambda report: {"replay": (report["times_real_time_undisturbed"], "× real time")}),
 }
-"""Benchmark, mapped to its arguments and to a function that returns the figures to compare from its report."""
+"""For each benchmark: its arguments, and a function that takes the report and returns the figures to compare."""
 
 
 def main() -> int:

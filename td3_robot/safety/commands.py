@@ -14,7 +14,7 @@ from td3_robot.util.text import one_line
 log = logging.getLogger(__name__)
 
 Verbs = Mapping[str, Callable[[Command, float], None]]
-"""Maps each verb to a function of the Command and the time (s). The function refuses the Command by a Td3RobotError."""
+"""For each verb: a function of the Command and the time in seconds. To refuse, it raises a Td3RobotError."""
 
 
 def carry_out(

@@ -133,7 +133,7 @@ def without_deadline(example: Any) -> None:
 
 
 def ignoring(topic: str, wanted: Callable[[dict[str, Any]], bool] = lambda _: False) -> Callable[[Any], None]:
-    """A fault that ignores incoming messages of a topic, unless they are wanted."""
+    """A fault: the driver ignores messages of this topic, except those for which ``wanted`` returns true."""
     return lambda example: receive_through(example, lambda name, message: name != topic or wanted(message))
 
 

@@ -132,7 +132,7 @@ def test_robots_that_do_not_activate_are_named_with_their_states() -> None:
     assert _confirmed(bus, "activate", nobody, iter([]))[1] == ""
 
 
-def test_an_emergency_stop_counts_unconfirmed_robots_without_a_name_in_the_reply() -> None:
+def test_an_emergency_stop_also_counts_robots_that_the_reply_does_not_name() -> None:
     bus: Any = Asked()
     reply = Reply(1, "policy", "", "fault", {"connected": ["a"], "connected_in_all": 3})
 

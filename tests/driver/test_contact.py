@@ -21,7 +21,7 @@ def test_only_the_policy_servers_welcome_is_answered_with_a_step(make_core: Make
     assert [to for to, _ in core.step([("policy", Welcome(1, "policy", 6))], 0.004)] == ["policy"]
 
 
-def test_a_robots_own_stop_is_repeated_to_a_returning_server(make_core: Make, robot: Toy) -> None:
+def test_a_driver_repeats_its_robots_stop_when_the_server_returns(make_core: Make, robot: Toy) -> None:
     core = make_core()
     welcome = ("policy", Welcome(1, "policy", 6))
     assert stops(core.step([welcome], 0.001)) == []
@@ -34,7 +34,7 @@ def test_a_robots_own_stop_is_repeated_to_a_returning_server(make_core: Make, ro
     assert stops(core.step([welcome], 0.036)) == []
 
 
-def test_an_operators_stop_is_not_repeated_as_a_stop_of_all(make_core: Make) -> None:
+def test_a_driver_does_not_turn_an_operators_stop_into_a_stop_of_all_robots(make_core: Make) -> None:
     """The operator may have stopped only this robot."""
     core = make_core()
     core.step([operator("estop")], 0.01)
@@ -43,7 +43,7 @@ def test_an_operators_stop_is_not_repeated_as_a_stop_of_all(make_core: Make) -> 
 
 
 def test_a_robots_own_stop_ends_with_its_reset(make_core: Make, robot: Toy) -> None:
-    """Otherwise an operator's later stop of this robot would become a stop of all at the next server."""
+    """Without this, the driver would ask the next server to stop all robots when an operator stops only this one."""
     core = make_core()
     robot.sees = EmergencyStop("the red button")
     core.step([], 0.02)

@@ -196,7 +196,7 @@ def test_recorder_joins_and_leaves_a_running_training(
 
 
 def test_messages_sent_before_ctrl_c_are_recorded(command: Callable[..., Any], tmp_path: Path) -> None:
-    """A node sends records every 0.1 s and the recorder polls every 0.1 s, so Ctrl-C finds some records in transit."""
+    """Nodes send records every 0.1 s, and the recorder polls every 0.1 s. So Ctrl-C arrives before some records."""
     endpoint = f"ipc://{tmp_path}/recorder"
     (tmp_path / "robot.yaml").write_text(f"task: walker2d\nendpoints: {{recorder: '{endpoint}'}}\n")
     recorder = command("record", "leg.mcap", "--config", "robot.yaml")

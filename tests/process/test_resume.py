@@ -223,7 +223,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_full_disk_loses_no_transition(train: Any, command: Any, disk: Path) -> None:
-    """The journal of the replay file fails first on the full disk. When the disk has free space, the run resumes."""
+    """A full disk stops the run at a write to the journal of the replay file. With free space, the run resumes."""
     overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "learner.replay_ratio=0.1")
     run = train(6000, *overrides, "checkpoint.every=1000", out="disk/run")
     run.wait_for_steps(1200)

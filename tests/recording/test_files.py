@@ -276,7 +276,7 @@ def old(acted: Make, save: Make) -> Path:
     ],
     ids=" ".join,
 )
-def test_another_protocol_version_is_refused_with_its_number(
+def test_another_protocol_version_is_refused_and_the_error_names_it(
     command: list[str], old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)

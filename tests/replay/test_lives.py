@@ -200,10 +200,10 @@ def test_an_invalid_start_gives_a_one_line_error(
     assert error.count("\n") == 1
 
 
-def test_messages_that_an_older_node_did_not_offer_are_compared_only_with_a_reference(
+def test_messages_that_an_older_node_did_not_offer_are_not_compared_without_a_reference(
     changed: Callable[..., Session],
 ) -> None:
-    """In a recording that is older than `told` and `latches`, no Start offers these messages."""
+    """The recording was made before `told` and `latches` existed, so no Start lists them."""
 
     def older(it: Entry) -> Entry | None:
         if it.topic != "start":

@@ -56,8 +56,8 @@ def test_policy_actions_are_bit_exact_across_a_change_of_weights(
     )
 
 
-def test_steps_recorded_after_their_action_do_not_matter(acted: Make, save: Make) -> None:
-    """The recorder gets each link separately. In this recording, each Action comes before its Step."""
+def test_a_step_recorded_after_its_action_does_not_change_the_result(acted: Make, save: Make) -> None:
+    """The recorder receives each link's messages separately. In this recording, each Action comes before its Step."""
     entries = entries_of(acted(30))
     for at in range(len(entries) - 1):
         if (entries[at].topic, entries[at + 1].topic) == ("step", "action"):
@@ -88,7 +88,7 @@ def test_the_json_report(acted: Make, save: Make, capsys: pytest.CaptureFixture[
     assert topic["first"][0]["message"] == "sim-0 0 12"
 
 
-def test_an_unanswered_step_is_no_difference(acted: Make, save: Make) -> None:
+def test_an_unanswered_step_is_not_reported_as_a_difference(acted: Make, save: Make) -> None:
     """A server keeps only the latest Step, so it may leave a Step without an answer."""
     messages = acted(30)
     last_action = max(at for at, (_, message) in enumerate(messages) if isinstance(message, Action))

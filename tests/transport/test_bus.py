@@ -84,7 +84,7 @@ def linked(endpoint: str, make_bus: Make, make_server: Make, make_client: Make, 
 
 
 class Watched:
-    """A server with a manual clock that expires silent clients, and a client that has joined."""
+    """A server that removes silent clients, and one client that has joined. The server has a manual clock."""
 
     def __init__(self, endpoint: str, session: ServerLink, client: Any, hello: Hello) -> None:
         self.now = 100.0

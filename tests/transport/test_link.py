@@ -649,7 +649,7 @@ def test_a_hello_is_repeated_until_it_is_answered(make_client: MakeClient) -> No
 
 
 def test_a_driver_core_gets_a_heartbeat_that_arrives_before_the_welcome(make_client: MakeClient) -> None:
-    """The server runs but has not decided yet, so the client repeats its Hello. Only a driver's core needs this."""
+    """It shows a driver's core that the server runs, although the server has not accepted or refused the client yet."""
     assert make_client().receive(frames(Heartbeat(5, 4)), 0.1) == []
     client = make_client(role="driver")
     client.due(0.0)

@@ -116,7 +116,7 @@ class Locomotion(Environment):
         return np.minimum(np.maximum(raw, self._low), self._high)
 
     def _electricity(self, action: Float32, speeds: Float32) -> float:
-        """Cost of mechanical power, mean |action · 0.1 joint speed|, and of current, mean action²."""
+        """Cost of power plus cost of current. Power is mean |action · 0.1 joint speed|. Current is mean action²."""
         # Means in float32, as in the package. np.mean gives the same result, but is slower.
         power = float(np.add.reduce(np.abs(action * speeds)) / len(action))
         current = float(np.add.reduce(np.square(action)) / len(action))
