@@ -124,7 +124,7 @@ def products(hidden: Sequence[int]) -> tuple[list[Product], list[Product]]:
     def weight_gradients(sizes: Sequence[int]) -> list[Product]:
         return [(o, BATCH, i) for i, o in pairwise(sizes)]
 
-    def input_gradients(sizes: Sequence[int]) -> list[Product]:  # of every layer but the first
+    def input_gradients(sizes: Sequence[int]) -> list[Product]:  # of every layer except the first
         return [(BATCH, o, i) for i, o in pairwise(sizes[1:])]
 
     actor, critic = [OBSERVATIONS, *hidden, ACTIONS], [OBSERVATIONS + ACTIONS, *hidden, 1]

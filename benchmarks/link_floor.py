@@ -2,9 +2,9 @@
 
     python benchmarks/link_floor.py [--transport ipc|tcp] [--robots 1 8 64] [--spin 2000] [--trips 8000] [--json]
 
-The echo is a bare ROUTER that returns as many bytes as an Action has. The floor has no session, watchdog, lifecycle or
-counters, validates nothing, and waits in libzmq's own receive. It only unpacks the Step, computes the actor and the
-safety filter, and packs the Action.
+The echo is a bare ROUTER that returns as many bytes as an Action contains. The floor only unpacks the Step, computes
+the actor and the safety filter, and packs the Action. It has no session, watchdog, lifecycle or counters, and it does
+not validate messages. It waits in libzmq's own receive function.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def connected(serve: Callable[[Connection, str], None], endpoint: str) -> Iterat
 
 
 def echo_trip(dealer: zmq.Socket[bytes], robots: int) -> int:
-    """Send the bytes of a Step and receive as many as an Action has; return the time in ns."""
+    """Send the bytes of a Step, and receive as many bytes as an Action contains. Return the time in ns."""
     step, action = _messages(robots)
     frames = [b"step", len(action).to_bytes(4, "little") + codec.encode(step)[4:]]
     begin = time.perf_counter_ns()

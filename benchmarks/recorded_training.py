@@ -168,7 +168,7 @@ def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
 
 
 class _Recorders:
-    """A recorder process that starts and stops. Use it as a context manager: leaving it kills the recorder."""
+    """Starts and stops a recorder process. Use it as a context manager: the end of the block kills the recorder."""
 
     def __init__(self, run: RunFolder, folder: Path) -> None:
         self._run = run
@@ -217,7 +217,7 @@ class _Recorders:
 def _plan(
     recorders: _Recorders, stretches: list[Stretch], blocks: int, seconds: float, warm_up: int
 ) -> Generator[None, Point, None]:
-    """Receive points. Begin and end stretches with them, and start and stop recorders."""
+    """A generator that receives points. It begins and ends stretches there, and starts and stops recorders."""
     point = yield
     while point.steps < warm_up:
         point = yield

@@ -24,7 +24,7 @@ from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 from td3_robot.learner.replay_buffer.storage import File, Note, Storage
 from td3_robot.learner.sources import Source
 
-_AT_ONCE = 10_000  # transitions in one call while filling
+_AT_ONCE = 10_000  # transitions that one call adds while a buffer is filled
 _BLOCK = 50  # calls between two readings of the clock
 
 

@@ -137,7 +137,7 @@ class Probe:
             now = time.perf_counter_ns()
             number = round(decode(message.data[0]) * _CYCLE)
             if 0 < number < _CYCLE and self._sent[number]:
-                # A message that the driver sees twice counts once.
+                # The driver may answer a message twice. Only the first answer counts.
                 self._taken.setdefault(topic, {}).setdefault(self._sent[number], now - self._sent[number])
             if len(self._taken) == 2:
                 self._answered.set()

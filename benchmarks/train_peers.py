@@ -38,7 +38,7 @@ def peers(*, threads: Sequence[int], **sizes: Any) -> Contestants:
 
 
 def compare(results: list[dict[str, Any]]) -> None:
-    """In each round, compare every contestant with the fastest number of threads of Stable-Baselines3."""
+    """In each round, compare every contestant with the fastest run of Stable-Baselines3."""
     best = [max(made) for made in zip(*(row["rounds"] for row in results if row["kind"] == "sb3"), strict=True)]
     for row in results:
         row["over_faster_sb3"] = harness.ratio(row["rounds"], best)

@@ -28,7 +28,7 @@ FIRST, MID = 0, 1  # phases
 NONE, ACTION, HELD, SAFE = 0, 1, 2, 4  # origins of an applied action
 
 MALFORMED = (ValueError, KeyError, IndexError, TypeError, struct.error, msgpack.UnpackException)
-"""Errors while reading a message: drop it and count it."""
+"""Errors of a malformed message. The driver drops and counts such messages."""
 
 PERIOD = 0.02  # seconds
 SAFE_TORQUE, LOW, HIGH = 0.0, -1.0, 1.0  # N·m
@@ -42,7 +42,7 @@ SPEC = {
     "actions": [{"name": "torque", "unit": "N·m", "low": LOW, "high": HIGH}],
     "control_period": PERIOD,
 }
-COMMANDS: dict[str, dict[str, str]] = {  # by verb: the state before and the state after
+COMMANDS: dict[str, dict[str, str]] = {  # for each verb: the state before, mapped to the state after
     "configure": {"unconfigured": "inactive", "inactive": "inactive"},
     "activate": {"inactive": "active", "fault": "active", "active": "active"},
     "deactivate": {"active": "inactive", "fault": "inactive", "inactive": "inactive"},
@@ -99,7 +99,7 @@ class Link:
             "agreement": {},
         }
         self.welcome = False  # the server knows this client
-        self.may_move = False  # no other driver of this name may be alive
+        self.may_move = False  # True if no other driver of this name can be alive
         self.session = 0
         self.sent_at = self.received_at = self.asked_at = -math.inf
         self.unsent = self.malformed = 0
@@ -114,10 +114,8 @@ class Link:
     def keep_alive(self) -> None:
         """Send Hello or Heartbeat if one is due."""
         now = time.monotonic()
-        if (
-            self.welcome and now - self.sent_at > LONG_SILENCE
-        ):  # this process stood still: the server may have forgotten it
-            self.welcome = False
+        if self.welcome and now - self.sent_at > LONG_SILENCE:
+            self.welcome = False  # this process was suspended, and the server may have removed this client
         silent = now - self.received_at > HEARTBEAT_PERIOD or now - self.sent_at > HEARTBEAT_PERIOD
         if now - self.asked_at < HELLO_PERIOD or (self.welcome and not silent):
             return
@@ -128,9 +126,10 @@ class Link:
             self.send("hello", self.hello)
 
     def receive(self, seconds: float) -> list[tuple[str, dict]]:
-        """Wait up to some seconds, and return the messages for the robot. Welcome, Refused and Heartbeat end here.
+        """Wait up to some seconds, and return the messages for the robot.
 
-        A Welcome of a new server is returned: it knows nothing.
+        This method handles Welcome, Refused and Heartbeat itself. It also returns a Welcome from a new server, because
+        the new server does not know the robot's newest Step.
         """
         self.keep_alive()
         messages = []
@@ -175,7 +174,7 @@ class Link:
 
 
 class RefusedError(Exception):
-    """The server refuses this driver for good."""
+    """The server refuses this driver permanently."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(f"refused ({code}): {reason}")
@@ -219,7 +218,7 @@ class Driver:
         self.end = f"signal {number}"
 
     def control(self) -> None:
-        """Observe, publish the next Step, and apply a fallback until its Action comes."""
+        """Observe, publish the next Step, and apply a fallback until the Action for this Step comes."""
         observation = self.robot.observe()
         if not all(map(math.isfinite, observation)):
             self.change("fault", f"the observation is {observation}")
@@ -256,7 +255,7 @@ class Driver:
         self.robot.apply(self.torque)
 
     def choose_fallback(self) -> None:
-        """Choose the action to apply without an Action: the last one held, or the safe one."""
+        """Choose the action to apply until an Action comes: the last action again, or the safe action."""
         held = self.state == "active" and self.answered_at is not None
         self.torque, self.origin = (self.torque, HELD) if held else (SAFE_TORQUE, SAFE)
         self.applied: dict = {}  # fields of the next Step about an applied Action
@@ -309,7 +308,7 @@ class Driver:
         self.link.send("reply", reply)
 
     def change(self, state: str, reason: str) -> None:
-        """Change the state, tell the server, and apply the safe action outside of active."""
+        """Change the state, tell the server, and apply the safe action."""
         if state == self.state:
             return
         change = {"node": self.name, "previous": self.state, "state": state, "reason": reason[:2048]}
@@ -342,7 +341,7 @@ def main() -> int:
         driver.end = str(error)
     finally:
         if link.may_move:
-            robot.apply(SAFE_TORQUE)  # last, whatever happened
+            robot.apply(SAFE_TORQUE)  # the last action, also after an error
         link.close(driver.end or "an error")
     return 2 if driver.end.startswith("refused") else 0
 

@@ -1,7 +1,7 @@
 """A driver for an imaginary robot: a pendulum with a motor, simulated in real time in plain Python.
 
-A driver needs a specification, ``observe`` and ``apply``; see docs/how-to/write_a_driver.md. pendulum_task.py is the
-same robot as a task to train on, with other physics.
+A driver needs a specification, ``observe`` and ``apply``; see docs/how-to/write_a_driver.md. pendulum_task.py contains
+the same robot as a task to train on, with slightly different physics.
 
     python pendulum_driver.py --config robot.yaml
 """
@@ -22,7 +22,7 @@ from td3_robot.specs import Channel, Float32, RobotSpec
 
 
 class Pendulum(Robot):
-    """0.5 kg at 0.4 m, hanging down at angle 0. The motor gives up to 1 N·m: too little to lift the pendulum directly.
+    """A pendulum of 0.5 kg at 0.4 m, which hangs down at angle 0. The motor's 1 N·m is too weak to lift it directly.
 
     Args:
         trial_steps: control periods of an episode. Each episode starts at a random angle. 0: one endless episode.

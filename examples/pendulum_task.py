@@ -1,7 +1,8 @@
-"""The pendulum of pendulum_driver.py as a task to train on: swing it up with a motor that is too weak to lift it.
+"""The pendulum of pendulum_driver.py as a task to train on. The motor is too weak to lift the pendulum directly.
 
 ``robot_spec`` is the driver's specification: names, units and limits of the channels, and the control period. So a
-policy that learns here drives the robot there. The physics differs on purpose, as simulation and reality do.
+policy that learns this task can drive the robot of pendulum_driver.py. The physics of the two files differs on purpose,
+as simulation and reality differ.
 
     td3-robot train pendulum.yaml --out runs/pendulum
 """
@@ -20,7 +21,7 @@ MASS, LENGTH, GRAVITY, DAMPING = 0.5, 0.4, 9.81, 0.3  # kg, m, m/s², 1/s
 
 
 class SwingUp(gymnasium.Env[np.ndarray[Any, Any], np.ndarray[Any, Any]]):
-    """Angle 0 hangs down. Holding the pendulum level needs 1.96 N·m; the motor has 1 N·m."""
+    """At angle 0, the pendulum hangs down. Holding it horizontal needs 1.96 N·m, but the motor gives at most 1 N·m."""
 
     robot_spec = Pendulum.spec
     observation_space = spaces.Box(
@@ -29,7 +30,7 @@ class SwingUp(gymnasium.Env[np.ndarray[Any, Any], np.ndarray[Any, Any]]):
     action_space = spaces.Box(-1, 1, (1,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
-        """Start anywhere, at up to 2 rad/s."""
+        """Start at a random angle, with a random velocity of at most 2 rad/s."""
         super().reset(seed=seed, options=options)
         self._angle, self._velocity = self.np_random.uniform([-math.pi, -2.0], [math.pi, 2.0]).tolist()
         return self._observation(), {}

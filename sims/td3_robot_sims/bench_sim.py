@@ -56,7 +56,7 @@ def measure(options: argparse.Namespace, others: Callable[[str], Contestants] = 
 
     Args:
         options: parsed by :func:`options`.
-        others: takes a task; returns further robots to measure.
+        others: function that returns additional robots to measure for a task.
     """
     # Measure memory first: the speed test frees memory, and a new robot would reuse it.
     used = {task: memory(task, options.resets) for task in TASKS}

@@ -27,7 +27,7 @@ class SimulatorCore(SourceCore):
     """A :class:`td3_robot.driver.core.SourceCore` whose body is a :class:`VectorEnvironment`.
 
     Raises:
-        BundleError: (in :meth:`step`) a saved state is damaged, or of another task or number of robots.
+        BundleError: (in :meth:`step`) a saved state is damaged, or belongs to another task or number of robots.
     """
 
     @property

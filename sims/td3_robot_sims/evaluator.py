@@ -35,7 +35,7 @@ class EvaluatorCore:
 
     Attributes:
         done: number of evaluations sent.
-        refused: number of Weights that were damaged or of another robot.
+        refused: number of Weights that were damaged or for another robot.
     """
 
     def __init__(self, environment: Environment, config: EvaluationConfig, seed: int) -> None:
@@ -78,7 +78,7 @@ class EvaluatorCore:
         return []
 
     def _actor(self, weights: Weights) -> Actor | None:
-        """The policy to evaluate; None if the weights are damaged or of another robot."""
+        """The policy to evaluate; None if the weights are damaged or for another robot."""
         try:
             bundle = Bundle.verified(weights.payload, weights.sha256, f"weights version {weights.version}")
             if difference := self.environment.spec.difference(bundle.spec):

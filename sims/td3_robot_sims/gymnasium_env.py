@@ -31,7 +31,7 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
     Args:
         task: a name of ``MODELS``.
         render_mode: None, ``rgb_array`` (pictures without a window) or ``human`` (PyBullet's window, in real time).
-        width, height: of a picture, in pixels.
+        width, height: size of a picture, in pixels.
         randomization: keys and values of the ``randomization:`` section of a configuration.
 
     Raises:
@@ -68,7 +68,7 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
         seed: int | None = None,
         options: dict[str, Any] | None = None,  # noqa: ARG002
     ) -> tuple[Float32, dict[str, float]]:
-        """Start an episode, also after :meth:`close`. ``options`` has no effect."""
+        """Start an episode. This also works after :meth:`close`. ``options`` has no effect."""
         super().reset(seed=seed)
         if self._robot is None:
             # Without a seed, draw one from this object's random stream, which continues after close().

@@ -53,12 +53,12 @@ def check_name(name: str) -> None:
 def export(session: Session, root: Path, name: str) -> Counter[str]:
     """Write the dataset ``root/name``; ``root`` is Minari's MINARI_DATASETS_PATH.
 
-    A missing Step splits an episode into two; their metadata ``begun`` and ``end`` show this. The first one ends with a
-    truncation, because the robot did not fail. Minari's own collector does the same.
+    A missing Step splits an episode into two; their metadata ``begun`` and ``end`` show this. The first of the two ends
+    with a truncation, because the robot did not fail. Minari's own collector does the same.
 
     Returns:
-        The numbers of episodes, of whole episodes (with beginning and end) and of steps. Also the Steps that are in no
-        episode, see :meth:`~td3_robot.recording.episodes.Episodes.lost`.
+        The numbers of episodes, of whole episodes (with beginning and end), of steps, and of the Steps that are not
+        part of an episode (see :meth:`~td3_robot.recording.episodes.Episodes.lost`).
 
     Raises:
         SessionError: the recording is damaged, holds two kinds of robots, or has no two consecutive Steps.

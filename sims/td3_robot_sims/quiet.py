@@ -39,7 +39,7 @@ def without_lines(*beginnings: bytes) -> Iterator[None]:
 
 @contextmanager
 def c_output_on_stderr() -> Iterator[None]:
-    """Redirect C code's standard output to standard error inside the block. Do not write to ``sys.stdout`` there."""
+    """Redirect C code's standard output to standard error inside the block. Do not use ``sys.stdout`` in the block."""
     library = ctypes.CDLL(None)
     sys.stdout.flush()
     library.fflush(None)

@@ -11,7 +11,7 @@ from td3_robot.policy.actor import Actor
 from td3_robot_sims.backends.base import Environment
 
 SEED_OFFSET = 1_000_003
-"""Added to the seed for evaluations, so that a training with the same seed has other starting states."""
+"""Evaluations add this number to their seed. Their starting states then differ from those of the training."""
 
 
 class Episode(NamedTuple):

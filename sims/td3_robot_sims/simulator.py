@@ -20,7 +20,7 @@ def make(config: Config, name: str, incarnation: int) -> SimulatorCore:
         return tasks.make(config.task, seed, config.randomization)
 
     envs = VectorEnvironment(environment, config.robots, config.seed, name, incarnation)
-    # At full speed no deadline is needed: without Actions the simulation does not advance.
+    # At full speed, no action deadline is needed, because the simulation does not advance without Actions.
     safety = config.safety
     if config.pacing.mode == "fast":
         safety = msgspec.structs.replace(safety, action_deadline_ms=None)

@@ -51,7 +51,7 @@ def restore(payload: bytes, envs: VectorEnvironment) -> tuple[int, Step | None, 
         be restored and begins a new episode.
 
     Raises:
-        BundleError: the payload is damaged, or of another task or number of robots.
+        BundleError: the payload is damaged, or belongs to another task or number of robots.
     """
     where = f"saved simulator ({sha256(payload)[:8]})"
     sizes = {"N": len(envs), "O": envs.spec.observation_size, "A": envs.spec.action_size}

@@ -47,7 +47,7 @@ def _load(kind: str) -> Backend:
 
 
 def names() -> tuple[str, ...]:
-    """All tasks of backends that can list them. Gymnasium's tasks are missing: they are in its own registry."""
+    """All tasks of backends that can list them. Gymnasium's tasks are not among them."""
     listed = [(kind, name) for kind in BACKENDS.names() for name in _load(kind).names()]
     return tuple(name if kind == DEFAULT else f"{kind}:{name}" for kind, name in listed)
 
@@ -91,10 +91,10 @@ def refuse_import(task: str, file: str, remedy: str) -> None:
 
     Args:
         file: name of the file in the error.
-        remedy: how the user can allow the import, for the error; may contain ``{task}`` or ``{module}``.
+        remedy: text of the error that tells how to allow the import. It may contain ``{task}`` or ``{module}``.
 
     Raises:
-        ConfigError: the task names a module that this process has not imported.
+        ConfigError: the task's name contains a module that this process has not imported.
     """
     backend, name = find(task)
     module = backend.module(name)

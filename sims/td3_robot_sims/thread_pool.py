@@ -30,7 +30,8 @@ class ThreadPool:
         """Call ``call`` once with each number below ``count``; return when all calls have ended.
 
         Raises:
-            BaseException: an interrupt; without one, the exception of the call with the lowest number.
+            BaseException: the interrupt of the wait. Without an interrupt, the exception of the call with the lowest
+                number.
         """
         numbers = iter(range(count))  # next() is atomic
         failures: dict[int, BaseException] = {}

@@ -40,8 +40,8 @@ class VectorEnvironment:
         observation: float32[N, O].
         reward: float32[N], 0 at FIRST.
         action: float32[N, A], the last applied action, 0 at FIRST.
-        world: maps the index of each robot at FIRST (as text) to its drawn values by name.
-        not_finite: episodes that were truncated because an observation or reward was not finite.
+        world: the randomization of each robot at FIRST. It maps the robot's index (as text) to drawn values by name.
+        not_finite: number of episodes that were truncated because an observation or reward was not finite.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class VectorEnvironment:
             A reason for each robot that cannot be restored exactly. This robot begins a new episode with the next step.
 
         Raises:
-            BundleError: the arrays are damaged, or of another robot or number of robots.
+            BundleError: the arrays are damaged, or belong to another robot or another number of robots.
         """
         own: dict[str, NDArray[Any]] = {name: getattr(self, name) for name in _SAVED}
         for name, mine in own.items():

@@ -125,7 +125,7 @@ class Environment(ABC):
         if action.shape != self._actions.shape[1:]:
             size = self.spec.action_size
             raise ValueError(f"{self.spec.name}: the action has shape {action.shape}; it must be ({size},)")
-        # Not dot(), which releases the interpreter lock, and not @, which warns about an overflow.
+        # Do not use dot(), because it releases the interpreter lock, or @, because it warns about an overflow.
         if not sum(value * value for value in action.tolist()) <= _LARGEST:
             raise ValueError(f"{self.spec.name}: action {action.tolist()} is not finite, or its square is not")
         if self.length == len(self._actions):
@@ -146,17 +146,17 @@ class Environment(ABC):
 
     @abstractmethod
     def _reset(self) -> Float32:
-        """Start an episode, drawing from ``self.random``; returns the first observation, float32[O]."""
+        """Start an episode with random numbers from ``self.random``. Return the first observation, float32[O]."""
 
     @abstractmethod
     def _step(self, action: Float32) -> tuple[Float32, float, bool, bool]:
-        """Apply a checked action, float32[A], without writing into it; returns the fields of an :class:`Outcome`.
+        """Apply a checked action, float32[A], and do not change its array. Return the fields of an :class:`Outcome`.
 
         If the reward is a sum, store its terms in ``self._terms``.
         """
 
     def reward_terms(self) -> dict[str, float]:
-        """Return the terms of the sum that is the reward of the last step; empty before an episode's first step."""
+        """Return the terms whose sum is the reward of the last step, by name; empty before an episode's first step."""
         if not self.length:
             return {}
         return dict(self._terms) or {"reward": self._reward}
@@ -175,14 +175,14 @@ class Environment(ABC):
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Repeat a saved episode. Later steps are the same bit for bit.
+        """Repeat all actions of a saved episode. Later steps are the same bit for bit.
 
-        Few engines save their whole state: PyBullet omits contact caches and solver impulses, and most Gymnasium tasks
-        save nothing.
+        The actions are necessary because few engines save their whole state: PyBullet omits contact caches and solver
+        impulses, and most Gymnasium tasks save nothing.
 
         Raises:
-            BundleError: the state is damaged or of another task, or the repeated episode gives a different observation.
-                After this error, call reset before the next step.
+            BundleError: the state is damaged or belongs to another task, or the repeated episode gives a different
+                observation. After this error, call reset before the next step.
         """
         where = f"saved state of {self.spec.name}"
         if not isinstance(state, Mapping) or set(state) != {"random", "started", "actions", "observation"}:

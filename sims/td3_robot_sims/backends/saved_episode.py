@@ -16,7 +16,7 @@ _MASK = 2**64 - 1
 def pack_random(generator: np.random.Generator) -> NDArray[np.uint64]:
     """Return a PCG64 generator's state, uint64[6].
 
-    It has the halves of two 128-bit numbers (high half first), a flag for spare bits, and 32 spare bits.
+    The array contains the halves of two 128-bit numbers (high half first), a flag for spare bits, and 32 spare bits.
     """
     state: Any = generator.bit_generator.state
     number, increment = int(state["state"]["state"]), int(state["state"]["inc"])

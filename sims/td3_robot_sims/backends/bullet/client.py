@@ -231,7 +231,7 @@ class Client:
         """Turn off the motor that PyBullet gives each joint. This motor would act as a brake against our torques."""
         handle = self._open()
         command = b3.control(handle.address, body, pybullet.POSITION_CONTROL)
-        b3.set_target_speed(command, joint.velocity_at, 0.0)  # Bullet ignores the force without a target
+        b3.set_target_speed(command, joint.velocity_at, 0.0)  # without a target speed, Bullet ignores the force
         b3.set_force(command, joint.velocity_at, 0.0)
         self._run(handle, command)
 
@@ -278,7 +278,7 @@ class Client:
     # Speed matters in these methods, so only step() checks whether a window was closed.
 
     def drive(self, body: int, first: int, torques: list[float]) -> None:
-        """Apply torques (N·m) to consecutive joints in the next step; ``first`` is ``velocity_at`` of the first one."""
+        """Apply torques (N·m) to consecutive joints in the next step; ``first`` is the first ``velocity_at``."""
         handle = self._handle or self._open()
         command = b3.control(handle.address, body, pybullet.TORQUE_CONTROL)
         values, count = self._torques, len(torques)

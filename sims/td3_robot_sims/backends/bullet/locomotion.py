@@ -8,9 +8,9 @@ All numbers equal those of ``pybullet_envs_gymnasium`` 0.6.0, including its pecu
 * The Humanoid's observed height is relative to 0.8 m. The other robots' height is relative to their height at reset.
 * HalfCheetah never terminates. A fall lowers the reward of the step by 2 instead.
 
-One flaw is fixed. The package computes an environment's very first observation before it counts the floor as a part.
-That shifts the reward of the first step by up to about 0.1, and the first direction to the target by less than 1e-5.
-Here the first episode is like all others. It equals an episode that the package begins with its second reset.
+This module fixes one flaw. The package computes an environment's very first observation before it counts the floor as a
+part. This flaw shifts the reward of the first step by up to about 0.1, and the first direction to the target by less
+than 1e-5. In this module, the first episode is like all others. It equals an episode after the package's second reset.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Locomotion(Environment):
         turn = self._turn
         turn[0, 0] = turn[1, 1] = cos
         turn[0, 1], turn[1, 0] = -sin, sin
-        # Not dot(): it gives the same bits, but releases the interpreter lock.
+        # Do not use dot(). It gives the same bits, but releases the interpreter lock.
         vx, vy, vz = (turn @ velocity).tolist()
         numbers = [
             z - start_height,

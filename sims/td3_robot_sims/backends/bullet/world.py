@@ -95,7 +95,7 @@ class World:
             self.client.place(self._robot, (0.0, 0.0, model.base_height), (0.0, 0.0, 0.0, 1.0))
         self._index_robot(model)
         if not show:
-            self.client.hide(self._floor)  # render() draws it
+            self.client.hide(self._floor)  # render() draws the floor
         self._start = self.client.save()
 
     def _index_robot(self, model: RobotModel) -> None:
@@ -133,7 +133,7 @@ class World:
         self._height_at = joints[_HEIGHT].position_at
 
     def vary(self, mass: float | None, friction: float | None, damping: float | None) -> None:
-        """Change the robot and the floor. Call it before a reset: existing contacts keep their friction.
+        """Change the robot and the floor. Call this before a reset, because existing contacts keep their friction.
 
         Args:
             mass: factor for the loaded mass and inertia of every part; None for no change.
@@ -162,8 +162,8 @@ class World:
 
         Args:
             angle: rad.
-            side: direction in rad: 0 is ahead, π/2 is left. A planar robot tilts in the nearer of the directions ahead
-                and back.
+            side: direction in rad: 0 is ahead, π/2 is left. A planar robot tilts ahead or back, in the direction that
+                is nearer to ``side``.
         """
         client, robot = self.client, self._robot
         before = self._lowest()
@@ -198,7 +198,8 @@ class World:
         """Push the torso's centre of mass with ``force`` N during the next control period.
 
         Args:
-            side: direction in world coordinates, rad. For a planar robot, the nearer of the directions ahead and back.
+            side: direction in world coordinates, rad. A planar robot is pushed ahead or back, in the direction that is
+                nearer to ``side``.
         """
         x, y = force * math.cos(side), force * math.sin(side)
         if self._planar:

@@ -19,7 +19,7 @@ from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.util import extras
 from td3_robot_sims.backends.base import Environment
 
-_DEFAULT_PERIOD = 1 / 50  # s, for tasks that state no rate
+_DEFAULT_PERIOD = 1 / 50  # s, for tasks that do not declare a rate
 _SUPPORTED = "supported are a Box of float actions with finite limits and a Box of float observations, both vectors"
 SCORE_LIMIT = 10.0
 """Largest absolute score of a discrete action. It hardly limits a policy: logits of ±10 mean odds of e^20 to one."""
@@ -59,7 +59,7 @@ class GymnasiumEnvironment(Environment):
             raise
         limit = env.spec.max_episode_steps if env.spec else None
         super().__init__(spec, limit or 0, seed, randomization)
-        # Remove the TimeLimit wrapper: its truncations would look like truncations by the task itself.
+        # Remove the TimeLimit wrapper, because its truncations would look like truncations by the task itself.
         self._env = env.env if isinstance(env, TimeLimit) else env
 
     def _action_channels(self, task: str, env: gymnasium.Env[Any, Any]) -> tuple[Channel, ...]:
