@@ -211,7 +211,7 @@ def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]
         if count % every == 0:
             try:
                 writer.append_data(environment.render())
-            except OSError as error:  # its further lines hold the encoder's command line
+            except OSError as error:  # its other lines contain the encoder's command line
                 raise UsageError(f"--video {str(path)!r} cannot be written: {str(error).splitlines()[0]}") from None
         count += 1
 

@@ -34,7 +34,7 @@ def episodes(
     Args:
         seed: seed of the starting states. To compare policies, use the same seed.
         max_steps: the length at which an episode ends, for tasks without a time limit.
-        frame: called after every reset and every step.
+        frame: callback after every reset and every step.
 
     Yields:
         An Episode after the last step of an episode, and None after every other step.

@@ -58,7 +58,7 @@ class ThreadPool:
             for _ in range(min(sum(helper.is_alive() for helper in self._helpers), count - 1)):
                 self._work.put(help_caller)
             work()
-        except BaseException as raised:  # helpers still run: raise it after the wait
+        except BaseException as raised:  # helpers still run, so raise this exception after the wait
             interrupt = raised
         while True:  # the whole wait is inside the try, because a signal handler may raise at any point
             try:

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-# Set before numpy loads: threads would slow down the small matrix products of a control loop.
+# Set this before the import of numpy. Threads would slow down the small matrix products of a control loop.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from td3_robot.cli.bench import BENCHMARKS

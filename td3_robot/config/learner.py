@@ -55,11 +55,12 @@ class LearnerConfig(Section, frozen=True):
     - ``replay_storage``: ``memory``, or ``file`` for a file in the run folder. With a file, a killed learner loses no
       transition, and checkpoints are small. In lock-step, checkpoints hold the buffer too, because the file is newer
       than the checkpoint.
-    - ``recordings``: files whose transitions fill the buffer at the start. They do not count as environment steps.
-    - ``learn_from_operator``: learn from transitions under the actions of an operator. ``a2c`` never does.
-    - ``operator_share``: above 0, the learner keeps the newest 100,000 of these transitions apart, and takes this share
-      of each batch from them. At 0, they are in the replay buffer like all others. With ``replay_storage: file``, a
-      killed learner loses those that it received after its newest checkpoint.
+    - ``recordings``: files whose transitions fill the buffer at the start. These transitions are not environment steps.
+    - ``learn_from_operator``: learn also from transitions in which an operator chose the action. ``a2c`` never does.
+    - ``operator_share``: if above 0, the learner keeps the newest 100,000 of the operator's transitions in a buffer of
+      their own. This share of each batch comes from that buffer. If 0, the replay buffer contains them. Even with
+      ``replay_storage: file``, a killed learner loses the rows of the separate buffer that are newer than its newest
+      checkpoint.
 
     The pace:
 

@@ -35,7 +35,7 @@ class Key(NamedTuple):
         type: type of the value, for example ``integer or null``.
         default: the default value as JSON; ``required`` if the key has no default.
         allowed: the range or the choices; empty if every value of the type is allowed.
-        doc: what the key means.
+        doc: meaning of the key.
     """
 
     name: str

@@ -281,7 +281,7 @@ class Config(Section, frozen=True):
                 "the replay buffer would be empty"
             )
         if learner.replay_storage == "file" and learner.n_step > 1 and self.timing == "free":
-            # The learner stores an n-step row later than its Steps. If killed, it would lose or repeat some rows.
+            # The learner stores an n-step row later than its Steps. A killed learner would lose or repeat rows.
             raise ValueError(
                 f"learner.replay_storage is 'file' and learner.n_step is {learner.n_step}; with 'file' it must be 1, "
                 "or timing lockstep"

@@ -89,7 +89,7 @@ def _member(archive: zipfile.ZipFile, name: str, source: str) -> bytes:
 
 def _actor(content: bytes, source: str) -> dict[str, Float32]:
     """Return the actor's float32 tensors from a file of ``torch.save``."""
-    _zip(content, f"{source}: policy.pth")  # refuses torch's older formats, to which size limits do not apply
+    _zip(content, f"{source}: policy.pth")  # refuses torch's older formats, which would avoid the size limits
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         tensors = {name: tensor for name, tensor in state.items() if name.startswith("actor.")}

@@ -41,7 +41,7 @@ class LearnerCore:
         config: configuration of the run, without ``auto`` in ``learner.device`` and ``learner.precision``.
         make_training: creates the training for a robot.
         spec: specification of the robot, if it is known before a simulator joins.
-        provenance: stored in each policy bundle.
+        provenance: origin of the policies; every policy bundle contains it.
     """
 
     def __init__(

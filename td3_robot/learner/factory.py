@@ -45,7 +45,7 @@ def make_core(
     Args:
         config: configuration of the run. The function replaces ``auto``.
         spec: specification of the robot, if it is known before a simulator joins.
-        provenance: stored in each policy bundle.
+        provenance: origin of the policies; every policy bundle contains it.
         storage: creates the storage of the replay buffer from the capacity and the row width.
         admit: a function that checks the robot's specification before the core allocates memory. It may raise an error.
 

@@ -27,7 +27,7 @@ class Learning:
 
     Attributes:
         spec: specification of the robot; None until :meth:`begin`.
-        training: exists once ``spec`` is known.
+        training: the training; it does not exist before :meth:`begin`.
         env_steps: number of stored transitions from sources. Transitions from recordings do not count.
         limiter: computes how many updates are due. For an on-policy algorithm it has no ratio.
         sound_at: ``env_steps`` at the newest check that found no divergence; None before the first check.

@@ -21,7 +21,7 @@ _RESENT = 2  # in lock-step, a restarted policy server may need the two newest v
 
 
 class Publisher:
-    """Numbers the versions of the policy and sends them.
+    """Gives each published policy a version number, and sends it.
 
     Attributes:
         version: version of the newest Weights; 0 before the first.
@@ -117,7 +117,7 @@ class Publisher:
         return list(self.evaluations.pending.values())
 
     def resend(self) -> list[Output]:
-        """Send again the Weights that policy servers and evaluators may lack."""
+        """Resend the Weights that policy servers and evaluators may lack."""
         outputs: list[Output] = [(peer, weights) for peer in self.policies for weights in self.sent]
         return outputs + [(peer, weights) for weights in self.pending() for peer in self.evaluators]
 

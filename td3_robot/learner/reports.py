@@ -1,4 +1,4 @@
-"""The learner's metrics: records for ``metrics.jsonl``, gauges for its Status, and the newest sound policy."""
+"""The learner's metrics: records for ``metrics.jsonl``, gauges for its Status, and the newest good policy."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def needs(
 
 
 def demonstrations(learner: LearnerConfig) -> int:
-    """The largest number of transitions that the learner keeps apart for ``learner.operator_share``."""
+    """The capacity of the separate buffer for an operator's transitions, see ``learner.operator_share``."""
     return min(learner.buffer_size, _DEMONSTRATIONS)
 
 

@@ -40,7 +40,7 @@ class Training:
 
     Attributes:
         algorithm: makes the updates.
-        experience: a replay buffer or rollouts; the algorithm's ``consumes`` decides.
+        experience: a replay buffer or rollouts, according to the algorithm's ``consumes``.
         storage: holds the rows of the replay buffer.
 
     Raises:

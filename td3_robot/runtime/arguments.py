@@ -23,7 +23,7 @@ POLICY_HELP = "a policy file, a run folder (its best policy, else its final one)
 COMPLETING = "_ARGCOMPLETE"
 """Environment variable that a shell sets when it asks for completions, see argcomplete."""
 _ALLOWED = "; allowed: "
-_LARGEST = 2**63 - 1  # limit of whole numbers that have no smaller limit
+_LARGEST = 2**63 - 1  # default limit of whole numbers
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,7 +57,7 @@ def integer(least: int = 0, most: int = _LARGEST) -> Callable[[str], int]:
     """Return the ``type`` of an option for whole numbers from ``least`` to ``most``. It also reads ``1e5``."""
 
     def parse(text: str) -> int:
-        with contextlib.suppress(InvalidOperation):  # the text is no number
+        with contextlib.suppress(InvalidOperation):  # the text is not a number
             number = Decimal(text)
             if number.is_finite() and least <= number <= most and number == int(number):
                 return int(number)
@@ -77,7 +77,7 @@ def real(least: float = 0.0, *, above: bool = False, unit: str = "") -> Callable
     """
 
     def parse(text: str) -> float:
-        with contextlib.suppress(ValueError):  # the text is no number
+        with contextlib.suppress(ValueError):  # the text is not a number
             number = float(text)
             if math.isfinite(number) and (number > least or (number == least and not above)):
                 return number

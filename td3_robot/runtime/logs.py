@@ -38,7 +38,7 @@ class _Writer(QueueListener):
                     line = line[os.write(self._descriptor, line) :]
                 except BlockingIOError:  # another program made standard error non-blocking
                     select.select([], [self._descriptor], [], 1.0)
-        except OSError:  # disk full or reader gone: the robot continues without a log
+        except OSError:  # the disk is full, or the reader has ended: the robot continues without a log
             self.failed += 1
         self._torn = bool(line)
         self.written += 1

@@ -29,7 +29,7 @@ from td3_robot.transport.tap import RECORDED
 log = logging.getLogger(__name__)
 
 STATUS_PERIOD = 0.5  # seconds between two reports to the supervisor
-_LOOK_PERIOD = 1.0  # seconds between two checks that the run still runs
+_LOOK_PERIOD = 1.0  # seconds between two checks whether the run still runs
 _IDLE = 0.05  # seconds that a core without work waits for input
 _POLL_ERROR = 0.002  # seconds by which polling can be late; ZeroMQ counts in milliseconds
 
@@ -175,13 +175,13 @@ class Node:
 
         Args:
             core: the core to run.
-            busy: returns whether the core has work to do without new inputs.
-            report: returns the node's figures.
-            after: called after each turn; True ends the loop.
-            deadline: returns the latest time (s, ``time.monotonic``) of the next turn, even without inputs; None: no
-                limit.
-            stops: called in each turn after a signal; True ends the loop.
-            sift: called in each turn with the received inputs; returns the inputs that the core gets.
+            busy: function that returns whether the core has work to do without new inputs.
+            report: function that returns the node's figures.
+            after: function that the loop calls after each turn. If it returns True, the loop ends.
+            deadline: function that returns the latest time (s, ``time.monotonic``) of the next turn, even without
+                inputs. It returns None if there is no limit.
+            stops: function that the loop calls in each turn after a signal. If it returns True, the loop ends.
+            sift: function that takes the received inputs of a turn, and returns the inputs for the core.
 
         Raises:
             HandshakeError: a server refused this node.

@@ -98,7 +98,7 @@ def _connect_listeners(node: Node, bus: Bus) -> None:
         bus.connect(node.endpoint("supervisor"), ClientLink("supervisor", node.hello("node"), ()))
         node.supervised = True
     for link in LISTENERS if node.role not in LISTENERS else ():
-        with contextlib.suppress(RunFolderError, ConfigError):  # no endpoint
+        with contextlib.suppress(RunFolderError, ConfigError):  # the listener has no endpoint
             expected = link == RECORDER and node.config.record.enabled
             bus.record(node.endpoint(link), ClientLink(link, node.hello("node"), ()), expected=expected)
 

@@ -59,7 +59,7 @@ def _try(outcome: Outcome, what: str, act: Callable[[], None]) -> None:
 
 
 def _lock_memory() -> None:
-    import ctypes  # imported lazily: it costs a megabyte
+    import ctypes  # imported lazily, because it takes a megabyte of memory
 
     library = ctypes.CDLL(None, use_errno=True)
     if library.mlockall(_MCL_CURRENT | _MCL_FUTURE):

@@ -118,7 +118,8 @@ class Supervisor:
         """Run until a process with ``ends_run`` has ended, or until an interrupt.
 
         Args:
-            watch: called about ten times a second with the newest Status of each process, by name. False stops the run.
+            watch: callback, about ten times a second, with the newest Status of each process by name. If it returns
+                False, the run stops.
 
         Returns:
             The exit code of the run.
@@ -133,8 +134,8 @@ class Supervisor:
         while not self._interrupts:
             self._listen(0.1)
             now = time.monotonic()
-            # After a suspension (Ctrl-Z), the supervisor has not read the reports of that time yet. So it counts at
-            # most _LONGEST_TURN.
+            # After a suspension (Ctrl-Z), the supervisor has not read the reports of that time yet. So its clock
+            # advances by at most _LONGEST_TURN.
             self._clock += min(now - last, _LONGEST_TURN)
             last = now
             self._reap()

@@ -40,7 +40,8 @@ def train(prepared: Prepared, progress: Progress, watch: Watch | None = None) ->
     Args:
         prepared: the run.
         progress: shows what happens.
-        watch: called about ten times a second with the newest Status of each process; False stops the training.
+        watch: callback, about ten times a second, with the newest Status of each process. If it returns False, the
+            training stops.
 
     Raises:
         NodeError: a process cannot run, or died too often.

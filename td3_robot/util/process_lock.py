@@ -66,7 +66,7 @@ def claim(
         what: the name.
         refusal: text of the error. The function appends the number and the user of the process that holds the name.
         patience: seconds to wait until the process that holds the name ends.
-        stopped: called while waiting; a true result ends the wait.
+        stopped: callback during the wait; a true result ends the wait.
 
     Raises:
         UsageError: another process holds the name.

@@ -89,11 +89,11 @@ class LoopRate:
         self._last = None
 
     def report(self, log: logging.Logger, what: str, allowed: float) -> None:
-        """Log the first measurement, and each one in which the loop missed too many deadlines.
+        """Log the first measurement, and each later measurement in which the loop missed too many deadlines.
 
         Args:
-            log: where to log.
-            what: the loop, for the text.
+            log: the logger to use.
+            what: name of the loop in the log line.
             allowed: largest share of missed deadlines without a warning, 0 to 1.
         """
         if self._reported == self.measured:

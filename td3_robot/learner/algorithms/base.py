@@ -110,7 +110,7 @@ class Algorithm:
             batch: see ``consumes``. Tensors are on the algorithm's device.
 
         Returns:
-            Metrics by name: each a tensor with one number, on the device.
+            Metrics by name. Each metric is a tensor with one number, on the device.
         """
         raise NotImplementedError
 
@@ -181,7 +181,7 @@ class Algorithm:
     # -- for the learner -----------------------------------------------------------------------------------------
 
     def prepare(self, example: Batch) -> None:
-        """Prepare for batches of the sizes and memory layout of ``example``; an engine compiles the update here."""
+        """Prepare for batches with the sizes and memory layout of ``example``. An engine compiles the update here."""
 
     def learn(self, batch: Batch) -> Sequence[Tensor]:
         """Make one update and record its metrics.

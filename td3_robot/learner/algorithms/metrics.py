@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 Metrics = Mapping[str, Tensor]
-"""Metrics of one update by name: each a tensor with one number."""
+"""The metrics of one update by name. Each metric is a tensor with one number."""
 
 
 class RunningMetrics:

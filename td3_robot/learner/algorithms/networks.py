@@ -77,6 +77,6 @@ def initialise(module: nn.Module, generator: torch.Generator) -> None:
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
-    """A linear layer without initial parameters, which torch would draw from its global generator."""
+    """A linear layer with uninitialised parameters. By default, torch would draw them from its global generator."""
     layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
     return layer

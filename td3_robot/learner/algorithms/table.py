@@ -22,7 +22,7 @@ IMPLIED: dict[str, dict[str, Any]] = {
     "ddpg": {"twin_critics": False, "target_noise": 0.0, "policy_delay": 1},
     "a2c": {"learning_starts": 0},
 }
-"""For each algorithm: other ``learner`` keys, and the values that they must have.
+"""Maps an algorithm to other ``learner`` keys, and to the values that these keys must have.
 
 With this algorithm, these values are the defaults, and all other values are errors. They are in this file because the
 configuration is also checked without torch. An algorithm of an installed package checks its options in

@@ -74,7 +74,7 @@ class TD3(Algorithm):
 
         # Delayed policy and target updates
         if self.due(config.policy_delay):
-            if self.updates > config.critics_first:  # else the critics are still warming up
+            if self.updates > config.critics_first:  # before this, only the critics learn
                 pi = self.actor(s)
                 actor_loss = -self.critics.first(s, pi).mean()
                 metrics["actor_gradient_norm"] = self.minimise(actor_loss, self.actor_optimiser)

@@ -107,7 +107,7 @@ def of_another_program(path: Path) -> bool:
     """
     try:
         return "parts" not in json.loads(_header(path, path.name)["scalars"])
-    except (BundleError, KeyError, TypeError, ValueError):  # damaged
+    except (BundleError, KeyError, TypeError, ValueError):  # the file is damaged
         return False
 
 

@@ -64,7 +64,7 @@ class CapturedUpdate:
         self.problem: str | None = None
         self._engine = engine
         averages = math.ceil(1 / config.policy_average) if config.policy_average else 0
-        self._from = max((averages + 1) * config.policy_delay, config.critics_first)  # updates without a graph
+        self._from = max((averages + 1) * config.policy_delay, config.critics_first)  # updates before the first graph
         self._graphs: dict[bool, Work] = {}
         self._batch: Batch | None = None
         self._noise: Tensor | None = None
@@ -87,7 +87,7 @@ class CapturedUpdate:
     def _place(self, batch: Batch, noise: Tensor) -> tuple[Batch, Tensor]:
         """Copy the inputs to the memory that the graphs read, and return that memory."""
         if self._batch is None or self._noise is None or self._noise.shape != noise.shape:
-            self._graphs.clear()  # they read the old memory
+            self._graphs.clear()  # the graphs read the old memory
             device = noise.device
             here = batch.action.device == device
             self._batch = batch if here else Batch(*(tensor.to(device) for tensor in batch))
@@ -112,7 +112,7 @@ class CapturedUpdate:
         engine.restore(*before)
         try:
             graph = capture(lambda: engine.improve(batch, noise))
-            engine.updates = after[1]["updates"] - 1  # the capture counted an update but ran none
+            engine.updates = after[1]["updates"] - 1  # the capture counted an update, but did not run it
             self._launch(graph)
             self.problem = difference(before[0], after[0], engine.state()[0])
         except RuntimeError as error:

@@ -38,7 +38,7 @@ class Layout:
 
     def __init__(self, heads: Sequence[str], sizes: Sequence[int], layer_norm: bool) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.names: list[list[list[str]]] = []  # by head and layer
+        self.names: list[list[list[str]]] = []  # indices: head, layer, parameter
         low: list[str] = []
         high: list[str] = []
         for head in heads:

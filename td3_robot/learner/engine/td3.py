@@ -258,7 +258,7 @@ class FastTD3(Algorithm):
             network.refresh()
 
 
-@torch.inference_mode()  # each thread has its own mode
+@torch.inference_mode()  # the mode of the calling thread does not apply here
 def _without_autograd(work: Callable[[Any], Result], item: Any) -> Result:
     return work(item)
 

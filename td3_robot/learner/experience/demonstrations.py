@@ -1,4 +1,4 @@
-"""The transitions under operators' actions, apart from the replay buffer."""
+"""Keeps transitions in which an operator chose the action. They have a buffer of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from td3_robot.messages import Step
 
 
 class Demonstrations:
-    """Keeps the newest transitions under operators' actions, and puts some into each batch.
+    """Keeps the newest transitions in which an operator chose the action, and puts some of them into each batch.
 
     Args:
         config: the ``learner`` section; ``operator_share`` is above 0.
@@ -22,8 +22,9 @@ class Demonstrations:
         seed: seed of the sampling, at least 0.
 
     Attributes:
-        buffer: the rows.
-        in_batch: number of demonstrations in a batch, as soon as there is one; less than the batch size.
+        buffer: the rows of these transitions.
+        in_batch: number of these transitions in each batch, less than the batch size. While ``buffer`` is empty, a
+            batch contains none.
     """
 
     def __init__(self, config: LearnerConfig, observation_size: int, action_size: int, seed: int) -> None:
@@ -34,11 +35,11 @@ class Demonstrations:
         self._n_step = NStep(config.n_step, config.discount, observation_size, action_size)
 
     def add(self, transitions: Transitions, step: Step) -> None:
-        """Store transitions that ``step`` completed, all under operators' actions."""
+        """Store transitions that ``step`` completed. An operator must have chosen the action of each of them."""
         self.buffer.add(*self._n_step.add(step.source, transitions, step))
 
     def mix_into(self, batch: Batch) -> int:
-        """Replace the last rows of a batch by demonstrations. Return the number of rows before them."""
+        """Replace the last rows of a batch by rows of ``buffer``. Return the number of rows that stay unchanged."""
         first = len(batch.reward)
         if len(self.buffer):
             first -= self.in_batch

@@ -45,7 +45,7 @@ class Transitions:
         return np.array([bool(step.operated.get(str(robot))) for robot in self.robot.tolist()], np.bool_)
 
     def part(self, chosen: Bools) -> Transitions:
-        """The chosen transitions, bool[M], with all of ``ended``."""
+        """A selection of the transitions. ``chosen`` is bool[M]. The selection contains all items of ``ended``."""
         rows = {item.name: getattr(self, item.name)[chosen] for item in fields(self) if item.name != "ended"}
         return replace(self, **rows)
 

@@ -50,7 +50,7 @@ class _Running(Positions):
     Attributes:
         whole: whether the learner received all steps of the episode so far.
         observation, action: observation and action of the first step.
-        discounted, left: as in :class:`Episode`, for the steps so far.
+        discounted, left: the values of :class:`Episode` for the steps so far.
     """
 
     whole: Bools

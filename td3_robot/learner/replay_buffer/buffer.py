@@ -102,7 +102,7 @@ class ReplayBuffer:
         next_observation: Float32,
         discount: Float32,
     ) -> None:
-        """Store M transitions in order. In a full buffer they replace the oldest ones.
+        """Store M transitions in order. In a full buffer they replace the oldest transitions.
 
         Args:
             observation, next_observation: float32[M, O].
@@ -170,7 +170,7 @@ class ReplayBuffer:
         return Batch(observation, action, reward, next_observation, discount)
 
     def learned(self, errors: Sequence[Tensor]) -> None:
-        """Use each critic's TD errors of the first rows of the newest batch. Uniform sampling ignores them.
+        """Use the critics' TD errors for the first rows of the newest batch. Uniform sampling ignores the errors.
 
         Args:
             errors: float32[M, 1] of each critic, with M up to the size of the batch.

@@ -22,7 +22,7 @@ from td3_robot.util import files
 ROWS, JOURNAL = "rows.float32", "journal"
 _FORMAT = 2
 _HEAD = 8  # bytes before a record: its length and CRC-32, little-endian
-_LONGEST = 1 << 20  # bytes of a record
+_LONGEST = 1 << 20  # largest size of a record, in bytes
 _COMPACT = 1 << 22  # bytes; a longer journal is rewritten with only the newest record of each source
 
 
@@ -30,7 +30,7 @@ class Note(msgspec.Struct, frozen=True):
     """One record of the journal: the progress of the buffer and of one source.
 
     Attributes:
-        total_added: rows ever added.
+        total_added: number of rows that were ever added.
         env_steps: number of environment steps of the learner.
         source: name of the source that sent the newest row; empty for the recordings that a run starts with.
         state: progress of that source, see ``Source.state``.
@@ -137,7 +137,7 @@ class File(Storage):
             os.close(self._journal)
 
     def _recover(self) -> None:
-        """Read the journal. After a kill, an incomplete last record is normal. Any other fault is damage."""
+        """Read the journal. After a kill, an incomplete last record is normal. Any other error means damage."""
         content = self._journal_file.read_bytes()
         payloads: list[bytes] = []
         at = 0

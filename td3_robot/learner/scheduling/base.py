@@ -55,7 +55,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def step_arrived(self, source: Source, step: Step, now: float) -> None:
-        """A Step has arrived; store it with ``core.insert`` now or later."""
+        """A Step has arrived. The scheduler must store it with ``core.insert``, now or later."""
 
     def state_arrived(self, source: Source, state: SimulatorState) -> list[Output]:
         """A simulator has sent its state."""

@@ -60,7 +60,7 @@ class LockStep(Scheduler):
         self._needed = core.config.simulators
         self._keeps_snapshots = False
         self._saved: dict[str, bytes] = {}  # simulator states of the newest snapshot; empty before the first
-        self._arriving: dict[str, bytes | None] = {}  # simulator states of the unfinished snapshot; None: not received
+        self._arriving: dict[str, bytes | None] = {}  # simulator states of the unfinished snapshot; None until received
 
     def _enter(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], (self.state, state)

@@ -22,8 +22,8 @@ from td3_robot_sims.backends.bullet import c_api as b3
 from td3_robot_sims.backends.bullet.c_api import pybullet
 
 BASE = -1  # index of a body's root link
-_MAX_VELOCITIES = 128  # per body, in one of Bullet's commands
-_MAX_TORQUES = 4  # per call
+_MAX_VELOCITIES = 128  # largest number of joint velocities of a body in one of Bullet's commands
+_MAX_TORQUES = 4  # largest number of torques in one call
 _DOUBLE = sizeof(c_double)
 _CLOSED = "this physics world is closed, or the user closed its window"
 _windows: set[int] = set()  # addresses of worlds with a window; PyBullet can show one window per process
@@ -337,7 +337,7 @@ class Client:
     def hide(self, body: int) -> None:
         """Leave a body out of pictures. The physics does not change."""
         handle = self._open()
-        command = b3.paint(handle.address, body, BASE, -1)  # -1: all its shapes
+        command = b3.paint(handle.address, body, BASE, -1)  # -1 means all shapes of the body
         b3.set_colour(command, (c_double * 4)(1.0, 1.0, 1.0, 0.0))
         self._run(handle, command)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from td3_robot.specs import Channel, RobotSpec
 
-CONTROL_PERIOD = 0.0165  # s; duration of a step, which Bullet divides into four
+CONTROL_PERIOD = 0.0165  # duration of a step in s; Bullet divides it into four substeps
 TIME_LIMIT = 1000  # steps
 OBSERVATION_LIMIT = 5.0  # observations are clipped to ±5
 TORSO_GROUPS = ("height", "direction", "direction", "velocity", "velocity", "velocity", "attitude", "attitude")
@@ -55,7 +55,7 @@ class RobotModel:
         joints: name and torque gain of each driven joint, in the order of actions and observations.
         power: factor of all torques. The torque of joint i in N·m is ``power * gain_i * action_i``.
         feet: the links whose floor contact is observed, in order.
-        alive: returns the alive reward.
+        alive: function that returns the alive reward.
         ends: whether a negative alive reward ends the episode.
         torque_cost: weight of mean |action · 0.1 joint speed|.
         current_cost: weight of mean action².
