@@ -22,8 +22,9 @@ from td3_robot.bench import conformance_driver, conformance_policy, example
 from td3_robot.bench.conformance import Checks
 from td3_robot.cli.main import main
 from td3_robot.policy.core import ACCEPTS, PolicyCore
+from td3_robot.transport import codec
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.link import ServerLink
+from td3_robot.transport.link import ServerLink, hello
 from tests.bench.faulty_driver import EXAMPLE, FAULTS
 
 TOGETHER = 6  # faulty peers at the same time; most of their time they wait
@@ -63,6 +64,31 @@ def test_our_own_driver_conforms(tmp_path: Path) -> None:
     with process(str(OWN_DRIVER), "--config", str(tmp_path / "robot.yaml")):
         checks = conformance_driver.check(endpoint, WAIT, 10.0)
     assert not checks.wrong, "\n".join(checks.lines())
+
+
+def test_hellos_sent_before_the_check_are_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeroMQ keeps the Hellos of a driver that starts first, and delivers them at the same time."""
+    monkeypatch.setattr(conformance_driver, "_PATIENCE", 1.0)
+    endpoint, ended = f"ipc://{tmp_path}/policy", threading.Event()
+    frames = [b"hello", codec.encode(hello("driver", "early", client=1, robots=1, spec=example.spec()))]
+    with zmq.Context() as context, context.socket(zmq.DEALER) as driver, ThreadPoolExecutor(1) as pool:
+        driver.setsockopt(zmq.LINGER, 0)
+        driver.connect(endpoint)
+        for _ in range(8):
+            driver.send_multipart(frames)
+
+        def send_hellos() -> None:
+            while not ended.wait(0.25):
+                driver.send_multipart(frames)
+
+        sender = pool.submit(send_hellos)
+        try:
+            checks = conformance_driver.check(endpoint, WAIT, 2.0)
+        finally:
+            ended.set()
+        sender.result()
+    assert {"hello", "hello again"} <= checks.made
+    assert set(checks.wrong) == {"inactive"}, "\n".join(checks.lines())  # this driver sends no Steps
 
 
 def test_our_own_policy_server_conforms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
