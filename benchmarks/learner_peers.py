@@ -116,7 +116,7 @@ def products_alone(precision: str, hidden: Sequence[int], threads: int, device_n
 
 
 def products(hidden: Sequence[int]) -> tuple[list[Product], list[Product]]:
-    """List the matrix products of a critic update, and the additional ones of an actor update, for one batch."""
+    """List the matrix products of a critic update, and the additional products of an actor update, for one batch."""
 
     def forward(sizes: Sequence[int]) -> list[Product]:
         return [(BATCH, i, o) for i, o in pairwise(sizes)]

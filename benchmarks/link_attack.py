@@ -125,7 +125,7 @@ def _dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: str, *
     identity = KeyFolder(Path(keys)).identity()
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.LINGER, 0)
-    dealer.setsockopt(zmq.SNDHWM, _CONNECTIONS)  # limits this process's memory: further messages are not sent
+    dealer.setsockopt(zmq.SNDHWM, _CONNECTIONS)  # limits this process's memory; a full queue drops messages
     dealer.curve_serverkey = identity.public.encode()
     pair = (identity.public.encode(), identity.secret.encode()) if allowed else zmq.curve_keypair()
     dealer.curve_publickey, dealer.curve_secretkey = pair

@@ -38,7 +38,7 @@ _UNPACK = msgspec.msgpack.Decoder().decode
 
 
 def serve_echo(bound: Connection, endpoint: str) -> None:
-    """Serve the echo; never returns."""
+    """Run the echo server. This function never returns."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.bind(endpoint)
         bound.send(router.getsockopt_string(zmq.LAST_ENDPOINT))
@@ -48,7 +48,7 @@ def serve_echo(bound: Connection, endpoint: str) -> None:
 
 
 def serve_floor(bound: Connection, endpoint: str) -> None:
-    """Serve the floor; never returns."""
+    """Run the minimal server ("floor"). This function never returns."""
     bundle = example.bundle()
     actor = Actor(bundle)
     guard = SafetyFilter(joined(example.SAFETY, bundle.safety, bundle.spec), bundle.spec)

@@ -143,7 +143,7 @@ def report(stretches: Sequence[Stretch], recorded_bytes: int) -> dict[str, Any]:
 
 
 def _total(stretches: Sequence[Stretch], recorded: bool, *fields: str) -> float:
-    """Sum the growth of fields of :class:`Point` over the recorded stretches, or over the plain ones."""
+    """Sum the growth of fields of :class:`Point` over the recorded stretches, or over the plain stretches."""
     chosen = [stretch for stretch in stretches if stretch.recorded == recorded]
     total: float = sum(
         getattr(stretch.end, name) - getattr(stretch.begin, name) for stretch in chosen for name in fields

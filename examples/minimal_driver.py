@@ -189,7 +189,7 @@ class Driver:
         self.name, self.incarnation = link.hello["name"], link.hello["incarnation"]
         self.state = "active" if autostart else "inactive"
         self.stopped = False  # an emergency stop is latched: only `reset` ends it
-        self.answered_at: float | None = None  # the watchdog runs from the first Action on
+        self.answered_at: float | None = None  # None before the first Action, which starts the watchdog
         self.sequence = -1
         self.step: dict = {}
         self.choose_fallback()
@@ -258,7 +258,7 @@ class Driver:
         """Choose the action to apply until an Action comes: the last action again, or the safe action."""
         held = self.state == "active" and self.answered_at is not None
         self.torque, self.origin = (self.torque, HELD) if held else (SAFE_TORQUE, SAFE)
-        self.applied: dict = {}  # fields of the next Step about an applied Action
+        self.applied: dict = {}  # fields of the next Step that describe the applied Action
 
     def take(self, topic: str, message: dict) -> None:
         """Handle a message of the server."""

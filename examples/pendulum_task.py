@@ -36,7 +36,7 @@ class SwingUp(gymnasium.Env[np.ndarray[Any, Any], np.ndarray[Any, Any]]):
         return self._observation(), {}
 
     def step(self, action: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], float, bool, bool, dict[str, Any]]:
-        """One control period: four Runge-Kutta steps of 5 ms."""
+        """Simulate one control period with four Runge-Kutta steps of 5 ms."""
         torque = float(action[0])
         for _ in range(4):
             self._angle, self._velocity = _runge_kutta(self._angle, self._velocity, torque, 0.005)

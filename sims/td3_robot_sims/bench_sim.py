@@ -150,7 +150,7 @@ def _step_all(robots: Any, actions: Float32) -> None:
 
 
 def speed(steps: int, seconds: Sequence[float]) -> dict[str, Any]:
-    """Steps per second: median, lowest and highest of all turns; a turn has ``steps`` steps."""
+    """Median, lowest and highest number of steps per second of all turns. Each turn has ``steps`` steps."""
     return harness.summary("steps_per_s", [steps / value for value in seconds])
 
 

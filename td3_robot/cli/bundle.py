@@ -93,7 +93,7 @@ def _add_robot(command: argparse.ArgumentParser) -> None:
 
 
 def _spec(options: argparse.Namespace) -> RobotSpec | None:
-    """Return the robot that ``--like`` or ``--task`` names; None without these options."""
+    """Return the specification of the robot of ``--like`` or ``--task``; None without these options."""
     if options.like:
         return Bundle.load(find_policy(options.like)).spec
     if options.task:  # td3_robot never imports simulators statically

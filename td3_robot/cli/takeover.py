@@ -61,7 +61,7 @@ def drive(robot: Takeover, source: int) -> None:
 
 
 class Keyboard:
-    """Changes an action by keys. ``action`` is the newest action; it begins at 0."""
+    """Changes an action according to pressed keys. ``action`` is the newest action; its first value is 0."""
 
     def __init__(self, channels: Sequence[dict[str, Any]]) -> None:
         self.channels = channels

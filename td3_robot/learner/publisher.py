@@ -21,7 +21,7 @@ _RESENT = 2  # in lock-step, a restarted policy server may need the two newest v
 
 
 class Publisher:
-    """Gives each published policy a version number, and sends it.
+    """Gives each published policy a version number, and sends the policy.
 
     Attributes:
         version: version of the newest Weights; 0 before the first.

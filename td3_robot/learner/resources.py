@@ -79,8 +79,8 @@ def needs(
 
     Args:
         config: without ``auto`` in ``device`` and ``precision``.
-        networks: sizes of the algorithm's networks; None: :func:`estimated`.
-        capacity: size of the replay buffer, in transitions; None: ``learner.buffer_size``.
+        networks: sizes of the algorithm's networks; None to use :func:`estimated`.
+        capacity: size of the replay buffer, in transitions; None to use ``learner.buffer_size``.
     """
     learner, on_gpu = config.learner, config.learner.device == "cuda"
     networks = networks or estimated(config, observation_size, action_size)
@@ -129,7 +129,7 @@ def announce(
         run: the run folder, which may not exist yet. Files that exist in it need no further space.
         device_memory: free bytes of the GPU; None if unknown or without a GPU.
         loaded: bytes of a checkpoint that is already in memory.
-        networks: sizes of the algorithm's networks; None: :func:`estimated`.
+        networks: sizes of the algorithm's networks; None to use :func:`estimated`.
 
     Raises:
         ConfigError: the learner needs more than is free.

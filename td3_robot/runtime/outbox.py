@@ -33,7 +33,7 @@ class Outbox:
         self._waiting.extend(outputs)
 
     def forget_steps(self, inputs: Iterable[Input]) -> None:
-        """Drop the waiting Steps for a server that has sent a Welcome. The core sends them again if necessary."""
+        """Drop the waiting Steps for a server that has sent a Welcome. The core resends the necessary Steps."""
         servers = [origin for origin, message in inputs if isinstance(message, Welcome)]
         if servers:
             kept = (item for item in self._waiting if item[0] not in servers or not isinstance(item[1], Step))

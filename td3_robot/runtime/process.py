@@ -83,7 +83,7 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
 
 
 def _apply_settings(role: str, name: str, config: Config, bus: Bus) -> None:
-    """Load keys and apply the real-time settings. Then start the log: its thread inherits these settings."""
+    """Load keys and apply the real-time settings. Then start the log, because its thread inherits these settings."""
     bus.keys = open_keys(config.endpoints.keys)
     outcome = realtime.apply(config.realtime) if role == "policy" else None
     logs.begin(name)
@@ -104,7 +104,7 @@ def _connect_listeners(node: Node, bus: Bus) -> None:
 
 
 def _report_failure(node: Node | None, reason: str) -> None:
-    """Report why this process ends. The supervisor gets the report; without a supervisor, recorder and monitor do."""
+    """Report why this process ends to the supervisor, or to recorder and monitor if there is no supervisor."""
     if node is None:
         return
     with contextlib.suppress(Exception):

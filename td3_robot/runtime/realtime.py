@@ -17,7 +17,7 @@ _MCL_CURRENT, _MCL_FUTURE = 1, 2  # flags of mlockall(2)
 
 @dataclass(frozen=True)
 class Outcome:
-    """The applied settings, and the refused ones with the reason, as text for the log."""
+    """The applied settings, and the refused settings with the reasons, as text for the log."""
 
     applied: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)

@@ -41,7 +41,7 @@ _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
 _STARTS = 1000  # incarnation numbers reserved for each start of the run; each restart uses one
 
 Watch = Callable[[dict[str, Status]], bool | None]
-"""Called with the newest Status of each process; returns False to stop the run."""
+"""Function that the supervisor calls with the newest Status of each process. It returns False to stop the run."""
 
 
 class Supervisor:

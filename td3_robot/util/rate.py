@@ -14,7 +14,7 @@ class RateMeter:
 
     Args:
         period: seconds between two computations of the rates. Calls between them return the last rates.
-        smoothing: seconds over which the rates are averaged; 0: only the last period counts.
+        smoothing: seconds over which the rates are averaged; 0 to use only the last period.
     """
 
     def __init__(self, period: float = 0.0, smoothing: float = 0.0) -> None:

@@ -157,7 +157,7 @@ class Algorithm:
         """Make one step down the gradient of ``loss``.
 
         Args:
-            clip: the largest norm of the gradient of each module; None: ``learner.gradient_clip``.
+            clip: the largest norm of the gradient of each module; None to use ``learner.gradient_clip``.
 
         Returns:
             float32[]: the Euclidean norm of the whole gradient before clipping.

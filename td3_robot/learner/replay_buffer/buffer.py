@@ -108,7 +108,7 @@ class ReplayBuffer:
             observation, next_observation: float32[M, O].
             action: float32[M, A], normalised to [-1, 1].
             reward: float32[M].
-            discount: float32[M]; 0 where the episode terminated, not where it was truncated.
+            discount: float32[M]; 0 if the episode terminated, but not if it was truncated.
 
         Raises:
             ValueError: the shapes do not match.
