@@ -25,8 +25,8 @@ class Pendulum(Robot):
     """A pendulum of 0.5 kg at 0.4 m, which hangs down at angle 0. The motor's 1 N·m is too weak to lift it directly.
 
     Args:
-        trial_steps: control periods of an episode. Each episode starts at a random angle. With 0, one episode never
-        ends.
+        trial_steps: control periods of an episode. Each episode starts at a random angle. With 0, the first episode
+            never ends.
     """
 
     spec = RobotSpec(

@@ -53,7 +53,7 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
         before: the configuration of the run's last training. In both configurations, ``auto`` is already replaced
             by the choice, so that another device or precision counts as a change.
         after: the configuration to resume with.
-        declared: keys that the user wants to change. A section means all its keys.
+        declared: keys that the user wants to change. The name of a section means all its keys.
 
     Raises:
         UsageError: a key has changed, but the user did not set it, or it cannot change.

@@ -154,7 +154,7 @@ class Node:
         Args:
             core: the core to wrap.
             settings: arguments of the core that the configuration does not hold, as plain JSON values.
-            observer: returns additional facts about a turn, which ``core.step`` does not return.
+            observer: object that returns additional facts about a turn, which ``core.step`` does not return.
         """
         offers = sorted(kind.NAME for kind in RECORDED)  # a replay does not expect topics that this version lacks
         self.bus.send(RECORDER, Start(self.role, self.config.to_yaml(), {**settings, "offers": offers}))

@@ -212,7 +212,7 @@ class Client:
         damping: float | None = None,
         restitution: float | None = None,
     ) -> None:
-        """Change the given properties of a link. ``damping`` (N·m·s/rad) is that of its joint. See also :class:`Part`."""
+        """Change the given properties of a link. ``damping`` (N·m·s/rad) is that of its joint. See :class:`Part`."""
         handle = self._open()
         command = b3.change(handle.address)
         if inertia is not None:
