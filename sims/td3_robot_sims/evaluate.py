@@ -6,11 +6,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     numbers = {"episodes": options.episodes, "seed": options.seed, "max_steps": options.max_steps}
     with redirect_stdout(sys.stderr):  # a task may print; keep this out of the result
         result = evaluate(policy, task=options.task, video=options.video, **numbers)
-    _report(result, policy.provenance, options)
+    _report(result, policy, options)
     return 0
 
 
@@ -165,7 +164,7 @@ def _run(
     return results
 
 
-def _report(result: Evaluation, provenance: Mapping[str, Any], options: argparse.Namespace) -> None:
+def _report(result: Evaluation, policy: Policy, options: argparse.Namespace) -> None:
     if options.json:
         report = {
             "task": result.task,
@@ -174,10 +173,12 @@ def _report(result: Evaluation, provenance: Mapping[str, Any], options: argparse
             "returns": result.returns.tolist(),
             "lengths": result.lengths.tolist(),
             "seed": options.seed,
-            "provenance": dict(provenance),
+            "provenance": dict(policy.provenance),
         }
         print(json.dumps(report))
         return
+    updates = policy.provenance.get("updates")
+    print(f"policy {policy.source}" + (f" after {updates:,} updates" if isinstance(updates, int) else ""))
     print(f"{result.task}: mean return {result.mean:.1f} ± {result.std:.1f} over {len(result.returns)} episodes")
     for number, (episode_return, length) in enumerate(zip(result.returns, result.lengths, strict=True)):
         print(f"  episode {number}: return {episode_return:.1f}, {length} steps")

@@ -55,6 +55,7 @@ def test_printed_and_json_results_agree_and_repeat_with_the_same_seed(
     assert first["mean"] == pytest.approx(sum(first["returns"]) / 3)
     assert first["std"] == pytest.approx(float(np.std(first["returns"])))
     text = run(command, *three, "5")
+    assert f"policy {policy}\n" in text
     assert f"Walker2D: mean return {first['mean']:.1f} ± {first['std']:.1f} over 3 episodes" in text
     assert f"episode 2: return {first['returns'][2]:.1f}, {first['lengths'][2]} steps" in text
 
