@@ -8,6 +8,7 @@ from td3_robot.cli.verbs import Verb, listing, run_row
 
 NODES: dict[str, Verb] = {
     "driver": Verb("td3_robot.ros2.driver:main", "drive a robot that has a ROS 2 interface, as a lifecycle node"),
+    "operator": Verb("td3_robot.ros2.operator:main", "take over a robot, and drive it by a joystick or a topic"),
     "monitor": Verb("td3_robot.ros2.monitor:main", "publish the messages of a run or a robot as ROS 2 topics"),
 }
 """Maps the name of a node to its row."""
@@ -20,6 +21,7 @@ def main(arguments: Sequence[str]) -> int:
         "examples:\n"
         "  td3-robot ros2 driver --config robot.yaml\n"
         "  td3-robot ros2 driver --config robot.yaml --ros-args -r __ns:=/left -p ros2.bundle:=policy.safetensors\n"
+        "  td3-robot ros2 operator --config robot.yaml --target leg\n"
         "  td3-robot ros2 monitor --run runs/walker2d\n\n"
         "The nodes need rclpy from your ROS 2 installation. td3-robot ros2 NODE --help lists the arguments of a node."
     )

@@ -33,6 +33,7 @@ _ANSWER = 2.0  # seconds to wait for the policy server, for each request
 _STOPPED = 2.0  # seconds within which the driver has to stop the robot
 _TURN = 0.5  # seconds within which the driver ends a turn
 _FIGURES_PERIOD = 1.0  # seconds between two sets of figures
+_MOVED = (ActionOrigin.POLICY, ActionOrigin.HELD, ActionOrigin.OPERATOR)
 _EPILOG = """examples:
   td3-robot ros2 driver --config robot.yaml
   td3-robot ros2 driver --config robot.yaml --ros-args -r __ns:=/left -r joint_states:=/left_arm/joint_states
@@ -118,7 +119,7 @@ class Desk:
             state=lifecycle.state,
             reason=lifecycle.reason,
             welcomed=core.contact.welcomed,
-            moved=not core.guard.safe and origin in (ActionOrigin.POLICY, ActionOrigin.HELD),
+            moved=not core.guard.safe and origin in _MOVED,
             origin=ActionOrigin.name_of(origin),
             weights_version=step.weights_version if step else 0,
             figures=figures,

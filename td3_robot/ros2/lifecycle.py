@@ -35,6 +35,7 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from td3_robot.config.ros2 import CommandConfig, Ros2Config
+from td3_robot.messages import ActionOrigin
 from td3_robot.ros2 import ros
 from td3_robot.ros2.robot import Inputs, Kind
 from td3_robot.safety.lifecycle import State
@@ -71,7 +72,7 @@ class Condition(NamedTuple):
         state: of the driver.
         reason: of the last change of the state.
         welcomed: whether the policy server has welcomed the driver.
-        moved: whether a policy moves the robot.
+        moved: whether a policy or an operator moves the robot.
         origin: where the newest applied action comes from, for example ``policy`` or ``safe``.
         weights_version: version of the policy that chose the newest applied action; 0 if no policy chose it.
         figures: more figures, for diagnostics.
@@ -232,6 +233,8 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
         now = self._condition()
         if not now.welcomed:
             level, text = DiagnosticStatus.STALE, "no policy server has welcomed the driver"
+        elif now.moved and now.origin == ActionOrigin.name_of(ActionOrigin.OPERATOR):
+            level, text = DiagnosticStatus.OK, "an operator moves the robot"
         elif now.moved:
             level, text = DiagnosticStatus.OK, f"a policy moves the robot: version {now.weights_version}"
         elif now.state is State.FAULT:

@@ -45,7 +45,7 @@ def test_commands_of_one_group_are_listed_together() -> None:
             "td3-robot bench: no benchmark given; "
             "allowed: policy, link, sim, learner, train, record, replay, conformance",
         ),
-        (["ros2"], "td3-robot ros2: no node given; allowed: driver, monitor"),
+        (["ros2"], "td3-robot ros2: no node given; allowed: driver, operator, monitor"),
         (["ros2", "drive"], "td3-robot ros2: unknown node 'drive'; did you mean 'driver'?"),
         (["bench", "simm"], "td3-robot bench: unknown benchmark 'simm'; did you mean 'sim'?"),
     ],

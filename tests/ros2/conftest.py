@@ -151,6 +151,13 @@ class World:
         words = (self.python, "-m", "td3_robot.cli.main", "ros2", "driver")
         return self._start(words, "--config", file, *arguments)
 
+    def ros_operator(self, *arguments: str) -> Command:
+        """Start ``td3-robot ros2 operator``, and wait until it has taken over the robot."""
+        words = (self.python, "-m", "td3_robot.cli.main", "ros2", "operator")
+        command = self._start(words, "--config", "robot.yaml", *arguments)
+        command.wait_for("the ROS node /td3_robot_operator drives")
+        return command
+
     def robot(self, *arguments: str) -> Command:
         """Start a robot, and wait until it has published."""
         command = self._start((self.python, str(HERE / "robot_node.py")), *arguments)

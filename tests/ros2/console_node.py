@@ -20,7 +20,7 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from lifecycle_msgs.srv import ChangeState, GetState
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
-from sensor_msgs.msg import JointState
+from sensor_msgs.msg import JointState, Joy
 from std_msgs.msg import Float64MultiArray
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
@@ -34,6 +34,7 @@ class Console:
         self._newest: dict[str, Any] = {}
         self._all: dict[str, list[Any]] = {}
         self._counts: Counter[str] = Counter()
+        self._publishers: dict[str, Any] = {}
         best_effort = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
         latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
         for place in namespaces:
@@ -84,6 +85,19 @@ class Console:
         """The reliability of a node's publishers and subscriptions of a topic."""
         ends = [*self.node.get_publishers_info_by_topic(topic), *self.node.get_subscriptions_info_by_topic(topic)]
         return [end.qos_profile.reliability.name.lower() for end in ends if end.node_name == node]
+
+    def publish(self, topic: str, values: list[float]) -> None:
+        """Publish a std_msgs/Float64MultiArray."""
+        self._publisher(Float64MultiArray, topic).publish(Float64MultiArray(data=values))
+
+    def joy(self, topic: str, axes: list[float], buttons: list[int]) -> None:
+        """Publish a sensor_msgs/Joy."""
+        self._publisher(Joy, topic).publish(Joy(axes=axes, buttons=buttons))
+
+    def _publisher(self, kind: Any, topic: str) -> Any:
+        if topic not in self._publishers:
+            self._publishers[topic] = self.node.create_publisher(kind, topic, 1)
+        return self._publishers[topic]
 
     def _call(self, kind: Any, service: str, request: Any) -> Any:
         client = self.node.create_client(kind, service)

@@ -1,0 +1,105 @@
+"""``td3-robot ros2 operator``: a person drives a robot with a joystick or with commands on a ROS 2 topic."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from td3_robot.errors import UsageError
+from td3_robot.messages import LARGEST
+from td3_robot.operators import connect
+from td3_robot.ros2 import ros
+from td3_robot.runtime.arguments import Parser, deployment, integer
+from td3_robot.util.output import say
+
+log = logging.getLogger(__name__)
+
+_COMPLAIN_EVERY = 5.0  # seconds between two warnings about wrong messages
+_EPILOG = """examples:
+  td3-robot ros2 operator --config robot.yaml --target leg
+  td3-robot ros2 operator --config robot.yaml --target leg --ros-args -r joy:=/left/joy
+
+Topics: ~/commands (std_msgs/Float64MultiArray): one number for each action channel, in its unit. joy (sensor_msgs/Joy):
+axis 0 moves channel 0 from its lower to its upper limit, and so on; only while the button is pressed.
+
+The robot gets the safe action while no message comes. At Ctrl-C it keeps the safe action: give it back with
+td3-robot node give_back. docs/how-to/take_over.md explains takeovers."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Take over a robot, and send actions until a signal or an error."""
+    ours, ros_words = ros.split(arguments)
+    parser = Parser(
+        prog="td3-robot ros2 operator", description="Take over a robot, and drive it by ROS 2 topics.", epilog=_EPILOG
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="configuration of the policy server")
+    parser.add_argument("--target", required=True, metavar="NAME", help="name of the robot")
+    parser.add_argument(
+        "--index",
+        type=integer(0, 2**32 - 1),
+        default=0,
+        metavar="N",
+        help="index in a simulator (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--button", type=integer(0, 1000), default=0, metavar="N", help="the button of joy (default: %(default)s)"
+    )
+    options = parser.parse_args(ours)
+    endpoints = deployment(options.config).endpoints
+    if not endpoints.policy:
+        raise UsageError(f"configuration {options.config!r} sets no endpoints.policy")
+    operator = connect(endpoints.policy, endpoints.keys)
+    with ros.running(ros_words):
+        import rclpy
+
+        node = rclpy.create_node("td3_robot_operator")
+        with operator.takeover(options.target, options.index, "ros2 operator") as robot:
+            inbox = Inbox(node, robot.actions, options.button)
+            with ros.spinning(node):
+                say(f"the ROS node {node.get_fully_qualified_name()} drives {options.target}")
+                while True:
+                    if inbox.newest:
+                        robot.command(inbox.newest.pop())
+                    robot.wait()
+
+
+class Inbox:
+    """Turns messages of the topics into actions.
+
+    Args:
+        node: subscribes to the topics.
+        channels: the action channels of :class:`td3_robot.operators.Takeover`.
+        button: index of the button that must be pressed on the joystick.
+
+    Attributes:
+        newest: the newest action, until the reader takes it.
+    """
+
+    def __init__(self, node: Any, channels: Sequence[dict[str, Any]], button: int) -> None:
+        from sensor_msgs.msg import Joy
+        from std_msgs.msg import Float64MultiArray
+
+        self.newest: deque[list[float]] = deque(maxlen=1)
+        self._channels = channels
+        self._button = button
+        self._complained = float("-inf")
+        node.create_subscription(Float64MultiArray, "~/commands", lambda it: self._take("commands", it.data), 1)
+        node.create_subscription(Joy, "joy", self._joy, 1)
+
+    def _joy(self, message: Any) -> None:
+        if self._button < len(message.buttons) and message.buttons[self._button]:
+            ranges = [(channel["low"], channel["high"]) for channel in self._channels]
+            axes = message.axes[: len(ranges)]
+            moved = [low + (axis + 1) / 2 * (high - low) for axis, (low, high) in zip(axes, ranges, strict=False)]
+            self._take("joy", moved)
+
+    def _take(self, topic: str, values: Sequence[float]) -> None:
+        action = [float(value) for value in values]
+        if len(action) == len(self._channels) and all(abs(value) <= LARGEST for value in action):
+            self.newest.append(action)
+        elif time.monotonic() - self._complained > _COMPLAIN_EVERY:
+            self._complained = time.monotonic()
+            log.warning("%s: %s is not an action; allowed: %d finite numbers", topic, action[:8], len(self._channels))
