@@ -32,8 +32,8 @@ _IO_THREADS = 2  # libzmq distributes connections over two threads, so large dat
 _FAREWELL = 1000  # ms that a closing socket may take to send its last messages
 _DRAIN = 256  # maximum number of messages to take from one socket before the other sockets
 FOREIGN = 16
-"""The maximum number of messages without an input for the core that one turn takes from a socket. Such messages come
-from strangers, are malformed, or belong to a handshake. The limit keeps the delay of the core short in a flood."""
+"""In one turn, the bus takes at most this number of messages that are not for the core from one socket. Such messages
+come from strangers, are malformed, or belong to a handshake. The limit keeps the delay of the core short in a flood."""
 _TURN = 0.001  # maximum seconds for one socket, so that a flood from one peer does not block the other peers
 _TIMER = REVOCATION_TIME  # seconds between two checks of handshakes, timeouts and keys
 _DELIVERY = 0.5  # seconds in which libzmq delivers the messages that arrived while this process was suspended
@@ -43,19 +43,19 @@ _READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 _COPIED = 65536  # bytes; the bus sends a longer frame without copying it
 _MARGIN = 1024  # bytes by which a frame may exceed the longest message
 MAX_FRAME = codec.MAX_BYTES + _MARGIN
-"""Largest frame, in bytes. libzmq closes a connection that sends a larger one. A link with short messages sets a lower
-limit."""
+"""Largest frame, in bytes. libzmq closes a connection that sends a larger frame. A link with short messages sets a
+lower limit."""
 
 
 class Bus(Transport):
-    """All links of one process over ZeroMQ, whose sockets are not thread-safe.
+    """All links of one process over ZeroMQ. Use a bus from one thread only: ZeroMQ sockets are not thread-safe.
 
     Args:
         clock: a monotonic clock, in seconds.
         keys: the keys for CURVE on every TCP link, or None. Set them before the first link.
 
     Attributes:
-        spin: seconds after an input during which :meth:`receive` polls without sleeping, because a sleeping processor
+        spin: after an input, :meth:`receive` polls for this number of seconds without sleeping. A sleeping processor
             core takes long to wake up.
     """
 
@@ -75,7 +75,7 @@ class Bus(Transport):
         self._receiver = Receiver(_TURN, clock)
         self._taps: list[tuple[zmq.Socket[bytes], Tap]] = []
         self._paths: dict[Path, int] = {}  # socket files that this process serves, with their inodes
-        self._behind: dict[str, float] = {}  # by link: time (s) since which messages are unread
+        self._behind: dict[str, float] = {}  # time (s) at which the bus found unread messages, by link
         self._next_timer = self._timed_at = self._awake_since = float("-inf")
         self._awake_until = float("-inf")
 
@@ -92,7 +92,7 @@ class Bus(Transport):
         return bound
 
     def _bound(self, endpoint: str, server: ServerLink) -> zmq.Socket[bytes]:
-        """A bound ROUTER socket. The file of an ``ipc://`` endpoint is only for this user."""
+        """A bound ROUTER socket. Only this user can open the file of an ``ipc://`` endpoint."""
         kinds = (kind for accepted in server.accepts.values() for kind in accepted)
         socket = self._socket(zmq.ROUTER, endpoint, {Hello, *kinds})
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # distinguishes a full queue from a closed connection
@@ -299,7 +299,7 @@ class Bus(Transport):
             foreign += len(inputs) == before
             if foreign >= FOREIGN:
                 break
-            # Check first: the exception of an empty socket costs as much as a message.
+            # Check for a message first. An empty socket raises an exception, which takes as much time as a message.
             if not self._has_more(socket) or self._clock() - now > _TURN:
                 break
         return inputs

@@ -1,8 +1,8 @@
 """CURVE on sockets: options, access control (ZAP, ZeroMQ RFC 27), and retries after failed handshakes.
 
 A server accepts only clients whose key is on its allow-list. A client accepts only the server whose key it has pinned.
-Changes of the list take effect while nodes run. The ZAP handler runs in the loop of the bus, because a separate thread
-would compete with the control loop.
+A change of the list takes effect while nodes run. The ZAP handler runs in the loop of the bus, because a separate
+thread would compete with the control loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from td3_robot.transport.link import ClientLink, Tally
 
 _ADDRESS = "inproc://zeromq.zap.01"
 _BURST = 2  # maximum number of handshakes to answer in one turn, so that a flood of strangers does not delay robots
-_RETRY = 1.0  # seconds until a client repeats a failed handshake, because libzmq does not repeat a refused one
+_RETRY = 1.0  # seconds until a client repeats a failed handshake; libzmq does not repeat it after a refusal
 FAILED_HANDSHAKE = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
@@ -29,7 +29,7 @@ def as_server(socket: zmq.Socket[bytes], link: str, keys: AllowList) -> None:
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.identity.secret.encode())
     socket.setsockopt(zmq.ZAP_DOMAIN, link.encode())
-    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without it libzmq accepts every client while no handler runs
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without it, libzmq accepts every client if no handler runs
 
 
 def owner(frame: zmq.Frame) -> str:
@@ -41,7 +41,7 @@ def owner(frame: zmq.Frame) -> str:
 
 
 class Gatekeeper:
-    """Answers libzmq's ZAP requests. A request asks whether a client, which has proved its key, may connect."""
+    """Answers libzmq's ZAP requests. A request asks whether a client with a proved key may connect."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: AllowList, tally: Tally) -> None:
         self._keys = keys
@@ -72,7 +72,7 @@ class Gatekeeper:
 class Pin:
     """A client's connection to a server with a pinned key.
 
-    The client connects again after a failed handshake, and when the allow-list has another key for the server.
+    The client connects again in two cases: its handshake failed, or the allow-list contains a new key for the server.
 
     Attributes:
         monitor: socket on which libzmq reports failed handshakes.
@@ -100,7 +100,7 @@ class Pin:
                 self._tally.note("not-the-server", text, now)
 
     def turn(self, now: float) -> None:
-        """Connect again if it is time, or if the server must have another key."""
+        """Connect again if the next attempt is due, or if the allow-list contains a new key for the server."""
         if now < self._retry and self._keys.server(self._client.link) == self._key:
             return
         self._retry = float("inf")

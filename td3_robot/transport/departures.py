@@ -1,6 +1,7 @@
 """Notices connections to a server that end without a Bye.
 
-libzmq closes a connection that sends a frame above the limit, and does not say why. So the log names this reason, too.
+libzmq closes a connection that sends a frame above the size limit, but it does not report the reason. So the log lists
+such a frame as a possible reason.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ class Departures:
         self._server = server
         self._limit = int(socket.getsockopt(zmq.MAXMSGSIZE))
         self._tally = Tally()
-        self._unexplained = 0  # ended connections without a Bye; below 0 while clients with a Bye are still connected
+        self._unexplained = 0  # ended connections minus Byes; below 0 if a client sent a Bye and is still connected
 
     def read(self, now: float) -> None:
-        """Count the ended connections. libzmq also reports the end of a connection whose handshake failed."""
+        """Count the ended connections, except those whose handshake failed. libzmq reports both events for those."""
         del now
         while self.monitor.poll(0):
             event = monitor.recv_monitor_message(self.monitor)["event"]
             self._unexplained += 1 if event == zmq.EVENT_DISCONNECTED else -1
 
     def turn(self, now: float) -> None:
-        """Log at ``now`` (s) the connections that ended without a Bye. Call this when all Byes have been read."""
+        """Log at ``now`` (s) the connections that ended without a Bye. Call this after the bus has read all Byes."""
         self._unexplained -= self._server.farewells
         self._server.farewells = 0
         while self._unexplained > 0:

@@ -19,7 +19,7 @@ from td3_robot.errors import EndpointError
 SOCKETS_PREFIX = "td3-robot-"
 """Prefix of folders for sockets, see :func:`socket_home`."""
 LONGEST_SOCKET_PATH = 107
-"""Longest path of a socket, in bytes: sun_path of unix(7) holds 108, and the last is a zero byte."""
+"""Longest path of a socket, in bytes. ``sun_path`` in unix(7) has 108 bytes, and the last byte must be zero."""
 SOCKET_MODE = 0o600
 """Mode of the socket files that this program makes. It distinguishes them from the sockets of other programs."""
 
@@ -41,12 +41,13 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
         keys: whether this process has keys.
 
     Raises:
-        EndpointError: the endpoint is malformed or too long, or other machines can reach it and this process has no
-            keys. With ``bind``, also if another process serves the ``ipc://`` path, or the path is not a socket.
+        EndpointError: the endpoint is malformed or too long. Or this process has no keys, and other machines can reach
+            the endpoint. With ``bind``, also if another process serves the ``ipc://`` path, or a file at the path is
+            not a socket.
     """
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and rest:
-        if rest[0] in "@*" or not rest.isprintable():  # libzmq: any user may connect to @NAME; * is a random path
+        if rest[0] in "@*" or not rest.isprintable():  # every user can connect to @NAME; * means a random path
             raise EndpointError(f"endpoint {endpoint!r} is not the path of a socket file; allowed: ipc://PATH")
         if len(os.fsencode(rest)) > LONGEST_SOCKET_PATH:
             size = len(os.fsencode(rest))
@@ -70,12 +71,12 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
 
 
 def is_tcp(endpoint: str) -> bool:
-    """Whether an endpoint uses TCP. TCP needs keys; the file mode protects a socket file."""
+    """Whether an endpoint uses TCP. Keys protect TCP; the file mode protects a socket file."""
     return endpoint.startswith("tcp://")
 
 
 def ipv6(endpoint: str) -> bool:
-    """Whether a well-formed endpoint needs IPv6: an IPv6 address, or a host name that has only such addresses.
+    """Whether a well-formed endpoint needs IPv6: an IPv6 address, or a host name with IPv6 addresses only.
 
     This function waits until the host name is resolved. Robots should use addresses, or names in their hosts file.
     """
@@ -93,7 +94,7 @@ def local(endpoint: str) -> bool:
         return True
     match = _TCP.fullmatch(endpoint.removeprefix("tcp://"))
     host = (match[1] or match[2]) if match else ""
-    with contextlib.suppress(ValueError):  # a host name, not an address
+    with contextlib.suppress(ValueError):  # the host is a name, not an address
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
 
@@ -106,14 +107,14 @@ def absolute(endpoint: str) -> str:
 
 @contextlib.contextmanager
 def binding(endpoint: str) -> Iterator[None]:
-    """Let no other server of this program check or bind an endpoint of the same folder during the block.
+    """During the block, no other server of this program can check or bind an endpoint in the same folder.
 
     Without this lock, two servers that start together could both find the same stale socket. The second one would then
     replace the socket that the first one already serves.
     """
     with contextlib.ExitStack() as stack:
         if not is_tcp(endpoint):
-            with contextlib.suppress(OSError):  # for example, this user must not read the folder
+            with contextlib.suppress(OSError):  # for example, this user has no permission to read the folder
                 folder = Path(endpoint.removeprefix("ipc://")).parent
                 descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 stack.callback(os.close, descriptor)

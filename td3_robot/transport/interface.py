@@ -74,8 +74,8 @@ class Transport(ABC):
 
         Args:
             reason: ``reason`` of the Byes.
-            in_order: whether this is a normal exit. If True, all servers get a Bye. After a crash this is False, and
-                only recorders and monitors get a Bye, so that no core mistakes the crash for a normal exit.
+            in_order: whether this is a normal exit. If True, all servers get a Bye. After a crash it is False: only
+                recorders and monitors get a Bye. So a core cannot mistake the crash for a normal exit.
         """
 
     @abstractmethod
@@ -93,8 +93,8 @@ class Transport(ABC):
         """Queue a message for a peer.
 
         Returns:
-            False if the queue is full or the client is gone. Also False for a Step after LONG_SILENCE. In this case the
-            server may have forgotten this process, and the core may have to repeat earlier Steps first.
+            False if the queue is full or the client is gone. Also False for a Step if this process was silent for
+            LONG_SILENCE. The server may have forgotten this process, and the core may have to repeat earlier Steps.
         """
         if isinstance(to, Peer):
             return to.key in self.servers[to.link].peers and self._reply(to.link, to.key, message)
@@ -136,7 +136,7 @@ class Transport(ABC):
         return sum((tally.counts for tally in self._tallies()), Counter[str]())
 
     def last_dropped(self) -> str:
-        """The kind and the reason of the newest event that :meth:`dropped` counts; empty without one."""
+        """The kind and the reason of the newest event that :meth:`dropped` counts; empty if there is none."""
         return max((tally.last for tally in self._tallies()), default=(0.0, ""))[1]
 
     def _tallies(self) -> list[Tally]:

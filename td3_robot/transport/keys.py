@@ -39,7 +39,7 @@ CLIENT = "client"
 SERVER = "server:"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_OLDEST = (4, 3, 3)  # older versions with CURVE have CVE-2020-15166, and leak memory for each stranger
+_OLDEST = (4, 3, 3)  # with CURVE, older versions leak memory for each stranger (CVE-2020-15166)
 
 
 def default_folder() -> Path:

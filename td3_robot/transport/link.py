@@ -267,8 +267,8 @@ class ServerLink:
         for other, peer in list(self.peers.items()):
             same_process = peer.hello.client == hello.client
             # A new process may use the routing identity of an old process. A client that sent messages since its last
-            # Hello starts again, so the core must start again too. A Hello directly after a Hello changes nothing,
-            # because Hellos wait in a queue while no server runs. The newest Hello counts if it has other values.
+            # Hello starts again, so the core must start again too. Hellos wait in a queue while no server runs.
+            # So a repeated Hello changes nothing, but a Hello with other values starts the client again.
             older = peer.hello
             newer = (hello.weights_version, hello.incarnation) != (older.weights_version, older.incarnation)
             starts_again = not same_process or key in self._active or newer
@@ -336,7 +336,8 @@ class ClientLink:
         link: name of the link.
         hello: the Hello to send.
         accepts: message types that the server may send.
-        essential: whether a refusal ends this process. If not, the client logs it and asks again after LOG_PERIOD.
+        essential: whether a refusal ends this process. If not, the client logs the refusal and asks again after
+            LOG_PERIOD.
         received_at: time of the server's last message (s); minus infinity before the first.
     """
 
@@ -351,7 +352,7 @@ class ClientLink:
     received_at: float = float("-inf")
     _sent_at: float = float("-inf")
     _asked_at: float = float("-inf")  # when the last Hello or Heartbeat went out
-    _stamps: deque[int] = field(default_factory=lambda: deque(maxlen=64))  # of the newest Heartbeats
+    _stamps: deque[int] = field(default_factory=lambda: deque(maxlen=64))  # newest Heartbeats of this client
 
     def __post_init__(self) -> None:
         spec = self.hello.spec

@@ -69,7 +69,7 @@ class MemoryBus(Transport):
         clock: a clock in seconds. All connected buses share it.
 
     Attributes:
-        tap: called with the link, message and payload of every message that this bus sends; or None.
+        tap: a function, or None. The bus calls it with the link, message and payload of every message that it sends.
     """
 
     def __init__(self, network: Network, clock: Callable[[], float]) -> None:

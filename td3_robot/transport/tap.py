@@ -1,4 +1,7 @@
-"""Copies a node's messages to a recorder or monitor. The node never waits; it counts the messages not recorded."""
+"""Copies a node's messages to a recorder or monitor. The node never waits for them.
+
+The node counts the messages that the recorder misses.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ _KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2}
 The recorder needs these messages to know the source of each Step.
 """
 _KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {LifecycleChange: 64}}
-"""More types to keep, by link. A new monitor must show the state of every node."""
+"""Types that a tap keeps in addition, by link. A new monitor must show the state of every node."""
 _MOST = 1024  # maximum number of gathered messages, in one turn or until an expected recorder connects
 _MOST_BYTES = 1 << 25  # maximum size of the gathered messages; operators can load several policies
 _RESEND_S = 2.0
 """Seconds for which a tap keeps sent messages for a restarted recorder, and gathers new ones while it reconnects."""
 _RESEND_BYTES = 1 << 22
 GATHERED_S = 0.1
-"""Seconds between two sends. To wake the recorder costs as much time as ten messages."""
+"""Seconds between two sends. Each send wakes the recorder, which takes as much time as ten messages."""
 _GATHERED_BYTES = 1 << 16  # bytes after which a tap sends at once
 _STEPS = 2 * QUEUE_LENGTH  # number of Steps to remember, because a source repeats Steps when a learner reconnects
 _RECENT = 4  # number of newest messages of a topic to compare with a new message
@@ -46,7 +49,7 @@ class _Entry:
 
 
 class Deduplicator:
-    """Finds messages that the caller offered before, for another subscriber or as a repetition."""
+    """Detects messages that the caller has offered before. A node offers a message once for each subscriber."""
 
     def __init__(self) -> None:
         self._recent: dict[type[Message], deque[Message]] = {kind: deque(maxlen=_RECENT) for kind in RECORDED}
@@ -75,10 +78,10 @@ class Deduplicator:
 
 
 class Tap:
-    """Makes one Record of each message that a node sends, also if the message has several subscribers.
+    """Makes one Record of each message that a node sends, even if the node sends it to several subscribers.
 
     Args:
-        session: the handshake with the recorder. A node that the recorder refuses runs without recording.
+        session: the handshake with the recorder. If the recorder refuses a node, the node runs without recording.
         post: sends a topic name and a payload to the recorder. It returns False if there is no recorder or no room.
         expected: whether the run has a recorder. If True, the first messages wait until the recorder connects, and the
             tap counts missed messages from the start.
@@ -107,7 +110,7 @@ class Tap:
         self._sent_bytes = 0
         self._reconnect_until: float | None = None  # time (s) until which the tap waits for the recorder to reconnect
         self._offered = 0
-        self._before_first = expected  # no recorder has connected yet
+        self._before_first = expected  # the tap expects a recorder, and none has connected yet
         self._due = float("-inf")
         self._missed = 0
 

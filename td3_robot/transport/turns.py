@@ -44,7 +44,7 @@ _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
     Evaluation: lambda it: [it.version, it.env_steps, it.updates],
     Command: lambda it: [it.id, it.target, it.verb, it.reason, it.version, it.sha256],
 }
-"""The values that identify a message, for each type of message with arrays or policies."""
+"""For each type of message with arrays or policies: a function that returns the values that identify a message."""
 NAMED = tuple(kind.NAME for kind in _NAMED)
 """The topics of messages that a Turn holds only as a name."""
 _FIELDS = {kind: tuple(wire_fields(kind)) for kind in MESSAGES.values() if kind not in _NAMED}
@@ -70,7 +70,7 @@ def named_in(topic: str, fields: dict[str, Any]) -> Name | None:
 
 
 def repeated_in(topic: str, fields: dict[str, Any]) -> Message | None:
-    """The message that an input of a Turn holds in ``wire``; None without ``wire``.
+    """The message in the field ``wire`` of an input of a Turn; None if the input has no such field.
 
     Raises:
         ProtocolError: the bytes are not a message of this topic.
@@ -88,7 +88,7 @@ def is_peer(origin: str) -> bool:
 
 
 def only_here(inputs: Sequence[Input]) -> Iterator[Message]:
-    """The inputs that their receiver must record: the messages of operators, which have no recorder."""
+    """The messages from operators. The receiver must record them, because an operator has no recorder."""
     for origin, message in inputs:
         if isinstance(message, Command | Teleop) and isinstance(origin, Peer) and origin.role == "operator":
             yield message
