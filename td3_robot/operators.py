@@ -223,7 +223,7 @@ class Takeover:
         self._ask = ask
         self._open = True
         self._sequence = 0
-        self._begun = self._next = time.monotonic()
+        self._begun = self._next = self._polled = time.monotonic()
 
     def command(self, action: Sequence[float]) -> None:
         """Send an action. The server applies the limits and rate limits of the robot.
@@ -247,20 +247,25 @@ class Takeover:
         self._receive(0.0)
 
     def wait(self) -> None:
-        """Wait until the next control period: one period after the last call, or now if that time has passed.
+        """Wait until the next action is due: one control period after the last call, or now if that time has passed.
+
+        If the period is longer than half of the deadline, wait for half of the deadline instead.
 
         Raises:
             CommandError: as for :meth:`command`.
         """
-        self._next = max(self._next + self.period_s, time.monotonic())
+        self._next = max(self._next + min(self.period_s, self.deadline_s / 2), time.monotonic())
         while (rest := self._next - time.monotonic()) > 0:
             self._receive(rest)
 
     def _receive(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for messages, which also tells the server that this process is alive."""
+        if time.monotonic() - self._polled > 1.0:  # this process paused and asked for no sign of life
+            self._begun = time.monotonic()
         for _, message in self._bus.receive(timeout):
             if isinstance(message, Reply) and message.id == 0 and message.error:
                 raise CommandError(f"refused: {one_line(message.error, _LONGEST_ERROR)}", message)
+        self._polled = time.monotonic()
         newest = max(self._bus.clients["policy"].received_at, self._begun)
         if time.monotonic() - newest > _SILENCE:
             name = self._robot[0]

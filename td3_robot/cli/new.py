@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     folder: Path = options.out or Path(options.name)
     if folder.exists():
         raise UsageError(f"{str(folder)!r} exists already; name another folder with --out")
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for template in sorted((resources.folder("templates") / options.kind).glob("*.*")):
         file = folder / _filled(template.name, options.name)
         file.write_text(_filled(template.read_text(encoding="utf-8"), options.name), encoding="utf-8")

@@ -33,57 +33,67 @@ _KEY = re.compile("\x1b[\\[O]([ABCD])|([q0])")
 
 
 def drive(robot: Takeover, source: int) -> None:
-    """Send actions until the person presses q or the input ends.
+    """Send actions until the input is q, or ends.
 
-    The function sends the newest action again in each control period, for up to 2 s after the newest input.
+    Only q gives the robot back, because a program that fails ends its output, too.
+
+    With a keyboard, the function sends the newest action again in each control period, for up to 2 s after the newest
+    key. It sends each line of numbers once.
 
     Args:
         robot: the takeover.
         source: file descriptor of the input. A terminal gives keys. In any other input, each line is one action: one
-            number for each channel, separated by spaces.
+            number for each channel, separated by spaces; or the letter q.
 
     Raises:
         CommandError: the server refuses the actions, or does not answer.
         UsageError: a line is not an action.
     """
     pilot = Keyboard(robot.actions) if os.isatty(source) else Lines(robot.actions)
-    newest = float("-inf")
     with _keys_at_once(source):
         while True:
             if select.select([source], [], [], 0)[0]:
                 data = os.read(source, 4096)
-                if not data or not pilot.read(data.decode("utf-8", "replace")):
+                if not data:
+                    robot.close()
                     return
-                newest = time.monotonic()
-            if time.monotonic() - newest <= _PATIENCE and pilot.action is not None:
-                robot.command(pilot.action)
+                if not pilot.read(data.decode("utf-8", "replace")):
+                    return
+            if action := pilot.action():
+                robot.command(action)
             robot.wait()
 
 
 class Keyboard:
-    """Changes an action according to pressed keys. ``action`` is the newest action; its first value is 0."""
+    """Changes an action according to pressed keys. Every channel begins at 0, or at the limit nearest to 0."""
 
     def __init__(self, channels: Sequence[dict[str, Any]]) -> None:
         self.channels = channels
-        self.action = self._zero()
+        self._values = self._zero()
+        self._pressed_at = float("-inf")
         self._chosen = 0
         say(_KEYS)
         self._show()
 
+    def action(self) -> list[float] | None:
+        """The action to send now; None if the newest key is too old."""
+        return self._values if time.monotonic() - self._pressed_at <= _PATIENCE else None
+
     def read(self, text: str) -> bool:
         """Apply the keys of ``text``. Return False if the person wants to end."""
+        self._pressed_at = time.monotonic()
         for arrow, key in _KEY.findall(text):
             if key == "q":
                 return False
             if key == "0":
-                self.action = self._zero()
+                self._values = self._zero()
             elif arrow in (_RIGHT, _LEFT):
                 self._chosen = (self._chosen + (1 if arrow == _RIGHT else -1)) % len(self.channels)
             else:
                 channel = self.channels[self._chosen]
                 step = (channel["high"] - channel["low"]) / _PRESSES
-                changed = self.action[self._chosen] + (step if arrow == _UP else -step)
-                self.action[self._chosen] = min(max(changed, channel["low"]), channel["high"])
+                changed = self._values[self._chosen] + (step if arrow == _UP else -step)
+                self._values[self._chosen] = min(max(changed, channel["low"]), channel["high"])
         self._show()
         return True
 
@@ -92,35 +102,43 @@ class Keyboard:
 
     def _show(self) -> None:
         """Print the chosen channel. The text replaces the newest line of the terminal."""
-        channel, value = self.channels[self._chosen], self.action[self._chosen]
+        channel, value = self.channels[self._chosen], self._values[self._chosen]
         text = one_line(f"{channel['name']} {value:+.3f} {channel['unit']}", 70)
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 class Lines:
-    """Reads actions from lines of numbers. ``action`` is the newest complete line; None before the first line."""
+    """Reads actions from lines of numbers."""
 
     def __init__(self, channels: Sequence[dict[str, Any]]) -> None:
-        self.action: list[float] | None = None
+        self._newest: list[float] | None = None
         self._size = len(channels)
         self._rest = ""
 
+    def action(self) -> list[float] | None:
+        """The action of the newest complete line, once; otherwise None."""
+        newest, self._newest = self._newest, None
+        return newest
+
     def read(self, text: str) -> bool:
-        """Read more text. Always return True.
+        """Read more text. Return False after a line ``q``.
 
         Raises:
             UsageError: a line is not an action.
         """
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
+            if line.strip() == "q":
+                return False
             try:
-                self.action = [float(word) for word in line.split()]
+                values = [float(word) for word in line.split()]
             except ValueError:
-                self.action = []
-            if len(self.action) != self._size or not all(abs(value) <= LARGEST for value in self.action):
+                values = []
+            if len(values) != self._size or not all(abs(value) <= LARGEST for value in values):
                 raise UsageError(
-                    f"the line {one_line(line, 70)!r} is not an action; allowed: {self._size} finite numbers"
+                    f"the line {one_line(line, 70)!r} is not an action; allowed: {self._size} finite number(s), or q"
                 )
+            self._newest = values
         return True
 
 

@@ -154,8 +154,10 @@ class Answers:
             action = policy.safety(action, step.action)
         version, noise = policy.version, explorer.number
         if operated:
-            silent = [int(robot) for robot, operator in operated.items() if not operator]
-            action[silent] = safe[silent]  # not through the filter: a rate limit does not delay the safe action
+            # No rate limit delays the safe action when an operator becomes silent. A takeover itself obeys the limit.
+            begins = self._takeovers.begins
+            silent = [int(robot) for robot, operator in operated.items() if not operator and not begins(step, robot)]
+            action[silent] = safe[silent]
             if len(operated) == len(action):
                 version, noise = 0, NO_NOISE
         seed = 0 if noise == NO_NOISE else self._seed

@@ -225,13 +225,14 @@ class PolicyCore:
         return []
 
     def _command(self, peer: Peer, command: Command, now: float) -> list[Output]:
-        if peer.role == "operator":
-            if command.verb in self.takeovers.VERBS:
-                error, detail = self.takeovers.command(peer, command, self.desk.robots)
-                return [(peer, Reply(command.id, self.lifecycle.node, error, self.lifecycle.state.value, detail))]
-            if command.verb == "reset":
-                self.takeovers.reset(command.target)
-        return self.desk.command(peer, command, now)
+        if peer.role == "operator" and command.verb in self.takeovers.VERBS:
+            error, detail = self.takeovers.command(peer, command, self.desk.robots)
+            return [(peer, Reply(command.id, self.lifecycle.node, error, self.lifecycle.state.value, detail))]
+        outputs = self.desk.command(peer, command, now)
+        refused = any(isinstance(message, Reply) and message.error for _, message in outputs)
+        if peer.role == "operator" and command.verb == "reset" and not refused:
+            self.takeovers.reset(command.target)
+        return outputs
 
     def _state_to_keep(self) -> SafetyState:
         state = self.safety.state(frozen=self.store.frozen, withdrawn=self.store.withdrawn)

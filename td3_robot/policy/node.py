@@ -110,7 +110,7 @@ class _Server:
             resources.callback(self.state_file.close)
             settings |= self._resume(self.state_file)
         elif not node.folder:
-            log.warning("a restart will forget stops, faults and a freeze: keep them with --state FILE")
+            log.warning("a restart will forget stops, faults, a freeze and takeovers: keep them with --state FILE")
         self.recorded = node.recorded(self.core, settings, PolicyObserver(self.core))
         self.learner: ClientLink | None = None
         if learns:

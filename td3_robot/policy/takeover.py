@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from td3_robot.core_types import Farewell, Output, Peer
-from td3_robot.messages import Bye, Command, Reply, Teleop
+from td3_robot.messages import Bye, Command, Reply, Step, Teleop
 from td3_robot.policy.store import PolicyStore
 from td3_robot.specs import Float32
 
@@ -203,6 +203,11 @@ class Takeovers:
             else:
                 action[robot], operated[str(robot)] = safe[robot], ""
         return operated
+
+    def begins(self, step: Step, robot: str) -> bool:
+        """Whether the connected operator of a robot of this Step has not sent an action yet."""
+        takeover = self.held[step.source, int(robot)]
+        return takeover.here and takeover.sequence == 0
 
     # -- reports and restarts ------------------------------------------------------------------------------------
 

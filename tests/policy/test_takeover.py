@@ -36,7 +36,8 @@ class Server:
 
     def __init__(self, bundle: Bundle, spec: RobotSpec, make_step: Callable[..., Step], **options: Any) -> None:
         zeros = {name: np.zeros_like(tensor) for name, tensor in bundle.tensors.items()}
-        self.core = PolicyCore(9, safety=SafetyConfig(rate=25.0), operator_deadline_s=DEADLINE, **options)
+        options = {"safety": SafetyConfig(rate=25.0), **options}
+        self.core = PolicyCore(9, operator_deadline_s=DEADLINE, **options)
         self.core.load(1, replace(bundle, tensors=zeros))
         self.source = Peer("policy", b"1", hello("simulator", "sim-0", client=1, robots=2, spec=spec), {})
         self.now = 0.0
@@ -107,6 +108,29 @@ def test_a_silent_operator_leads_to_the_safe_action_until_commands_come_again(se
     assert (back.operated, back.action[0, 0]) == ({"0": "ann"}, 1.75)
     server.teleop(ANN, [3, 0], 2)  # the same number again: a repetition
     assert server.act().action[0, 0] == 2
+
+
+def test_a_takeover_obeys_the_rate_limits_and_silence_does_not_wait_for_them(serve: Callable[..., Server]) -> None:
+    """From the policy's 1 to the safe action 0 in steps of 0.5, as long as the operator has not begun."""
+    server = serve(safety=SafetyConfig(rate=25.0, safe_action="zero"))
+    assert server.act().action[0, 0] == 1
+    server.command(ANN, "takeover")
+    assert [server.act().action[0, 0] for _ in range(3)] == [0.5, 0, 0]
+    for number in (1, 2):
+        server.teleop(ANN, [1, 0], number)
+        assert server.act().action[0, 0] == number / 2
+    server.now += DEADLINE
+    assert server.act().action[0, 0] == 0
+
+
+def test_a_refused_reset_does_not_give_a_robot_back(serve: Callable[..., Server]) -> None:
+    server = serve()
+    server.command(ANN, "takeover")
+    server.hear(ANN, Bye("connection closed"))
+    server.hear(server.source, Bye("connection closed"))
+    assert server.command(BOB, "reset").error
+    server.hear(server.source, server.source.hello)
+    assert server.act().operated == {"0": ""}
 
 
 def test_operators_that_have_all_robots_leave_no_action_of_the_policy(serve: Callable[..., Server]) -> None:

@@ -187,13 +187,22 @@ def test_lines_of_standard_input_drive_a_robot(robot: Recorded) -> None:
     program.stdin.write("0.25\n")
     program.stdin.flush()
     at = robot.wait_for(OPERATOR, at)
-    program.communicate(timeout=60)  # the end of the input gives the robot back
+    at = robot.wait_for(SAFE, at)  # the program is silent
+    program.communicate("q\n", timeout=60)
     assert program.returncode == 0
+    at = robot.wait_for(POLICY, at)
+
+    ended = command_line(robot, subprocess.PIPE)
+    ended.communicate("0.25\n", timeout=60)  # a program that dies ends its output
+    at = robot.wait_for(SAFE, at)
+    robot.wait("half a second", lambda: periods(robot.record()[at:]) > 25)
+    assert POLICY not in robot.record()[at:]
+    assert robot.operator("give_back", "--target", "leg").returncode == 0
     at = robot.wait_for(POLICY, at)
 
     failed = command_line(robot, subprocess.PIPE)
     assert failed.communicate("0.25 nan\n", timeout=60)[0].endswith(
-        "the line '0.25 nan' is not an action; allowed: 1 finite numbers\n"
+        "the line '0.25 nan' is not an action; allowed: 1 finite number(s), or q\n"
     )
     assert failed.returncode == 2
     at = robot.wait_for(SAFE, at)

@@ -68,7 +68,8 @@ class Rollouts:
 
     def add(self, transitions: Transitions, step: Step) -> None:
         if step.operated:
-            transitions = transitions.part(~transitions.by_operator(step))
+            own = [str(robot) not in step.operated for robot in transitions.robot.tolist()]
+            transitions = transitions.part(np.array(own, np.bool_))
         factor = self.discount * ~transitions.terminated
         columns = (
             transitions.observation,
