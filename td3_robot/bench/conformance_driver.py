@@ -54,7 +54,7 @@ DEMANDS = {
     "refusal": "a Command that is unknown, or not allowed in this state, gets an error (section 8)",
     "lifecycle": "each change of state is sent as LifecycleChange (section 8)",
     "stop": "an emergency stop leads to fault, and only reset ends it (section 8)",
-    "inactive": "a driver that is not active goes on with its Steps, with origin 4 (section 8)",
+    "inactive": "a driver that is not active keeps sending Steps, with origin 4 (section 8)",
     "garbage": "malformed messages change nothing (section 2)",
     "deadline": "without Actions the driver goes to fault (section 8)",
     "heartbeat": "after 1 s of silence a Heartbeat with the session of the Welcome comes (section 3)",

@@ -12,6 +12,7 @@ import numpy as np
 import zmq
 from msgspec.structs import replace
 
+from td3_robot.bench import example
 from td3_robot.bench.conformance import Checks, PeerStoppedError, Wire, read
 from td3_robot.bundle import Bundle
 from td3_robot.messages import (
@@ -25,7 +26,6 @@ from td3_robot.messages import (
     Hello,
     LifecycleChange,
     Message,
-    Phase,
     Refused,
     Reply,
     Step,
@@ -232,25 +232,19 @@ class _Examination:
         width = [min((one.high - one.low) / 4, 1.0) for one in channels]
         rng = np.random.default_rng(sequence)
         drawn = rng.uniform(-1, 1, (robots, len(channels)))
-        return Step(
-            source=driver.hello.name,
+        return example.step(
+            sequence,
+            robots,
+            rng,
+            driver.hello.name,
             incarnation=driver.hello.incarnation,
-            sequence=sequence,
-            transitions=sequence * robots,
             stamp=time.monotonic_ns(),
-            phase=np.full(robots, Phase.MID, np.uint8),
-            episode=np.zeros(robots, np.uint64),
             episode_step=np.full(robots, sequence + 1, np.uint32),
             observation=(np.array(middle) + drawn * np.array(width)).astype(np.float32),
-            reward=np.zeros(robots, np.float32),
             action=np.zeros((robots, self.spec.action_size), np.float32),
             origin=int(ActionOrigin.HELD),
             answered=sequence,
             weights_version=0,
-            noise_kind=NO_NOISE,
-            noise_seed=0,
-            needs_version=0,
-            world={},
         )
 
     def _answered(self, driver: _Client, step: Step, check: str, **changes: Any) -> Action | None:
