@@ -13,7 +13,7 @@ class Actor:
 
     Attributes:
         bundle: the policy.
-        low, high, half, middle: float32[1, A], limits of the actions, half their distance, and their mean.
+        low, high, half, middle: float32[1, A], the action limits, half the distance between them, and their mean.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -21,7 +21,7 @@ class Actor:
         layers = len(bundle.hidden) + 1
         # Row-major [in, out]: the product x·W then reads memory in order.
         self._weights = [np.ascontiguousarray(bundle.tensors[f"actor.{i}.weight"].T) for i in range(layers)]
-        # Vectors are rows [1, size]: for one robot both operands then have one shape, which halves numpy's time.
+        # Vectors are rows [1, size]. With one robot, both operands then have the same shape: numpy needs half the time.
         self._biases = [bundle.tensors[f"actor.{i}.bias"][None] for i in range(layers)]
         self._zeros = [np.zeros_like(bias) for bias in self._biases]
         self._mean = bundle.tensors.get(OBSERVATION_MEAN)
@@ -45,7 +45,7 @@ class Actor:
         return self.clip(self.unclipped(observation))
 
     def unclipped(self, observation: Float32) -> Float32:
-        """Like a call, but without the final clipping. Rounding may exceed a limit by one unit in the last place."""
+        """Like a call, but without clipping: rounding may take an action over a limit by one unit in the last place."""
         if len(observation) != self._rows:
             self._rows = len(observation)
             self._activations = [np.empty((self._rows, w.shape[1]), np.float32) for w in self._weights]

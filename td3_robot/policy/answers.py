@@ -1,4 +1,4 @@
-"""Decides which Steps a policy server answers, with which policy, and when with the safe action."""
+"""Decides which Steps a policy server answers, and whether a policy or the safe action is the answer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _NOBODY: dict[str, str] = {}
 class Answers:
     """Answers the newest Step of each source.
 
-    A Step waits while no policy can answer it: before the server is configured, or in lock-step until the weights
-    that the Step needs arrive. A newer Step of the same source replaces it.
+    A Step waits until the server is configured and has a policy. In lock-step, the Step also waits until the weights
+    that it needs arrive. A newer Step of the same source replaces a waiting Step.
 
     Args:
         seed: of the exploration noise.
@@ -59,7 +59,7 @@ class Answers:
         if peer in self._waiting:
             self._counters["skipped"] += 1
             if self._waiting[peer][1] != now:
-                del self._waiting[peer]  # Steps of earlier turns are answered first
+                del self._waiting[peer]  # the source goes to the end: the server answers earlier Steps first
         self._waiting[peer] = step, now
 
     def leave(self, peer: Peer) -> None:
@@ -108,7 +108,7 @@ class Answers:
         """Whether a Step is too old for this policy (``age`` in seconds), or comes from another kind of robot."""
         spec = policy.bundle.spec
         if (step.observation.shape[1], step.action.shape[1]) != (spec.observation_size, spec.action_size):
-            self._counters["other_robot"] += 1  # it joined before the first weights; the server will refuse it soon
+            self._counters["other_robot"] += 1  # the source joined before the first weights; the server refuses it soon
             return True
         deadline = policy.safety.envelope.observation_deadline_s
         if deadline is not None and age > deadline:
@@ -122,7 +122,7 @@ class Answers:
         watch = self._safety.watches.get(name)
         if watch is None and policy.safety.envelope.guarded:
             watch = self._safety.watch(name, now)
-        if watch is not None:  # even without settings: a new policy must not end a fault or a stop
+        if watch is not None:  # even if the policy has no watch settings: a new policy must not end a fault or a stop
             if since == now:
                 problem = watch.take(step, policy.safety, now)
             elif not watch.lifecycle.active:
@@ -130,9 +130,10 @@ class Answers:
         return problem is not None or not self._safety.acts(name)
 
     def _act(self, peer: Peer, step: Step, policy: Policy, now: float) -> Action | None:
-        """The filtered Action of policy and operators. Not finite: the safe action, or None without safety settings.
+        """Return the filtered Action of the policy and the operators.
 
-        An action outside a limit that stops is an emergency stop of this robot, and the answer is the safe action.
+        If the policy's action is not finite, return the safe action, or None without safety settings. If an action
+        exceeds a limit that must stop the robot, stop this robot and return the safe action.
         """
         explorer = self._explorers.get(peer)
         if explorer is None or explorer.incarnation != step.incarnation:
@@ -154,7 +155,8 @@ class Answers:
             action = policy.safety(action, step.action)
         version, noise = policy.version, explorer.number
         if operated:
-            # No rate limit delays the safe action when an operator becomes silent. A takeover itself obeys the limit.
+            # When an operator becomes silent, the rate limit must not delay the safe action.
+            # When a takeover begins, the rate limit applies.
             begins = self._takeovers.begins
             silent = [int(robot) for robot, operator in operated.items() if not operator and not begins(step, robot)]
             action[silent] = safe[silent]

@@ -71,8 +71,8 @@ class PolicyCore:
     Args:
         seed: of the exploration noise.
         exploring: add the exploration noise that a Weights message names.
-        lockstep: each Step names the weights version that must answer it. A later version number may be lower.
-        safety: the robot's settings; the server joins them with those of each policy.
+        lockstep: each Step names the weights version that must answer it. The learner may later send a lower version.
+        safety: the robot's settings; the server joins them with the settings of each policy.
         autostart: go to the state ``active`` at once.
         frozen: refuse the weights of learners.
         operator_deadline_s: the longest age, in seconds, of an operator's action.
@@ -129,7 +129,7 @@ class PolicyCore:
 
     @property
     def due(self) -> float | None:
-        """The time (s) of the next turn that is needed without new messages; None if there is no such time."""
+        """The time (s) at which the core needs a turn even without new messages; None if it needs no such turn."""
         return self.safety.due
 
     def load(self, version: int, bundle: Bundle) -> None:
@@ -171,7 +171,7 @@ class PolicyCore:
             self._autostart = False
             self.lifecycle.command("configure", now, "autostart")
             self.lifecycle.command("activate", now, "autostart")
-        # This comes first: after a pause of this process, the queued Steps are old.
+        # Look for missing observations first: if this process was suspended, the queued Steps are old.
         outputs = self.answers.missing(self.desk.robots, now)
         changes: list[LifecycleChange] = []
         faults: list[str] = []  # names of robots that report a fault
@@ -193,11 +193,11 @@ class PolicyCore:
             else:
                 if isinstance(message, Command):
                     commanded = True
-                    self.store.receive_all(weights)  # before the Command, which may load, freeze or roll back
+                    self.store.receive_all(weights)  # first, because the Command may load, freeze or roll back
                 outputs += self._serve(origin, message, now)
         self.store.receive_all(weights)
         outputs += self.answers.answer_all(now)
-        for name in faults:  # after the Steps, because a robot sends the last Step of its episode before the change
+        for name in faults:  # after the Steps, because a robot sends the last Step of its episode before the fault
             self.safety.robot_in_fault(name)
         changes += self.safety.changes()
         if changes or commanded:
@@ -207,7 +207,7 @@ class PolicyCore:
         return outputs + self.desk.announce(changes) if changes else outputs
 
     def _serve(self, peer: Peer, message: Message, now: float) -> list[Output]:
-        """Process a client's Hello, Bye, Command or Reply."""
+        """Process a client's Hello, Bye, Command, Teleop or Reply."""
         if isinstance(message, Command):
             return self._command(peer, message, now)
         if isinstance(message, Teleop):

@@ -25,9 +25,9 @@ class Desk:
     """Takes Commands for the server itself, for one robot, and for all robots.
 
     Args:
-        safety: of the server.
-        verbs: of the server.
-        detail: returns the contents of a Reply of the server besides its state.
+        safety: the stops and the lifecycle of the server.
+        verbs: what the server does for each verb.
+        detail: returns the contents of the server's Replies, without the state.
 
     Attributes:
         robots: the connected robots by name.
@@ -40,11 +40,11 @@ class Desk:
         self._operators: set[Peer] = set()
         self._verbs = verbs
         self._detail = detail
-        self._relayed: dict[int, tuple[str, Peer, int]] = {}  # by our number: the robot, the operator, their number
+        self._relayed: dict[int, tuple[str, Peer, int]] = {}  # relayed id: robot, operator, id of the operator
         self._relays = 0
 
     def join(self, peer: Peer) -> list[Output]:
-        """A client has connected. If an emergency stop holds for this robot, send it the stop."""
+        """Note that a client has connected. Send an emergency stop to a robot for which a stop holds."""
         if peer.role == "operator":
             self._operators.add(peer)
         elif peer.role in ROBOT_ROLES:
@@ -54,7 +54,7 @@ class Desk:
         return []
 
     def leave(self, peer: Peer) -> None:
-        """A client has left."""
+        """Note that a client has left."""
         self._operators.discard(peer)
         if self.robots.get(peer.name) is peer:
             del self.robots[peer.name]

@@ -1,8 +1,8 @@
-"""A thread that examines a learner's weights outside the control loop, so that no robot waits for this.
+"""A thread that examines a learner's weights outside the control loop, so that no robot waits for the examination.
 
 Hashing, checking and rearranging weights takes one millisecond for a usual actor, and tens of milliseconds for a large
-one. The core gets the weights some turns later, with the result. If a person loads a policy, the core itself examines
-it, because the core must execute commands in their order.
+actor. The core gets the weights and the result some turns later. If a person loads a policy, the core itself examines
+the policy, because the core must execute commands in their order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Examination:
 
 
 class Examiner:
-    """Delays weights until they are examined. The examiner takes the newest weights first, and then older weights.
+    """Holds weights back until its thread has examined them. The thread takes the newest weights first.
 
     The core calls this object as its ``examine``. If the thread has examined the bytes, the call returns the result at
     once. Otherwise the call examines the bytes itself.
@@ -75,14 +75,14 @@ class Examiner:
         return self._current is not None or bool(self._waiting)
 
     def sift(self, inputs: list[Input], wanted: Callable[[Weights], bool]) -> list[Input]:
-        """Return the inputs that the core gets in this turn. Call it once a turn.
+        """Return the inputs that the core gets in this turn. Call this method once in each turn.
 
         The core gets the weights that it wants after their examination, and all other inputs at once. When a person
         loads a policy, this method drops all earlier weights, because the person's choice replaces them.
 
         Args:
             inputs: all inputs that arrived.
-            wanted: whether the core would examine these weights now.
+            wanted: returns whether the core would examine these weights now.
         """
         self._delivered = None
         passed: list[Input] = []

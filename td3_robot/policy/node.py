@@ -1,4 +1,4 @@
-"""The policy server process, in a run (``--run DIR``) or deployed without one (``--bundle FILE --config FILE``)."""
+"""The policy server process, in a run (``--run DIR``) or deployed without a run (``--bundle FILE --config FILE``)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 _SOON = 0.005  # seconds to the next turn while the examiner works, if nothing arrives
 _SWITCH = 0.0002
-"""Seconds after which a thread passes the interpreter to a waiting thread. Hashing, number checks and file access do
-not hold the interpreter. Only copying weights holds the interpreter, for 0.1 ms per megabyte."""
+"""Seconds after which a thread passes the interpreter lock to a waiting thread. Hashing, number checks and file access
+release the lock. Only copying weights holds the lock, for 0.1 ms per megabyte."""
 
 _EPILOG = """examples:
   td3-robot policy --run runs/walker2d
@@ -101,7 +101,7 @@ class _Server:
         self.core = policy_core.make(config, node.name, **settings, examine=self.examiner or examine)
         if arguments.bundle:
             settings |= self._load(arguments.bundle)
-        # This comes before the state file, because the call fails if another server is running.
+        # Bind before the state file is opened: binding fails if another server is running.
         node.serve("policy", policy_core.ACCEPTS, self.core.spec)
         owner = f"{node.name} of {Path(arguments.config).resolve()}" if arguments.config else ""
         path = arguments.state or (default_path(Path(arguments.bundle), owner) if arguments.bundle else None)
@@ -133,7 +133,7 @@ class _Server:
         )
 
     def _load(self, name: str) -> dict[str, Any]:
-        """Serve a policy. Return the settings with which replay repeats this."""
+        """Serve a policy. Return the settings that replay needs to repeat this."""
         path = find_policy(name)
         bundle = Bundle.load(path)
         self.core.load(bundle.version or 1, bundle)
@@ -143,7 +143,7 @@ class _Server:
         return {"version": loaded.version, "sha256": loaded.sha256}
 
     def _resume(self, state_file: StateFile) -> dict[str, Any]:
-        """Restore the safety state. Return the settings with which replay repeats this."""
+        """Restore the safety state. Return the settings that replay needs to repeat this."""
         now = time.monotonic()
         for line in self.core.resume(state_file.kept, now):
             log.warning("%s: %s (%s)", self.node.name, line, state_file.path)
@@ -167,7 +167,8 @@ class _Server:
         return core.lifecycle.state is State.FINALIZED
 
     def _report(self) -> Figures:
-        # Ready once the endpoint is bound: the learner sends weights only after a simulator has joined it.
+        # The server is ready once its endpoint is bound: it need not wait for the weights, because the learner
+        # sends weights only after a simulator has joined.
         core = self.core
         figures = {"weights_version": core.version, **self.rates.figures(time.monotonic())}
         return Figures("ready", core.lifecycle.trouble, figures, counters=dict(core.counters))

@@ -1,11 +1,11 @@
-"""Exploration noises: each a pure function of (seed, source, incarnation, robot, episode, step).
+"""Exploration noises. Each noise is a pure function of (seed, source, incarnation, robot, episode, step).
 
-Requests in any order and in any batches give the same numbers, so a recorded action can be computed again. The
+The numbers do not depend on the order or the grouping of requests, so a recorded action can be computed again. The
 generator is Philox (Salmon et al. 2011), which is counter-based: the key identifies the robot, the counter identifies
 the time.
 
-To add a noise, write a subclass of :class:`Noise` and its row in :data:`td3_robot.noises.NOISES`. An installed package
-adds the row with an entry point in the group ``td3_robot.noises``::
+To add a noise, write a subclass of :class:`Noise`, and add its row to :data:`td3_robot.noises.NOISES`. An installed
+package adds the row with an entry point in the group ``td3_robot.noises``::
 
     class Laplace(Noise):
         NUMBER = 1000
@@ -38,7 +38,8 @@ BLOCK = 64
 """Steps in a block. Drawing a block costs 20 µs; looking up a drawn step costs almost nothing."""
 FIRST_INSTALLED = 1000
 """The lowest NUMBER that a noise of an installed package may have."""
-_WHICH, _WHERE = np.uint32(BLOCK.bit_length() - 1), np.uint32(BLOCK - 1)  # step >> _WHICH, step & _WHERE
+# step >> _WHICH is the number of the block; step & _WHERE is the place in the block.
+_WHICH, _WHERE = np.uint32(BLOCK.bit_length() - 1), np.uint32(BLOCK - 1)
 _NOTHING_DRAWN = np.iinfo(np.uint64).max  # an episode that no robot reaches
 
 
@@ -56,8 +57,8 @@ class Noise:
 
     Attributes:
         NUMBER: ``noise_kind`` of messages, and a word of the generator's counter. A noise of an installed package
-            chooses a number from 1000 to 2^32 - 1; lower numbers are for the noises of this package.
-        PARAMETERS: what a configuration can set, by name.
+            chooses a number from 1000 to 2^32 - 1; lower numbers belong to the noises of this package.
+        PARAMETERS: the parameters that a configuration can set, by name.
         shape: (BLOCK, A), the shape of a block.
     """
 
@@ -95,11 +96,11 @@ class Noise:
         wanted = episode.tobytes() + number.tobytes()
         if wanted != self._drawn:  # almost always equal; comparing bytes is the fastest check
             robots = np.flatnonzero((self._episode != episode) | (self._number != number))
-            if len(robots):  # there is no difference if a peer sends the episode _NOTHING_DRAWN
+            if len(robots):  # empty if a peer sends the episode _NOTHING_DRAWN
                 self._values[robots] = self.draw(robots, episode, number)
                 self._episode[robots], self._number[robots] = episode[robots], number[robots]
             self._drawn = wanted
-        # Taking rows of one table costs half of indexing with two arrays.
+        # Taking rows from one table needs half the time of indexing with two arrays.
         return self._rows.take(self._starts + (step & _WHERE), axis=0)
 
     def act(self, actor: Actor, observation: Float32, episode: UInt64, step: UInt32, scale: Float32) -> Float32:
@@ -122,13 +123,13 @@ class Noise:
 
         Args:
             robots: indices of the R robots.
-            episode, number: uint64[N] and uint32[N], for every robot the episode and the number of the block in it.
+            episode, number: uint64[N] and uint32[N], the episode of every robot, and the block's number in the episode.
         """
         return np.stack([self.independent(int(i), int(episode[i]), int(number[i])) for i in robots])
 
     def independent(self, robot: int, episode: int, number: int) -> Float32:
         """Block ``number`` of a robot's episode: float32[BLOCK, A], independent numbers."""
-        # The lowest counter word leaves 2^64 draws between blocks; NUMBER, block and episode take the others.
+        # The lowest counter word leaves 2^64 draws between blocks. NUMBER, block and episode are the other words.
         counter = np.array([0, self.NUMBER, number, episode], np.uint64)
         return self.block(np.random.Generator(np.random.Philox(key=self._keys[robot], counter=counter)))
 
@@ -160,7 +161,7 @@ class Gaussian(Noise):
 
 
 class Uniform(Noise):
-    """U[low, high] in place of the actor's output, for any scale. The warm-up uses it."""
+    """U[low, high] in place of the actor's output. It ignores the scale. The warm-up uses this noise."""
 
     NUMBER = 2
 
@@ -176,7 +177,8 @@ class Categorical(Noise):
     """Draws an action from the softmax of score / scale. The actor gives one score for each discrete action.
 
     The Gumbel-max trick: with independent Gumbel numbers g, argmax(score + scale · g) is such a draw. The chosen action
-    has the high limit of its channel, all others the low one. The environment takes the action with the highest score.
+    has the high limit of its channel; the other actions have the low limit. The environment takes the action with the
+    highest score.
     """
 
     NUMBER = 4
@@ -193,7 +195,7 @@ class Categorical(Noise):
 
 
 class OrnsteinUhlenbeck(Gaussian):
-    """x(t) = (1 - theta) x(t - 1) + N(0, scale), from 0 at each reset (Lillicrap et al. 2016)."""
+    """x(t) = (1 - theta) x(t - 1) + N(0, scale); each reset sets x to 0 (Lillicrap et al. 2016)."""
 
     NUMBER = 3
     PARAMETERS: ClassVar[Mapping[str, Parameter]] = {"theta": Parameter(0.15, 0.01, 1.0)}
@@ -216,7 +218,7 @@ class OrnsteinUhlenbeck(Gaussian):
 
 
 def blocks_remembered(theta: float) -> int:
-    """After how many blocks the weight of a number in an Ornstein-Uhlenbeck process is at most 2^-24."""
+    """Return after how many blocks a drawn number has at most the weight 2^-24 in an Ornstein-Uhlenbeck process."""
     return next(blocks for blocks in itertools.count() if (1.0 - theta) ** (BLOCK * blocks) <= 2.0**-24)
 
 
@@ -224,7 +226,7 @@ def robot_scales(scale: float | tuple[float, float], source: str, robots: int) -
     """The standard deviation of each robot's noise, float32[N, 1].
 
     Args:
-        scale: the same for every robot; or a range [low, high], cut into N equal parts, one for each robot in order.
+        scale: one scale for all robots; or a range [low, high], which is cut into N equal parts: robot i gets part i.
         source: determines the position of each robot in its part, so that robots of different sources differ too.
         robots: N.
     """

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class AnswerRates:
-    """The rates of all sources in real time: drivers, and simulators that are paced.
+    """Measures the rates of all sources that run in real time: drivers, and paced simulators.
 
     A source needs its answer within a control period. The server misses this deadline if it answers later, or if the
     next Step arrives before the answer.
@@ -36,7 +36,7 @@ class AnswerRates:
     def answered(self, now: float) -> None:
         """Note that the server has answered the Steps of this turn at ``now`` (s)."""
         (inputs, period, began), self._turn = self._turn, ((), 0.0, 0.0)
-        steps: dict[str, int] = {}  # of each source in this turn
+        steps: dict[str, int] = {}  # the number of Steps of each source in this turn
         for peer, message in inputs:
             if isinstance(message, Step) and isinstance(peer, Peer) and peer.role in self._roles:
                 if peer.name not in self._loops:

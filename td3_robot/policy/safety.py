@@ -17,7 +17,7 @@ from td3_robot.safety.state import SafetyState
 
 log = logging.getLogger(__name__)
 
-_AWAY = 1024  # the most absent robots to remember that no policy may move
+_AWAY = 1024  # the most absent robots that the server remembers because no policy may move them
 _STOPS = 1024  # the most names of individually stopped robots
 _LONGEST_REASON = 500  # characters of a reason that the server keeps across a restart
 
@@ -69,7 +69,7 @@ class Safety:
                 yield name, watch.newest
 
     def robot_in_fault(self, name: str) -> None:
-        """A robot reports a fault: its watch must not take missing observations for a reset."""
+        """Note that a robot reports a fault, so that its watch does not mistake missing observations for a reset."""
         if watch := self.watches.get(name):
             watch.end_reset()
 
@@ -129,7 +129,7 @@ class Safety:
         """
         watch = self.watches.pop(name, None)
         if watch and (not watch.lifecycle.active or (watch.resetting and farewell is not Farewell.STOPPED)):
-            self.watches[name] = watch  # the order is that of leaving, so this robot goes to the end
+            self.watches[name] = watch  # at the end, because the order shows which robots left last
 
     def forget_the_longest_away(self, here: Container[str]) -> None:
         """Forget the watches of absent robots, except the _AWAY robots that left last and robots with emergency stops.

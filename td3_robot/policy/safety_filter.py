@@ -1,7 +1,7 @@
 """The filter between actor and wire: it changes the policy's action into one that the robot may apply.
 
-The filter has no memory. Every Step contains the action that was really applied, so a lost Action leaves no error
-behind, and a recorded Action can be computed again.
+The filter has no memory. Every Step contains the action that the robot really applied, so a lost Action causes no
+later error, and a recorded Action can be computed again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class SafetyFilter:
 
     Args:
         envelope: of this robot and policy.
-        spec: for the names in :meth:`problem`.
+        spec: names the channels in the texts.
     """
 
     def __init__(self, envelope: Envelope, spec: RobotSpec) -> None:
@@ -35,14 +35,14 @@ class SafetyFilter:
 
         Args:
             action: float32[N, A], of the policy with its noise; changed in place.
-            applied: float32[N, A], ``action`` of the Step: applied in the last control period, or at the episode's
-                start.
+            applied: float32[N, A], ``action`` of the Step, which the robot applied in the last control period or at
+                the start of the episode.
 
         Returns:
             float32[N, A], ``action``.
         """
         if self._blend is not None or self._step is not None:
-            if len(applied) != len(self._bound):  # only for a source of another size
+            if len(applied) != len(self._bound):  # a source with another number of robots
                 self._bound = np.empty_like(applied)
             if self._blend is not None:
                 action -= applied
@@ -67,7 +67,7 @@ class SafetyFilter:
             if finite(observation):
                 return None
             low, high = np.full_like(observation[0], -np.inf), np.full_like(observation[0], np.inf)
-        elif (low <= observation).all() and (observation <= high).all():  # not-a-number is within no limits
+        elif (low <= observation).all() and (observation <= high).all():  # false for NaN
             return None
         fits = np.isfinite(observation) & (low <= observation) & (observation <= high)
         robot, channel = map(int, np.argwhere(~fits)[0])

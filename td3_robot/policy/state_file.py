@@ -1,4 +1,4 @@
-"""The safety state in a file. A thread writes it, so that a slow disk delays no control loop."""
+"""The safety state in a file. A thread writes the file, so that a slow disk does not delay the control loop."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _RETRY = 1.0  # seconds between two attempts to write
 def default_path(bundle: Path, owner: str) -> Path:
     """The state file of a server beside its policy.
 
-    ``BUNDLE.state`` belongs to the first server of this policy. A server with another name or configuration file has a
-    state file of its own, with a hash of ``owner`` in its name. So the stops of one server do not hold for another one.
+    ``BUNDLE.state`` belongs to the first server of this policy. A server with another name or configuration file has
+    its own state file, with a hash of ``owner`` in its name. So the stops of one server do not hold for another server.
 
     Args:
         bundle: the policy file.
@@ -51,11 +51,12 @@ def default_path(bundle: Path, owner: str) -> Path:
 class StateFile:
     """The safety state of one policy server, as JSON.
 
-    Each change replaces the file atomically, some milliseconds later. A failed write is repeated until it succeeds.
+    Each change replaces the file atomically, some milliseconds later. After a failed write, the thread tries again
+    until it succeeds.
 
     Args:
         path: of the file. A missing file means an empty state.
-        owner: name and configuration file of the server. A file with another owner keeps it.
+        owner: name and configuration file of the server. A file that names another owner keeps that owner.
 
     Attributes:
         kept: the state in the file.
@@ -72,7 +73,7 @@ class StateFile:
         try:
             self.kept, kept_owner = _read(path)
             self._owner = kept_owner or owner
-            self._write(self.kept)  # a folder without write access must be an error now, not at a stop
+            self._write(self.kept)  # a folder without write access must fail now, not at the first stop
         except BaseException:
             self._claim.close()
             raise
@@ -111,7 +112,7 @@ class StateFile:
                 self._attempt(self._tried, again=again)
 
     def _attempt(self, state: SafetyState, *, again: bool) -> None:
-        """Try to write a state. ``again``: the last attempt with this state has failed."""
+        """Try to write a state. ``again``: the previous attempt with this state failed."""
         try:
             self._write(state)
         except ConfigError as error:
@@ -133,7 +134,7 @@ class StateFile:
 
 
 def _read(path: Path) -> tuple[SafetyState, str]:
-    """Read the state and the owner of a file. The owner is empty if the file is missing, or names none."""
+    """Read the state and the owner of a file. The owner is empty if the file is missing or names no owner."""
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST)

@@ -16,8 +16,8 @@ from td3_robot.safety.limits import SafetyConfig, joined
 
 log = logging.getLogger(__name__)
 
-_SPARE = 1 << 20  # bytes of a policy beside its tensors
-_KEPT = 4  # versions: in lock-step one source may need a version while another already needs the next
+_SPARE = 1 << 20  # the most bytes of a policy besides its tensors
+_KEPT = 4  # versions to keep: in lock-step, one source may need a version when another source needs the next version
 _WITHDRAWN = 16  # withdrawn policies to remember
 
 
@@ -90,7 +90,7 @@ class PolicyStore:
         Args:
             version: of the policy.
             actor: the policy.
-            loaded: a person chose it.
+            loaded: a person chose the policy.
 
         Raises:
             BundleError: the policy is not newer than all earlier policies (lock-step allows this), is for another
@@ -197,7 +197,8 @@ class PolicyStore:
         """Serve an older policy again, withdraw the current policy, and freeze.
 
         Args:
-            version: of the older policy. 0: the newest older policy that a person loaded, or else the previous policy.
+            version: of the older policy. 0 chooses the newest older policy that a person loaded. If no person loaded
+                an older policy, 0 chooses the previous policy.
 
         Returns:
             The policy that serves now.

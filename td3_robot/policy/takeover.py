@@ -45,7 +45,7 @@ class _Takeover:
 
 
 class Takeovers:
-    """Replaces the policy's actions by those of operators, robot by robot.
+    """Replaces the policy's actions for single robots by the actions of operators.
 
     A robot stays with its operator until the operator gives it back. If the operator is silent or has left, the robot
     gets the safe action. After the operator has left, any operator may give the robot back or take it over, and a
@@ -85,7 +85,7 @@ class Takeovers:
             robots: the connected sources by name.
 
         Returns:
-            Why the server refuses the Command, empty if it does not; and the ``detail`` of the Reply.
+            The reason why the server refuses the Command (empty if it accepts), and the ``detail`` of the Reply.
         """
         robot = command.target, command.robot
         takes = command.verb == "takeover"
@@ -120,7 +120,7 @@ class Takeovers:
         return []
 
     def leave(self, peer: Peer, bye: Bye) -> None:
-        """An operator's connection has ended: its robots get the safe action until the operator sends actions again."""
+        """Give an operator's robots the safe action after its connection ended, until the operator sends again."""
         if not self.held or Farewell.of(bye) is Farewell.RECONNECTED:
             return
         for (source, robot), takeover in self.held.items():

@@ -11,12 +11,12 @@ class Watch:
     """The server's watch over one simulator process or robot.
 
     The watch waits for ``reset_timeout_ms`` instead of the deadline while all robots of the source are in ``reset()``:
-    from the last Step of an episode to the first Step of the next one.
+    from the last Step of an episode to the first Step of the next episode.
 
     Attributes:
         lifecycle: its state, named ``server/source``.
         watchdog: takes the lifecycle to FAULT when observations are missing.
-        newest: the newest Step. If no further Step comes, the server answers it with the safe action.
+        newest: the newest Step. If no further Step comes, the server answers this Step with the safe action.
     """
 
     def __init__(self, name: str, now: float) -> None:
@@ -64,11 +64,11 @@ class Watch:
         if problem is None and not again:  # a repeated Step is not new
             self.watchdog.feed(now)
         elif not again:
-            self.watchdog.arm(now)  # invalid observations only: FAULT after the deadline
+            self.watchdog.arm(now)  # if all further observations are invalid: FAULT after the deadline
         return problem or (None if self.lifecycle.active else self.lifecycle.reason)
 
     def _take_phase(self, step: Step, period: float, now: float) -> None:
-        """Note the begin and the end of a reset; ``period``: the control period in seconds."""
+        """Note the start and the end of a reset. ``period`` is the control period in seconds."""
         if self._ended is not None:
             self._different += now - self._ended
             # If this server was suspended during the reset, the first Steps of the episode are old.
