@@ -55,6 +55,6 @@ class Actuator:
             self._guard.trouble(self._body.problem, now)
 
     def take_stops(self) -> list[Command]:
-        """Return the emergency stops to send to the policy server, once."""
+        """Return the emergency stops that the source must send to the policy server. Each stop is returned once."""
         taken, self._unsent = self._unsent, []
         return taken

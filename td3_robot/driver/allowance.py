@@ -32,7 +32,7 @@ class Allowance:
         return 0
 
     def permits(self, transitions: int, newest: Step | None) -> bool:
-        """Whether the learner allows the Step after ``newest``, after this number of ``transitions``."""
+        """Whether the learner allows the Step after ``newest``. The source has made ``transitions`` so far."""
         del newest
         return transitions < self._transitions and len(self.kept) <= QUEUE_LENGTH
 
@@ -46,7 +46,7 @@ class Allowance:
             self.kept.popleft()
 
     def keep(self, step: Step) -> int:
-        """Keep a published Step until the learner has processed it. Return the number of older Steps dropped for it.
+        """Keep a published Step until the learner has processed it. Return how many older Steps had to be dropped.
 
         A robot in real time continues while the learner is away, so the queue can become full.
         """
@@ -68,7 +68,7 @@ class Allowance:
 
 
 class LockStep(Allowance):
-    """The steps that the learner allows in lock-step. It answers every Step and names the next weights version."""
+    """The steps that the learner allows in lock-step. The learner answers every Step and names the next version."""
 
     @property
     def needs_version(self) -> int:

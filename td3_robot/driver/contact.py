@@ -72,7 +72,7 @@ class ServerContact:
         self.state = Contact.WELCOMED
 
     def wait(self, now: float) -> None:
-        """The server checks whether another driver of this name is alive. It may have welcomed the other driver."""
+        """Record a Heartbeat before a Welcome: another driver of this name may be alive, and the server checks this."""
         self.state, self._silent_since = Contact.RIVAL, now
 
     def refused(self, *, rival: bool) -> None:
@@ -80,7 +80,7 @@ class ServerContact:
         self.state = Contact.RIVAL if rival else Contact.ALONE
 
     def falls_silent(self, now: float) -> bool:
-        """Whether the server was silent for HOLD_OFF, without a Welcome. True once for each HOLD_OFF of silence."""
+        """Whether HOLD_OFF passed without a message and without a Welcome. True once for each HOLD_OFF of silence."""
         if self._silent_since is None:
             self._silent_since = now
         if now < self._silent_since + HOLD_OFF:

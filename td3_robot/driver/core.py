@@ -110,7 +110,7 @@ class SourceCore:
 
     @property
     def due(self) -> float | None:
-        """The time (s) of the next turn that is needed without new messages; None if there is no such time."""
+        """The time (s) at which the core needs a turn even without new messages; None if it needs no such turn."""
         if not self.contact.may_move:
             return self.contact.due
         return min((due for due in (self.pacing.deadline, self.guard.due) if due is not None), default=None)
@@ -276,7 +276,7 @@ class SourceCore:
         return self.pacing.substitute(self.body.commanded)
 
     def _publish(self, stepped: int, origin: ActionOrigin, now: float) -> list[Output]:
-        """Publish a Step of ``stepped`` transitions under an action from this ``origin``."""
+        """Publish a Step after ``stepped`` transitions. ``origin`` tells where the applied action comes from."""
         body, sequence = self.body, self.next_sequence
         received = self._exchange.action
         operated = received.operated if received and stepped else {}

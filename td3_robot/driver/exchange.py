@@ -41,11 +41,11 @@ class Exchange:
 
     @property
     def may_step(self) -> bool:
-        """Whether a source at full speed may step now: it has an Action, or no Step waits for one."""
+        """Whether a source at full speed may step now: it has an Action, or no Step waits for an Action."""
         return self.state in (Progress.NOTHING, Progress.ANSWERED)
 
     def replaces(self, action: Action) -> bool:
-        """Whether to accept this Action: it is the first for the Step, or a safe action, which replaces any other."""
+        """Whether to accept this Action: the first Action for the Step, or a safe action, which replaces any Action."""
         return self.action is None or action.safe
 
     def accept(self, action: Action, use: Float32) -> None:

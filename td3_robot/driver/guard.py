@@ -22,7 +22,7 @@ from td3_robot.specs import Float32, RobotSpec
 class Guard:
     """Guards the robots of one source.
 
-    The first Action after the start or an ``activate`` arms the watchdog. It keeps running from episode to episode.
+    The first Action after the start or an ``activate`` arms the watchdog, which then runs from episode to episode.
     Until the first Action of an episode, a source with a deadline applies the safe action; without a deadline, the
     pacing chooses the action. The limits of the specification hold even if the settings have none.
 
@@ -77,7 +77,7 @@ class Guard:
     def accept(self, action: Action, now: float) -> Float32 | None:
         """The action to apply for an Action that answers the newest Step: float32[N, A] within the limits, or None.
 
-        An action of a policy or an operator outside a limit that stops is an emergency stop of this robot.
+        If an action of a policy or an operator exceeds a limit that must stop the robot, this robot stops.
         """
         self._watchdog.feed(now)
         self._waiting = False
@@ -100,9 +100,9 @@ class Guard:
         self.lifecycle.fault(reason, now)
 
     def begin(self) -> None:
-        """An episode begins. The deadline of its first Action counts from the next :meth:`look`.
+        """Begin an episode. The deadline of its first Action counts from the next :meth:`look`.
 
-        A reset may take any time, and the caller read its clock before the reset.
+        It does not count from now, because a reset may take long, and the caller read its clock before the reset.
         """
         self._waiting = True
         self._begun = self._watchdog.due is not None

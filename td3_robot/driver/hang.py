@@ -14,7 +14,7 @@ Answer = TypeVar("Answer")
 
 EXIT_HUNG = 70
 """Exit code of a driver after a hang (EX_SOFTWARE of sysexits.h)."""
-_LOOKS = 4  # looks per limit; a call that five looks in a row see has lasted for 1 to 1.25 limits
+_LOOKS = 4  # looks in one limit; a call that is running at five looks in a row has lasted for 1 to 1.25 limits
 
 
 class HangWatch:
@@ -32,7 +32,7 @@ class HangWatch:
 
     def __init__(self, limit: float, stop: Callable[[], None] | None, end: Callable[[int], object] = os._exit) -> None:
         self._limit, self._stop, self._end = limit, stop, end
-        self._log = logs.descriptor()  # now, because a device may later get the number of a closed log
+        self._log = logs.descriptor()  # get it now: a device may later get the number of a closed log
         self._call: list[str] | None = None  # the running method; each call has its own list
         self._lock = threading.Lock()
         self._given_up = False

@@ -63,7 +63,7 @@ class RealTime:
         self._origin = ActionOrigin.HELD if fallback == "hold" else ActionOrigin.ZERO
         self._low, self._high = spec.action_low, spec.action_high
         self._begin = 0.0
-        self._periods = 0  # from the first step to the deadline
+        self._periods = 0  # control periods from the first step to the deadline
         self._steps = 0
         self._lag_sum = 0.0
 

@@ -70,8 +70,8 @@ class Robot(ABC):
     def reset(self) -> None:  # noqa: B027 - many robots need no preparation
         """Prepare an episode. The driver calls this before every episode.
 
-        The robot has the safe action during the call. The call may last for ``safety.reset_timeout_ms``. After this
-        time the policy server goes to FAULT for this robot.
+        The safe action applies during the call. If the call lasts longer than ``safety.reset_timeout_ms``, the policy
+        server goes to FAULT for this robot.
         """
 
     def stop(self) -> None:  # noqa: B027

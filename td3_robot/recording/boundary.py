@@ -28,7 +28,7 @@ from td3_robot.topics import RECORDER
 _LONGEST = 4096  # characters of a problem or a stop reason; the rest is not recorded
 
 Observer = Callable[[Sequence[Output], float], Iterable[Message]]
-"""Called after a turn, with the outputs and time (s) of the turn. Returns other messages to record."""
+"""Called after a turn, with the outputs and time (s) of the turn. Returns further messages to record."""
 
 
 class Sink(Protocol):
@@ -66,9 +66,9 @@ class RecordedCore:
 
 
 class PolicyState(Protocol):
-    """The safety state of a policy server's core, and the lifecycle changes of its newest turn.
+    """The safety state of a policy server's core, and the lifecycle changes of the core's newest turn.
 
-    The core makes a new ``safety_state`` object when the state may have changed.
+    When the state may have changed, the core makes a new ``safety_state`` object.
     """
 
     safety_state: SafetyState

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def _needs_sizes(message: type[Message]) -> bool:
-    """Whether the bytes alone do not determine the array sizes. This is so if the first array has two dimensions."""
+    """Whether a decoder must know the array sizes, because the first array of the message has two dimensions."""
     shapes = [wire.shape for wire in wire_fields(message).values() if wire.kind == "array"]
     return bool(shapes) and len(shapes[0]) > 1
 

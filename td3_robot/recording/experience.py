@@ -1,4 +1,4 @@
-"""Reads Steps and the robot specification from recordings. A learner uses them."""
+"""Reads Steps and the robot specification from recordings, for a learner."""
 
 from __future__ import annotations
 

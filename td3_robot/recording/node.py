@@ -28,7 +28,7 @@ from td3_robot.transport.link import PEER_TIMEOUT
 
 log = logging.getLogger(__name__)
 
-_PAUSE = 0.1  # seconds to sleep if no message arrived, because to wake up costs more time than to write a message
+_PAUSE = 0.1  # seconds to sleep if no message arrived, because waking up takes more time than writing a message
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _DRAIN = 10.0  # seconds that the recorder waits at the end for the last messages of a run's nodes
 _DRAIN_CALLS = 100  # number of receive calls after _DRAIN; each call returns up to some hundred messages

@@ -198,7 +198,7 @@ class Player:
         return Record(entry.topic, entry.link, self._number(entry), time.time_ns(), codec.encode(message))
 
     def _number(self, entry: Entry) -> int:
-        """The sequence number for a monitor. Numbers continue when the incarnation changes. Gaps do not change."""
+        """The sequence number for a monitor. Numbers continue when the incarnation changes. Gaps stay."""
         stream = entry.publisher, entry.topic
         incarnation, base, newest = self._numbers.get(stream, (entry.incarnation, 0, -1))
         if incarnation != entry.incarnation:

@@ -1,8 +1,9 @@
 """Stores each policy once per file.
 
-A file holds a *reference* in place of a policy that it holds already, and in place of a policy that the recorder leaves
-out. A reference is a Weights message with an empty policy, in a channel of the topic REFERENCE. Readers of this version
-put the policy back into the message. Version 0.1.0 does not know the topic, and reports the policy as not recorded.
+A file holds a *reference* instead of a policy in two cases: the file holds the same policy already, or the recorder
+leaves the policy out. A reference is a Weights message with an empty policy, in a channel of the topic REFERENCE.
+Readers of this version put the policy back into the message. Version 0.1.0 does not know the topic, and reports the
+policy as not recorded.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def head_of(entry: Entry) -> Head | None:
 
 
 def with_policy(entry: Entry, policy: bytes | memoryview) -> Entry:
-    """The entry of a Weights message with this policy. All other fields stay, also fields that are not known."""
+    """The entry of a Weights message with this policy. All other fields stay, including unknown fields."""
     fields: dict[str, Any] = msgspec.msgpack.decode(entry.payload)
     return replace(entry, payload=msgspec.msgpack.encode({**fields, "payload": policy}))
 

@@ -65,7 +65,7 @@ class SessionFile:
 
     Attributes:
         damages: the damage of the data that :meth:`items` has found so far. Messages may be lost.
-        index: the damage of the index at the end of the file. It loses no messages.
+        index: the damage of the index at the end of the file. No messages are lost by this damage.
         counts: number of messages of each stream, from the index; None if the index is damaged or missing.
         size: size of the file in bytes.
         read: number of bytes read so far.
@@ -223,7 +223,7 @@ class SessionFile:
             self._damaged(offset, f"{unknown} messages in it belong to channels whose names were in a damaged record")
 
     def _resolved(self, entry: Entry, data: bytes, offset: int) -> Entry:
-        """The entry of a reference with its policy; without a policy if the file does not hold it.
+        """The Weights entry for a reference. It has no policy if the file does not hold the policy.
 
         Args:
             data: the records of the chunk at ``offset``, which contains the reference.
@@ -305,8 +305,8 @@ class Session:
         starts: the Start of each node, by name and incarnation.
         turns: number of the first recorded turn of each node, by name and incarnation.
         left_out: whether the recording leaves out policies.
-        policies: policies that a replay has computed again, by SHA-256. :meth:`messages` puts them in place of those
-            that the recording leaves out.
+        policies: policies that a replay has computed again, by SHA-256. The recording leaves these policies out, and
+            :meth:`messages` inserts them.
         begin, end: times at which the first and the last message were received, in ns since 1970; 0 without messages.
         decode: decodes an entry.
 
@@ -380,7 +380,7 @@ class Session:
     def timed(self, topics: Collection[str] = ()) -> Iterator[Entry]:
         """Like :meth:`entries`, but in the order of publishing, and with ``received`` corrected for delays.
 
-        The correction assumes that every message of a node had the same delay as the fastest one.
+        The correction assumes that every message of a node had the same delay as the node's fastest message.
         """
         waiting: list[tuple[int, int, Entry]] = []
         newest: dict[tuple[str, int], int] = {}

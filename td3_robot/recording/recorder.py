@@ -115,7 +115,7 @@ class Recorder:
         self._trigger_if(faults.failure_in(entry))
 
     def _leaves_out(self, entry: Entry, *, first: bool) -> bool:
-        """Whether to record this message without its policy. The policies that a person chose are always recorded."""
+        """Whether to record this message without its policy. A policy that a person chose is always recorded."""
         every = self._config.weights_every
         if every == 1 or entry.link == RECORDER or (head := head_of(entry)) is None:
             return False

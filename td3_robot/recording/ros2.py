@@ -18,7 +18,7 @@ def export(session: Session, path: Path) -> tuple[Counter[str], list[str]]:
     """Write the file.
 
     Returns:
-        The number of messages of each topic, and remarks about what has no place in a ROS message.
+        The number of messages of each topic, and remarks about data that no ROS message can hold.
 
     Raises:
         SessionError: the recording is damaged, or has no message to convert.
@@ -31,7 +31,7 @@ def export(session: Session, path: Path) -> tuple[Counter[str], list[str]]:
         allowed = ", ".join(sorted(sources))
         raise SessionError(f"{str(session.paths[0])!r} holds no message to convert; needed is one of {allowed}")
     converter = Converter()
-    for _, hello in reversed(list(session.robots())):  # the first Hello may lie behind the first Step
+    for _, hello in reversed(list(session.robots())):  # the first Hello may come after the first Step
         converter.learn(hello)
     counts: Counter[str] = Counter()
     with path.open("xb") as file:

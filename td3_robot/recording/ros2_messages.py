@@ -1,7 +1,7 @@
 """Converts messages to ROS 2 messages. ``export --format ros2`` and ``ros2 monitor`` share this conversion.
 
-The types are those of ROS 2 Humble; later distributions have the same. ``docs/how-to/view_recordings.md`` lists the
-topics. Values keep the units of their channels; normalised values stay normalised.
+The types are those of ROS 2 Humble; later distributions have the same types. ``docs/how-to/view_recordings.md`` lists
+the topics. Values keep the units of their channels; normalised values stay normalised.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Converter:
         """Yield the ROS messages for a message.
 
         Args:
-            message: any message. A type outside CONVERTED gives nothing.
+            message: any message. A message whose type is not in CONVERTED yields nothing.
             published: time at which the publisher sent the message, in ns since 1970.
         """
         if isinstance(message, Hello):
@@ -130,7 +130,7 @@ class Converter:
         return known
 
     def _namespace(self, node: str) -> str:
-        """Return the ROS namespace of a node. No two nodes have the same."""
+        """Return the ROS namespace of a node. No two nodes have the same namespace."""
         if node not in self._namespaces:
             self._namespaces[node] = f"/{_free(ros_name(node), {it[1:] for it in self._namespaces.values()})}"
         return self._namespaces[node]
@@ -186,7 +186,7 @@ class _Source:
                 yield Draft(f"{base}/joint_commands", _JOINT_STATE, self._joints.command(row, published))
 
     def remark(self) -> str:
-        """Return why channels have no place in a JointState. The text is empty if each channel has one."""
+        """Return why channels have no place in a JointState. The text is empty if each channel has a place."""
         unmapped = self._joints.unmapped
         if not self._known:
             return f"no specification names its channels; {self._robots[0]}/observation and /action have numbers"
@@ -242,7 +242,7 @@ class _Joints:
 def _driven_place(channel: Channel) -> Place | None:
     """Return the joint that an action channel drives, and the field of the command; None without a joint.
 
-    ``hip.torque`` and ``hip_torque`` drive ``hip``. The unit decides for a name without such a word.
+    ``hip.torque`` and ``hip_torque`` drive ``hip``. For a name without such a word, the unit decides.
     """
     joint, _, word = channel.name.replace("_", ".").rpartition(".")
     if word in _FIELDS:

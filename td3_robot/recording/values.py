@@ -26,7 +26,7 @@ def names_of(message: Message) -> Names | None:
 
 
 def rows(message: Message, names: Names) -> Iterator[dict[str, Any]]:
-    """Yields a map of field values for each robot or episode in a message. A message without arrays yields one map.
+    """Yield a map of field values for each robot or episode in a message. A message without arrays yields one map.
 
     A 1-D array gives one number. A 2-D array gives a map from channel names (or indices) to numbers. Other fields have
     the same value in every map.

@@ -64,7 +64,7 @@ class SessionWriter:
         self._file.flush()
 
     def add(self, entry: Entry) -> None:
-        """Add a message. If it is a policy that the file holds, add a reference to it."""
+        """Add a message. If it holds a policy that is already in the file, add a reference to that policy."""
         entry = self._policies.stored(entry)
         channel = self._channels.get(entry.channel) or self._register(entry)
         published, sequence = max(0, entry.published), entry.sequence & 0xFFFFFFFF
