@@ -174,7 +174,7 @@ class Bundle:
         Raises:
             OSError: the disk is full or the folder cannot be written.
         """
-        from td3_robot.util import files  # not at the top: cores import this module, and may import no I/O
+        from td3_robot.util import files  # not at the top: cores import this module, and must not import I/O
 
         files.write_atomically(path, self.encode())
 

@@ -35,7 +35,7 @@ _FOLLOWED: dict[str, Callable[[Reply], bool]] = {
     "configure": lambda answer: answer.state != State.UNCONFIGURED,
     "activate": lambda answer: answer.state == State.ACTIVE,
 }
-"""Maps a command to a function. It returns whether a robot's Reply shows that the robot has followed the command."""
+"""Maps a command to a function, which returns whether a robot's Reply shows that the robot followed the command."""
 
 
 class Watching(enum.Enum):
@@ -56,8 +56,8 @@ class Operator:
     The methods return a Reply. ``node`` is the node that answered. ``state`` is the new state of this node:
     unconfigured, inactive, active, fault or finalized. ``detail`` is a map with more facts about the node.
 
-    They raise a CommandError if the node refuses the command or does not answer in time, or if a connected robot does
-    not follow. They raise a UsageError if an argument is not allowed.
+    The methods raise a CommandError if the node refuses the command or does not answer in time, or if a connected robot
+    does not follow the command. They raise a UsageError if an argument is not allowed.
 
     Args:
         endpoint: address of the policy server.
@@ -79,7 +79,7 @@ class Operator:
         return self.ask(make_command("configure", target, reason))
 
     def activate(self, reason: str = "", *, target: str = "") -> Reply:
-        """Let the policy move the robots. The state before is inactive or fault."""
+        """Let the policy move the robots. Allowed in the states inactive and fault."""
         return self.ask(make_command("activate", target, reason))
 
     def deactivate(self, reason: str = "", *, target: str = "") -> Reply:
@@ -139,7 +139,7 @@ class Operator:
             reason: why, for the log.
 
         Returns:
-            The takeover, which is also a context manager. It keeps a connection of its own.
+            The takeover, which is also a context manager. It has its own connection.
         """
         connection = ExitStack()
         try:
@@ -260,7 +260,7 @@ class Takeover:
 
     def _receive(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for messages, which also tells the server that this process is alive."""
-        if time.monotonic() - self._polled > 1.0:  # this process paused and asked for no sign of life
+        if time.monotonic() - self._polled > 1.0:  # this process was suspended and sent no Heartbeat
             self._begun = time.monotonic()
         for _, message in self._bus.receive(timeout):
             if isinstance(message, Reply) and message.id == 0 and message.error:

@@ -32,7 +32,7 @@ def find_policy(name: str | Path) -> Path:
     Args:
         name: a shipped policy such as ``walker2d``, a run folder, or a policy file. If a file or folder has the name of
             a shipped policy, the function chooses the shipped policy; write ``./walker2d`` for the folder. From a run
-            folder, the function chooses the best policy, or the final one if the run has no best policy.
+            folder, the function chooses the best policy, or the final policy if the run has no best policy.
 
     Raises:
         BundleError: there is no such policy, or the folder holds no policy.
@@ -133,7 +133,7 @@ def load_policy(source: str | Path) -> Policy:
     """Load a policy.
 
     Args:
-        source: a shipped policy such as ``walker2d``, a run folder (its best policy, otherwise its final one), or a
+        source: a shipped policy such as ``walker2d``, a run folder (its best policy, otherwise its final policy), or a
             policy file; see :func:`find_policy`.
 
     Raises:

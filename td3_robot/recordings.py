@@ -105,9 +105,9 @@ class Recording:
         """Return the numbers of a topic as arrays with R rows.
 
         Returns:
-            Arrays by field name. Their shape is [R] for one number per row, and [R, O] or [R, A] for channels. Their
-            dtypes are those of docs/protocol.md. ``received_s`` (float64[R], s since 1970) is the time at which the
-            recorder received the row. The result has no fields with text or maps; :meth:`to_pandas` has them.
+            Arrays by field name. Their shape is [R] for one number per row, and [R, O] or [R, A] for channels.
+            docs/reference/protocol.md lists their dtypes. ``received_s`` (float64[R], s since 1970) is the time at
+            which the recorder received the row. The result has no fields with text or maps; :meth:`to_pandas` has them.
 
         Raises:
             SessionError: the recording has no such messages, is damaged, or its robots have different channels.

@@ -27,7 +27,7 @@ BEGIN = 1_700_000_000 * SECOND
 
 
 def entries_of(messages: Iterable[tuple[str, Message]], period: int = SECOND // 60) -> list[Entry]:
-    """Return entries that are one period (ns) apart. Each stream (publisher and topic) has its own sequence numbers."""
+    """Return entries that are one ``period`` (ns) apart. Each stream (publisher, topic) has its own numbers."""
     sequence: Counter[tuple[str, str]] = Counter()
     result = []
     for number, (publisher, message) in enumerate(messages):

@@ -1,4 +1,4 @@
-"""The public names of td3_robot: which they are, their signatures, and what importing them loads."""
+"""The public names of td3_robot, their signatures, and the packages that an import of them loads."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_cores_do_no_io(core: str) -> None:
 
 
 def test_cores_send_nothing_to_a_recorder() -> None:
-    """Nodes and the transport record what a core does. Cores know no recorder."""
+    """Nodes and the transport record what a core does. A core does not know the recorder."""
     for place in ("policy", "driver", "learner", "safety"):
         for module in (ROOT / "td3_robot" / place).glob("*.py"):
             names = set(imported(module))

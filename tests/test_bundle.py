@@ -106,7 +106,7 @@ def test_truncated_or_longer_bytes_are_refused(make_bundle: Make) -> None:
 
 
 def test_changed_byte_is_refused_or_changes_only_a_value_or_a_name(make_bundle: Make) -> None:
-    """Shapes must still fit and values must be finite. Weights messages carry a hash against other changes."""
+    """Shapes still fit and values are finite. The hash in a Weights message protects against other changes."""
     payload = make_bundle().encode()
     for position in range(0, len(payload), 97):
         for value in (0x00, 0x7F, 0xFF, payload[position] ^ 1):

@@ -42,7 +42,7 @@ class GrownBye(Bye, frozen=True):
 
 @pytest.fixture
 def grown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turn this process into one of the later version."""
+    """Turn this process into a process of the later version."""
     for kind in (GrownStep, GrownBye):
         monkeypatch.setitem(MESSAGES, kind.NAME, kind)
         monkeypatch.setitem(codec._PLANS, kind, codec._Plan(kind))

@@ -39,7 +39,7 @@ class Checks:
 
     Attributes:
         wrong: the mistakes found by each check.
-        made: names of the checks that have looked at something.
+        made: names of the checks that the kit has reached.
     """
 
     def __init__(self, demands: Mapping[str, str]) -> None:
@@ -186,7 +186,7 @@ def bind(wire: Wire, endpoint: str) -> None:
 
 
 def until(seconds: float, done: Callable[[], bool], turn: Callable[[float], None]) -> bool:
-    """Call ``turn`` with a short time (s) until ``done``, or until this time has passed. Return whether it is done."""
+    """Call ``turn`` with a short time (s) until ``done`` or until ``seconds`` have passed. Return whether ``done``."""
     end = time.monotonic() + seconds
     while not done():
         left = end - time.monotonic()

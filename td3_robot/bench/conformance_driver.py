@@ -64,9 +64,9 @@ DEMANDS = {
 """What each check demands, by the name of the check."""
 
 _PATIENCE = 10.0  # seconds for an answer
-_QUEUED = 0.2  # seconds in which the Hellos arrive that ZeroMQ kept while nobody served the endpoint
+_QUEUED = 0.2  # seconds for the arrival of Hellos that ZeroMQ queued before the kit served the endpoint
 _STEPS = 48  # Steps under observation
-_NORMAL, _BEYOND, _NOTHING, _SAFE, _FOREIGN, _GROWN = range(6)  # what the kit does with a Step, in turn
+_NORMAL, _BEYOND, _NOTHING, _SAFE, _FOREIGN, _GROWN = range(6)  # the kit treats Step n in the way n % 6
 
 
 def check(endpoint: str, wait: float, deadline: float) -> Checks:
@@ -246,7 +246,7 @@ class _Examination:
         self._command("reset")
 
     def _forget(self) -> None:
-        """Do as a restarted server: refuse the next message, then greet with another session."""
+        """Behave like a restarted server: refuse the next message, then send a Welcome with another session."""
         count, self.greets = len(self.hellos), False
         self.session = 0
         self._send(Refused("hello", "policy has not met this client; send Hello"))

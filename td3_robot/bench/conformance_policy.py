@@ -106,7 +106,7 @@ class _Client:
         self.wire.send(message, **changes)
 
     def receive(self, seconds: float, kind: type[Message]) -> Any:
-        """The next message of a kind; None if none comes within this time. Other messages are dropped."""
+        """The next message of a kind; None if no such message comes within this time. Drops other messages."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             frames = self.wire.receive(left)
@@ -225,7 +225,7 @@ class _Examination:
     # -- Steps ---------------------------------------------------------------------------------------------------
 
     def _step(self, driver: _Client, sequence: int | None = None) -> Step:
-        """A Step with an observation in the middle of the ranges, and other numbers for each robot."""
+        """A Step with an observation in the middle of the ranges. The numbers differ from robot to robot."""
         sequence = next(self._sequences) if sequence is None else sequence
         robots, channels = driver.hello.robots, self.spec.observations
         middle = [(one.low + one.high) / 2 if np.isfinite(one.high - one.low) else 0.0 for one in channels]

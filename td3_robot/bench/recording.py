@@ -82,7 +82,7 @@ def replay_policy(arguments: Sequence[str]) -> int:
         "seconds": seconds,
         "steps_per_s": options.steps / seconds,
         "times_real_time_at_60_hz": options.steps / RATE / seconds,
-        "times_real_time_undisturbed": options.steps / RATE / processor,  # processor time leaves out other load
+        "times_real_time_undisturbed": options.steps / RATE / processor,  # processor time excludes other load
     }
     return harness.show(report, options.json, _lines)
 

@@ -91,7 +91,7 @@ def watcher_parser(description: str, epilog: str) -> argparse.ArgumentParser:
 
 
 def watch(node: Node, listener: Listener | None, after: Callable[[Monitor], bool]) -> None:
-    """Receive messages until a signal arrives or ``after`` returns True. Calls ``after`` once a turn."""
+    """Receive messages until a signal arrives or ``after`` returns True. Calls ``after`` once in each turn."""
     logging.getLogger().setLevel(logging.WARNING)
     monitor = Monitor(time.time_ns() - time.monotonic_ns(), listener)
 

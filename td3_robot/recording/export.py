@@ -88,9 +88,8 @@ class ParquetTable:
         if not self._rows:
             return
         if self._writer is None:
-            columns = {
-                name: self._types[name.partition(".")[0]] for name in self._rows[0]
-            }  # a channel's column is FIELD.NAME
+            # A channel's column is FIELD.NAME.
+            columns = {name: self._types[name.partition(".")[0]] for name in self._rows[0]}
             schema = self._arrow.schema({name: getattr(self._arrow, kind)() for name, kind in columns.items()})
             self._writer = self._parquet.ParquetWriter(self._path, schema)
         self._writer.write_table(self._arrow.Table.from_pylist(self._rows, schema=self._writer.schema))

@@ -136,7 +136,7 @@ def examine(path: Path) -> dict[str, Any]:
         metadata.pop("task", None)
     damages = file.all_damages
     if unfinished := file.being_written():
-        damages = [damage for damage in damages if damage.offset < file.read]  # the rest follows
+        damages = [damage for damage in damages if damage.offset < file.read]  # the writer adds the rest
     try:
         host = json.loads(metadata.pop("host", "null"))
     except ValueError:

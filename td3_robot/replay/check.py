@@ -67,7 +67,7 @@ def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = N
     """
     reports = []
     names = list(cores or CORES)
-    if session.left_out:  # the learner computes the policies that the others need
+    if session.left_out:  # the learner computes the policies that the other cores need
         names.sort(key="learner".__ne__)
     for name in names:
         try:
@@ -199,7 +199,7 @@ def text(session: Session, reports: Sequence[Outcome]) -> str:
 
 
 def _same(reports: Sequence[Outcome]) -> dict[str, list[str]]:
-    """Map each kind of comparison to texts: a core, its turns and the numbers of its equal messages."""
+    """Map each kind of comparison to texts. A text names a core, its turns and the numbers of its equal messages."""
     lines: dict[str, list[str]] = {}
     for report in reports:
         found: dict[str, list[Comparison]] = {}

@@ -74,7 +74,7 @@ class Comparison:
         compared: number of pairs of messages.
         first: the first differences, in recorded order.
         counts: number of messages that differ, by field; also counts ``missing``, ``not expected``, ``order``.
-        places: the Step at which the node sent a message, by the key of the message as text.
+        places: the Step at which the node sent each message, by the key of the message as text.
         errors: by field, the largest error in each compared message; infinite for values that are not numbers.
     """
 
@@ -191,7 +191,7 @@ def _compare_field(
     values = repr(expected[place].item()), repr(got[place].item())
     result.note(name, Difference(_text(key), f"{name}[{where}]{more}", *values))
     error = np.abs(got[wrong].astype(np.float64) - expected[wrong].astype(np.float64))
-    # The error must not be 0, also if only the sign of a zero differs.
+    # The error must not be 0, even if only the sign of a zero differs.
     return float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max()) or 5e-324
 
 

@@ -210,7 +210,7 @@ class _Learner:
         if self.learning is None:
             return []
         scheduler = self.learning.scheduler
-        # The learner's saver, not its core, decides when to take a snapshot. The recorded Throttles show it.
+        # The learner's saver, not its core, decides when to take a snapshot. The recorded Throttles show the decision.
         if any(throttle.save for throttle in self._life.recorded_in_turn(Throttle)):
             scheduler.request_snapshot()
         outputs = self.learning.step(inputs, now)

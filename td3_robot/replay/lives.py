@@ -71,7 +71,7 @@ class Life:
         start: the recorded Start, which says how to make the core.
         recorded: recorded messages by topic, each with the number of turns that had begun before it.
         replayed: replayed messages by topic, each with the number of its turn.
-        where: for each message, by its ``id``: the newest Step that the core had at that time, as text.
+        where: for each message, by its ``id``: the newest Step that the core had received by then, as text.
         turns: number of replayed turns.
         stopped: the reason why replay stopped before the last turn; empty after a replay of all turns.
         left: whether the recording has a Bye of the node.

@@ -21,7 +21,7 @@ class Replayed:
         reference: an attachment with ``got``; only for topics that are not in MESSAGES.
         stream: the publisher and its incarnation.
         where: for each message, by its ``id``: the Step at which the node sent it, as text.
-        older: True if the recorded node did not offer this topic. Then only a reference can be compared.
+        older: True if the recorded node did not offer this topic. Then replay can compare only with a reference.
         made: metadata of the machine that made the reference, if known.
     """
 
@@ -59,7 +59,7 @@ class Outcome:
     taken_s: float = 0.0
 
     def add(self, comparison: Comparison, how: str) -> None:
-        """Add a comparison. Merge it with an earlier one of the same topic and exactness."""
+        """Add a comparison. Merge it with an earlier comparison of the same topic and exactness."""
         for known, known_how in self.comparisons:
             if (known.topic, known_how) == (comparison.topic, how):
                 known.add(comparison)

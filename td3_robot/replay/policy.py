@@ -187,7 +187,7 @@ class _LostTurns:
 class _Policies:
     """Policy cores without deadlines, one for each weights version.
 
-    A server may return to an older version, and only a turn shows the time. So the core for the Action's version
+    A server may return to an older version, and only a recorded turn shows when. So the core for the Action's version
     computes the answer.
 
     Attributes:

@@ -66,7 +66,7 @@ class SessionCollector(pytest.File):
 
 
 class SessionDiffersError(Exception):
-    """The replayed messages differ from the recorded ones."""
+    """The replayed messages differ from the recorded messages."""
 
 
 class SessionItem(pytest.Item):

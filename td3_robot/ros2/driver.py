@@ -83,8 +83,8 @@ def _drive(node: Node, ros_node: DriverNode) -> None:
 class Desk:
     """Carries out the requests of ROS, and follows the state of the driver.
 
-    Requests take the way of an operator's commands for this robot, through the policy server. An emergency stop also
-    holds without a server.
+    Requests go through the policy server, like an operator's commands for this robot. An emergency stop also works
+    without a server.
 
     Args:
         node: the driver's node.
@@ -133,7 +133,7 @@ class Desk:
     def request(self, verb: str) -> str:
         """Carry out configure, activate, deactivate, reset or shutdown. Return an error; empty if it is done."""
         error = self._command(verb)
-        if verb == "shutdown" and error:  # a driver must end also without a policy server
+        if verb == "shutdown" and error:  # a driver must end even without a policy server
             log.warning("shutdown: %s; the driver ends itself", error)
             os.kill(os.getpid(), signal.SIGTERM)
             return ""

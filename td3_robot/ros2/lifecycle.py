@@ -43,7 +43,7 @@ from td3_robot.safety.lifecycle import State
 log = logging.getLogger(__name__)
 
 PARAMETERS = ("endpoints.policy", "endpoints.learner", "endpoints.recorder", "endpoints.monitor", "endpoints.keys")
-"""ROS parameters that replace the configuration key of the same name. ``ros2.bundle`` is one more."""
+"""ROS parameters that replace the configuration key of the same name. So does the parameter ``ros2.bundle``."""
 _MESSAGES: dict[Kind, Any] = {"joint": JointState, "imu": Imu, "array": Float64MultiArray}
 _REPORT_PERIOD = 1.0  # seconds between two diagnostics
 _SETTLE = 0.5  # seconds for the last command to arrive
@@ -102,7 +102,9 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
         given = {key: self.declare_parameter(key, "", read_only).value for key in names}
         self.overrides = [f"{key}={json.dumps(value)}" for key, value in given.items() if value]
         self._ros_state = "unconfigured"
-        self._mirrors = False  # whether a transition follows the driver, so that it asks for nothing
+        self._mirrors = (
+            False  # whether the ROS node follows a change of the driver, so that its transition sends no request
+        )
         self._request: Callable[[str], str] = lambda verb: f"{verb}: the driver has not started"
         self._condition: Callable[[], Condition] = Condition
         self._robot = ""
@@ -188,7 +190,7 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
         return self._follow("cleanup", "unconfigured")
 
     def _follow(self, verb: str, target: str) -> Any:
-        """Ask the driver for a transition, unless the transition follows the driver."""
+        """Ask the driver for a transition, unless the transition follows a change of the driver."""
         if not self._mirrors:
             error = "a driver keeps its configuration; allowed: shutdown" if verb == "cleanup" else self._request(verb)
             if error:

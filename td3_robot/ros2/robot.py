@@ -93,7 +93,7 @@ class Inputs:
         """Return the newest values, float32[O].
 
         Raises:
-            StaleError: a channel has no value, or an old one.
+            StaleError: a channel has no value, or its value is too old.
         """
         with self._changed:
             values, at = self._values.astype(np.float32), self._at

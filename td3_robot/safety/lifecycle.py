@@ -66,7 +66,7 @@ _COMMANDS: dict[str, dict[State, State]] = {
     "reset": {**{state: state for state in State}, State.FAULT: State.INACTIVE},
     "shutdown": dict.fromkeys(State, State.FINALIZED),
 }
-"""Maps each command to its changes, from the state before to the state after. Other states refuse the command."""
+"""Maps each command to its changes of state: from old state to new state. In other states, the command is refused."""
 _REFUSED_WHILE_STOPPED = ("configure", "activate", "deactivate")
 _LONGEST_REASON = 2000  # characters
 _KEPT = 100  # changes to keep for :meth:`Lifecycle.changes`
@@ -210,7 +210,7 @@ class Watchdog:
             self.lifecycle.recover(f"{self.what}s have come for {self.recovery_s * 1e3:.0f} ms", now)
 
     def bites(self, now: float, why: str | None = None) -> bool:
-        """Take the lifecycle to FAULT if the deadline has passed. Return whether it has passed.
+        """Take the lifecycle to FAULT if the deadline has passed. Return whether the deadline has passed.
 
         Args:
             now: the time, in seconds.

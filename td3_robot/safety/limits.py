@@ -40,7 +40,7 @@ class SafetyConfig(Section, frozen=True):
             channels is cut to the specification's limits.
         out_of_limit: what happens if the policy's action with its noise is outside the limits, before ``low_pass`` and
             ``rate``. ``clamp``: the robot gets the nearest action within the limits. ``stop``: an emergency stop of
-            this robot. In a map, the other channels clamp. The default is ``clamp``.
+            this robot. Channels that a map does not name clamp. The default is ``clamp``.
         rate: the largest change of an action, in units per second.
         low_pass: cut-off frequency of a first-order filter over the actions, in Hz.
         safe_action: ``hold`` (the last applied action), ``zero`` (or the limit nearest to it), or a map from channel
@@ -49,11 +49,11 @@ class SafetyConfig(Section, frozen=True):
         frozen_ms: no policy answers an observation in which no bit has changed for longer than this time.
         observation_deadline_ms: the policy server's watchdog: FAULT after this time without a valid observation.
         reset_timeout_ms: the longest ``reset()`` of a robot. Between the last Step of an episode and the first Step of
-            the next one, the policy server's watchdog waits for this time. The default is 30 s.
+            the next episode, the policy server's watchdog waits for this time. The default is 30 s.
         action_deadline_ms: the driver's watchdog: FAULT after this time without an Action.
         hang_ms: if a method of the robot runs longer than this, the driver calls the robot's ``stop`` and ends.
         recovery: ``manual``: only an explicit activate leaves FAULT. ``automatic``: FAULT also ends when the missing
-            data have arrived for ``recovery_ms`` without a pause. Neither ends an emergency stop. The default is
+            data have arrived for ``recovery_ms`` without a pause. Neither value ends an emergency stop. The default is
             ``manual``.
         recovery_ms: see ``recovery``.
     """
@@ -93,7 +93,7 @@ class Envelope:
         stops: bool[A], whether an action outside the limits stops the robot; None: no channel stops it.
         step: float32[A], the largest change of an action in a control period; None: no limit.
         blend: float32[A] in (0, 1], weight of the policy's action in the low-pass filter; the last action has the
-            rest. None: no filter.
+            remaining weight. None: no filter.
         safe: float32[A], the safe action, within the limits; None: hold the last applied action.
         observation_low, observation_high: float32[O], the valid range; None: any finite observation is valid.
         frozen_s, observation_deadline_s, action_deadline_s, hang_s: in seconds; None: off.
@@ -164,8 +164,8 @@ def joined(
         floor: settings of the policy that a person deployed last.
 
     Raises:
-        ConfigError: a setting names a channel that the robot lacks, limits are outside the specification's or have no
-            common value, or the safe action is outside the limits.
+        ConfigError: a setting names a channel that the robot lacks, limits are outside the limits of the specification
+            or have no common value, or the safe action is outside the limits.
     """
     every = (robot, floor or SafetyConfig(), policy)
     low, high = _limits(every, spec)

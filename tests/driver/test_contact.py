@@ -43,7 +43,7 @@ def test_a_driver_does_not_turn_an_operators_stop_into_a_stop_of_all_robots(make
 
 
 def test_a_robots_own_stop_ends_with_its_reset(make_core: Make, robot: Toy) -> None:
-    """Without this, the driver would ask the next server to stop all robots when an operator stops only this one."""
+    """Otherwise, when an operator stops only this robot, the driver would ask the next server to stop all robots."""
     core = make_core()
     robot.sees = EmergencyStop("the red button")
     core.step([], 0.02)

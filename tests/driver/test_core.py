@@ -168,7 +168,7 @@ def test_the_action_deadline_is_checked_between_two_steps(make_core: Make, robot
 
 
 def test_automatic_recovery_after_the_recovery_time(make_core: Make, robot: Toy) -> None:
-    """Recovery needs 39 ms of Actions, which are 20 ms apart: from 0.065 on, so the one at 0.105 is applied first."""
+    """Recovery needs Actions for 39 ms. They come every 20 ms from 0.065 on; the first applied Action is at 0.105."""
     core = make_core(SafetyConfig(action_deadline_ms=50, recovery="automatic", recovery_ms=39, safe_action="zero"))
     core.step([action(0, 1.5, 0)], 0.003)
     core.step([], 0.02)

@@ -1,4 +1,4 @@
-"""A robot method that does not return. The test threads wait for each other, not for a time."""
+"""A robot method that does not return. The test threads wait for each other and do not sleep."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_hang_stops_the_robot_and_ends_the_process(
 
 
 def test_calls_that_return_in_time_have_no_effect() -> None:
-    """Makes 2 s of calls far below the limit of 1 s. Repeats them if a busy machine delayed a call.
+    """Make calls for 2 s, each far shorter than the limit of 1 s. Repeat them if a busy machine delayed a call.
 
     A thread that is suspended for the whole limit looks like a call that hangs.
     """

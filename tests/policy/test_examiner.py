@@ -181,7 +181,7 @@ def test_weights_that_the_core_would_refuse_are_delivered_at_once(
 def test_the_newest_weights_are_examined_first_and_older_ones_only_if_it_is_invalid(
     examiner: Examiner, gate: Gate, counters: Counter[str], make_bundle: Callable[..., Bundle]
 ) -> None:
-    """2, 3 and 4 arrive while 1 is examined. 4 is invalid, so 3 is examined next. 5 arrives late and comes last."""
+    """Versions 2, 3 and 4 arrive while 1 is examined. 4 is invalid, so 3 is next. 5 arrives late and is last."""
     core = PolicyCore(seed=9, examine=examiner)
 
     def take(*arrived: Weights) -> None:
@@ -284,7 +284,7 @@ def test_an_error_in_the_examiner_is_raised_in_the_core(
 
 @given(turns=st.lists(st.lists(st.booleans(), max_size=4), max_size=12))
 def test_the_newest_valid_weights_are_always_delivered(turns: list[list[bool]]) -> None:
-    """True means valid. Each version is delivered once or counted. After a valid version, no older one is delivered."""
+    """True means valid. Each version is delivered once or counted. No version is delivered after a newer valid one."""
     released = threading.Semaphore(0)
     policy = Actor.__new__(Actor)
     versions = iter(range(1, 100))

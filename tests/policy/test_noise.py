@@ -66,7 +66,7 @@ def test_the_order_of_requests_does_not_matter(
 
 @pytest.mark.parametrize("kind", [Gaussian, OrnsteinUhlenbeck, Categorical])
 def test_a_robots_noise_does_not_depend_on_other_robots_steps(kind: type[Noise], seed: int) -> None:
-    """Robot 1 asks for (2, 70) next to different steps of the other robots, and gets the same noise."""
+    """Robot 1 gets the same noise for episode 2 and step 70, although the steps of the other robots differ."""
     together = ask(made(kind, seed, 3, 2), [0, 2, 9], [5, 70, 200])
     apart = ask(made(kind, seed, 3, 2), [4, 2, 1], [64, 70, 63])
     assert np.array_equal(together[1], apart[1])

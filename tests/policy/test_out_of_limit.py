@@ -1,4 +1,4 @@
-"""An action outside the limits: policy server and driver clamp it, or stop the robot, as its channel says."""
+"""An action outside the limits: the setting of its channel decides whether the action is clamped or the robot stops."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def server(safety: SafetyConfig, shares: tuple[float, float]) -> PolicyCore:
 
 
 def drive(safety: SafetyConfig, action: Float32) -> tuple[Guard, Float32 | None]:
-    """Give an Action of a policy to a driver's guard. Return the guard and the action that it lets through."""
+    """Give an Action of a policy to a driver's guard. Return the guard and the action that the guard lets through."""
     guard = Guard(SPEC, "leg", safety)
     guard.look(0.0)
     return guard, guard.accept(Action("leg", 0, 0, 0, action, 1, NO_NOISE, 0), 0.0)
@@ -103,7 +103,7 @@ def test_without_the_setting_every_bit_is_that_of_clamp(shares: tuple[float, flo
 
 
 def test_a_stop_names_the_channel_and_lasts_until_reset_and_activate() -> None:
-    """Automatic recovery does not end it, because it is an emergency stop of this robot."""
+    """Automatic recovery does not end the stop, because it is an emergency stop of this robot."""
     safety = SafetyConfig(
         limits=LIMITS, out_of_limit={"right": "stop"}, safe_action=SAFE, recovery="automatic", recovery_ms=1
     )

@@ -115,7 +115,7 @@ def test_invalid_observations_are_named(refuse: bool, value: float, words: str |
 def test_settings_that_never_act_change_no_bit(
     make_step: Callable[..., Step], make_bundle: Callable[..., Bundle], spec: RobotSpec, rng: np.random.Generator
 ) -> None:
-    """A server with very wide settings is compared with one without settings."""
+    """A server with very wide settings is compared with a server without settings."""
     peer = Peer("policy", b"1", hello("simulator", "sim-0", client=1, robots=4, spec=spec), {})
     wide = SafetyConfig(limits=(-1e6, 1e6), rate=1e9, observation_deadline_ms=1e9)
     cores = [PolicyCore(9), PolicyCore(9, safety=wide)]

@@ -461,7 +461,7 @@ def test_a_learners_weights_neither_end_a_fault_nor_remove_the_limits(
     make_step: Callable[..., Step],
     make_bundle: Callable[..., Bundle],
 ) -> None:
-    """The server has no safety settings. The deployed policy contains them."""
+    """The server has no safety settings. The deployed policy contains the settings."""
     core = PolicyCore(9)
     deployed = SafetyConfig(limits={"left": (-0.5, 0.5)}, safe_action={"left": 0.25}, observation_deadline_ms=100)
     core.load(1, replace(make_bundle(1), safety=deployed))
@@ -592,7 +592,7 @@ def test_a_stopped_robot_without_settings_gets_the_safe_action(
 def test_invalid_observations_from_the_start_cause_a_fault(
     begins: bool, make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """No valid observation was ever received. 100 ms after the first invalid one, the watch is in FAULT."""
+    """No valid observation ever arrives. 100 ms after the first invalid observation, the watch is in FAULT."""
     core, now = make_core(replace_deadline(SafetyConfig(refuse_out_of_range=True))), 1.0
     if not begins:
         core.step([(peer, make_step(1))], now)
@@ -611,7 +611,7 @@ def test_invalid_observations_from_the_start_cause_a_fault(
 def test_an_unconfigured_server_reports_no_missing_observations(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """The server is restarted under a stop and reset before it is configured. It does not examine Steps."""
+    """The server restarts during a stop, and a person resets it before it is configured. It then examines no Steps."""
     core = make_core(autostart=False)
     core.resume(SafetyState(server=STOP, sources={"leg": STOP}), 0.5)
     core.step([(peer, make_step(1))], 1.0)
@@ -699,7 +699,7 @@ RESETS = SafetyConfig(safe_action={"left": 0.25}, observation_deadline_ms=200, r
 
 @pytest.fixture
 def make_phase(make_step: Callable[..., Step]) -> Callable[..., Step]:
-    """Makes a Step of a phase. The episode of Step 4 ends, and that of Step 5 begins."""
+    """Makes a Step of a phase. An episode ends at Step 4, and the next episode begins at Step 5."""
 
     def make(sequence: int, phase: Phase, episode_step: int = 0, **fields: Any) -> Step:
         phases, steps = np.full(1, phase, np.uint8), np.full(1, episode_step, np.uint32)
@@ -712,7 +712,7 @@ def make_phase(make_step: Callable[..., Step]) -> Callable[..., Step]:
 def test_the_watch_waits_while_a_robot_resets(
     make_core: Cores, peer: Peer, make_phase: Callable[..., Step], end: Phase
 ) -> None:
-    """The reset lasts 2 s, and the deadline is 200 ms. Then the deadline holds again."""
+    """The reset lasts 2 s, and the deadline is 200 ms. After the reset, the deadline holds again."""
     core = make_core(RESETS)
     core.step([(peer, make_phase(4, end, 4))], 1.0)
     assert core.due == pytest.approx(4.0)

@@ -21,7 +21,7 @@ MadeOnce = Callable[[str, Callable[[Path], object]], Path]
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
-    """Make a folder once for all tests and all pytest-xdist workers. The first caller makes the folder.
+    """Make a folder only once for all tests and all pytest-xdist workers. The first caller makes the folder.
 
     A lock file is used instead of pytest-xdist's groups, which pytest 9.2 with pytest-xdist 3.8 ignores.
     """

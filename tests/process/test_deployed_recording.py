@@ -94,7 +94,7 @@ def test_deployed_robot_is_recorded_from_the_start_and_replays(robot: Recorded, 
 
 
 def test_recording_replays_after_a_kill(robot: Recorded) -> None:
-    """A killed process loses the last messages that it did not send to the recorder. The receiver recorded them."""
+    """A killed process loses the last messages that it did not send to the recorder. Their receiver recorded them."""
     robot.configure()
     server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     at = robot.wait_for(POLICY)

@@ -407,7 +407,7 @@ def test_two_second_resets_cause_no_fault_with_a_deadline_of_200_ms(
 
 
 def test_robot_that_never_comes_back_from_its_reset_is_in_fault(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The timeout is above 5 s of silence, after which the server takes the blocked driver for gone."""
+    """The server removes the blocked driver after 5 s of silence. The reset timeout is longer than that."""
     monkeypatch.setenv("EPISODE", "20")
     robot.configure(observation_deadline_ms=200, reset_timeout_ms=6000, **AUTOMATIC)
     robot.serve()

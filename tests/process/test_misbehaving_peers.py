@@ -1,4 +1,4 @@
-"""A real policy server and peers that break the protocol: it refuses or drops, and the operator sees why."""
+"""A real policy server refuses peers or drops messages that break the protocol, and the operator sees why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record real runs. The file is complete, no process waits for the recorder, and all survive its crash."""
+"""Record real runs. The file is complete, no process waits for the recorder, and all processes survive its crash."""
 
 from __future__ import annotations
 

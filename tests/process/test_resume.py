@@ -40,7 +40,7 @@ LOCKSTEP = (
 )
 """The buffer fills long before the end, so the tests also compare which rows the runs overwrite.
 
-The learner skips an evaluation while four others wait. These runs make few evaluations, so it skips none.
+The learner skips an evaluation while four other evaluations wait. These runs make few evaluations and skip none.
 """
 
 

@@ -292,9 +292,9 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
 
 
 def test_training_survives_sighup_under_nohup_and_paused_processes(command: Any) -> None:
-    """Under nohup, SIGHUP is ignored and SIGTERM is not.
+    """Under nohup, the training ignores SIGHUP but not SIGTERM.
 
-    Processes paused for a little less than PEER_TIMEOUT reconnect, whether one process pauses or all of them.
+    Processes reconnect after a pause of a little less than PEER_TIMEOUT. One process pauses, then all processes.
     """
     sets = [word for item in (*SMALL, "learner.replay_ratio=0.1") for word in ("--set", item)]
     run = command("train", "walker2d_fast", "--out", "run", *sets, "--log-every", "0.2", before=["nohup"])

@@ -50,7 +50,7 @@ def rows(core: LearnerCore) -> Any:
 
 
 def test_a_recording_gives_the_same_transitions_as_the_live_run(make_step: Make, spec: RobotSpec, save: Make) -> None:
-    """Robot 0 has 5 transitions in episode 1 and 1 + 2 in episode 2. Robot 1 has 7 + 2. A lost Step costs two each."""
+    """Robot 0 has 5 transitions in episode 1 and 1 + 2 in episode 2. Robot 1 has 7 + 2. Each robot loses two."""
     hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
     path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
     live, peer = make_core(CONFIG), Peer("learner", b"k", hello, {})

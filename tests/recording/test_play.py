@@ -78,8 +78,9 @@ def test_start_counts_from_the_beginning_of_the_recording(
 def test_batched_messages_are_played_at_their_publication_times(acted: Make, save: Make) -> None:
     """Steps and Actions alternate, 10 ms apart, and arrive in batches every 100 ms.
 
-    Of each batch, the last Step is published at 80 ms and received at 100 ms, so the shortest delay is 20 ms. The last
-    Action is published at 90 ms and received at 105 ms: 15 ms. The policy server's clock is one hour ahead.
+    In each batch, the last Step is published at 80 ms and received at 100 ms, so the shortest delay is 20 ms. The last
+    Action is published at 90 ms and received at 105 ms, so its delay is 15 ms. The policy server's clock is one hour
+    ahead.
     """
     ms, messages = SECOND // 1000, [item for item in acted(20) if isinstance(item[1], Step | Action)]
     handfuls, expected = [], []

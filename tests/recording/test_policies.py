@@ -169,7 +169,7 @@ def test_a_reference_to_a_damaged_policy_has_no_policy(policy: Make, tmp_path: P
 def test_a_file_with_references_cannot_fill_the_memory(
     policy: Make, save: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nine references in one chunk copy nine times 40 kB. A reader allows a chunk at most _MAX_CHUNK bytes."""
+    """Nine references in one chunk copy 40 kB each. A reader lets the references of a chunk copy _MAX_CHUNK bytes."""
     one = policy(1)
     path = save("a.mcap", entries_of([("learner", one), *((f"server-{n}", one) for n in range(9))], 1))
     assert len(payloads(path)) == 10

@@ -1,4 +1,4 @@
-"""Real ROS 2 nodes in separate processes. Each test has a ROS domain of its own, on this machine only."""
+"""Real ROS 2 nodes in separate processes. Each test has its own ROS domain, on this machine only."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _DOMAINS = range(1, 102)
 
 @functools.cache
 def ros_python() -> str | None:
-    """Return a Python with rclpy and rosbags: TD3_ROBOT_ROS2_PYTHON, that of ``make test-all``, or this one.
+    """Return a Python with rclpy and rosbags; None if no candidate has both packages.
 
-    None if none of them has both packages.
+    The candidates are TD3_ROBOT_ROS2_PYTHON, the Python of ``make test-all``, and this Python.
     """
     made = Path(sys.prefix) / "ros2" / "bin" / "python"
     for python in (os.environ.get("TD3_ROBOT_ROS2_PYTHON"), str(made) if made.exists() else None, sys.executable):
@@ -202,7 +202,7 @@ def linear_policy(spec: RobotSpec, gains: Float32, file: Path) -> None:
         file: where to save it.
     """
     size = spec.observation_size
-    hidden = (2 * size,)  # a ReLU each for the positive and the negative part of an observation
+    hidden = (2 * size,)  # one ReLU for the positive part of each observation, and one for its negative part
     tensors: Mapping[str, Any] = {name: np.zeros(shape, "f4") for name, shape in layer_shapes(spec, hidden).items()}
     tensors["actor.0.weight"][:] = np.concatenate([np.eye(size), -np.eye(size)])
     tensors["actor.1.weight"][:] = np.concatenate([gains, -gains], axis=1)

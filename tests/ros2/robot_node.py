@@ -1,4 +1,4 @@
-"""A robot with a ROS 2 interface, as a process of its own: it publishes its joints at 100 Hz and obeys commands.
+"""A robot with a ROS 2 interface, as a separate process. It publishes its joints at 100 Hz and obeys commands.
 
     python robot_node.py [--shuffle] [--still] [--ros-args …]
 

@@ -64,7 +64,7 @@ def wait_for_policy_state(console: Console, words: str) -> None:
 
 
 def test_each_channel_gets_its_value_whatever_the_order_of_the_joints(world: World) -> None:
-    """The robot stands still and shuffles its joints, so a policy of the right values commands the same each time."""
+    """The robot stands still and shuffles its joints, so a policy that gets the right values repeats its command."""
     spec = RobotSpec(
         "Leg",
         tuple(Channel(name, "1", -10.0, 10.0) for name in ("hip", "ankle", "pitch_rate", "foot")),
@@ -108,7 +108,7 @@ def test_each_channel_gets_its_value_whatever_the_order_of_the_joints(world: Wor
 
 
 def control(world: World, periods: int) -> None:
-    """Let the policy control the robot until it has had this number of commands. The policy brings the hip to 0."""
+    """Let the policy control the robot until the robot has got so many commands. The policy brings the hip to 0."""
     configure(world, stale_ms=3000, action_deadline_ms=3000)  # a busy test machine may pause a process
     robot = world.robot()
     console = world.console()

@@ -162,7 +162,7 @@ def test_a_robot_appears_as_ros_topics(ros: Ros, command: Callable[..., Command]
 
 
 def test_a_robot_under_ros_appears_while_its_driver_runs(ros: Ros, world: World) -> None:
-    """The robot's position comes from ROS, and the monitor publishes what the driver has made of it."""
+    """The robot's position comes from ROS, and the monitor publishes the driver's observation of this position."""
     channels = Channel("angle", "rad", -100.0, 100.0), Channel("velocity", "rad/s", -100.0, 100.0)
     hip = RobotSpec("Hip", channels, (Channel("acceleration", "rad/s²", -1.0, 1.0),), 0.01)
     linear_policy(hip, np.array([[-2.0, -2.0]], np.float32), world.folder / "policy.safetensors")

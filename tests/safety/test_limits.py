@@ -1,4 +1,4 @@
-"""Safety settings: how they apply to a robot, how two of them are joined, and what is refused."""
+"""Safety settings: how they apply to a robot, how the settings of robot and policy are joined, and wrong settings."""
 
 from __future__ import annotations
 
