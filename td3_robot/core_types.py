@@ -22,7 +22,6 @@ class Peer:
     Attributes:
         link: name of the link on which the client connected.
         key: routing identity of the connection.
-        hello: the client's Hello.
         dims: sizes of the arrays in its messages, by their letters: N, O, A.
         owner: the client's public key, proved in its handshake; empty on a link without keys.
     """

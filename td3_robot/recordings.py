@@ -56,9 +56,6 @@ class Recording:
     """A recording of a training run or a robot. :func:`open_recording` returns it.
 
     In tables, each robot in a message has one row. A message without arrays has one row.
-
-    Args:
-        session: the open recording.
     """
 
     def __init__(self, session: Session) -> None:

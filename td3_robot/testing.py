@@ -39,7 +39,6 @@ class FakeRobot:
 
     Args:
         policy: the core that answers the robot's Steps.
-        spec: specification of the robot.
         clock: each observation advances this clock by one control period.
         source: name of the robot.
     """

@@ -146,16 +146,13 @@ class Command:
     """A td3-robot command that runs as a process.
 
     Args:
-        arguments: of the command.
         cwd: folder in which it runs.
         before: words before the program.
-        program: the program.
         environment: variables that it gets in addition to those of the tests.
 
     Attributes:
         cwd: folder in which it runs.
         lines: lines of output read so far, from stdout and stderr.
-        process: the process.
     """
 
     def __init__(

@@ -25,7 +25,6 @@ class InProcess:
     """A run whose links are queues in memory. All other code, such as encoding and handshake, is that of a real run.
 
     Args:
-        config: configuration of the run.
         clock: returns the time in seconds; None for a clock that advances 1 ms per turn.
     """
 

@@ -93,7 +93,6 @@ class Wire:
     """One ZeroMQ socket of the kit. It sends and receives any frames.
 
     Args:
-        context: of ZeroMQ.
         kind: ``zmq.ROUTER`` or ``zmq.DEALER``.
     """
 

@@ -106,7 +106,6 @@ class _Examination:
     Attributes:
         session: session of the newest Welcome; 0 before the first.
         silent: whether the kit sends nothing.
-        newest: the newest Step.
         steps: number of received Steps, without repetitions.
         sent: the Actions of the kit's policy, by the sequence of their Step.
         used: what the kit had done with the Steps whose Actions the driver applied.

@@ -191,7 +191,6 @@ def show(report: Report, as_json: bool, lines: Callable[[Report], Iterable[str]]
 
     Args:
         report: must have the key ``machine``. ``not_measured`` maps a contestant to the reason why it is missing.
-        as_json: print JSON.
         lines: returns this benchmark's part of the text.
     """
     if as_json:

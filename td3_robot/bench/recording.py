@@ -39,7 +39,6 @@ Published = list[tuple[str, Message]]
 
 
 def record(arguments: Sequence[str]) -> int:
-    """Run ``bench record``."""
     description = "Measure what recording costs a node, and how fast a recorder writes."
     options = _options("record", description).parse(arguments)
     published = _session(options.steps)
@@ -68,7 +67,6 @@ def record(arguments: Sequence[str]) -> int:
 
 
 def replay_policy(arguments: Sequence[str]) -> int:
-    """Run ``bench replay``."""
     options = _options("replay", "Measure how much faster than real time the policy core is replayed.").parse(arguments)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.mcap"

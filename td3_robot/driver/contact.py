@@ -37,10 +37,6 @@ class ServerContact:
 
     Args:
         rivals: whether another process may move the same robots.
-
-    Attributes:
-        state: of the contact.
-        rivals: as given.
     """
 
     def __init__(self, *, rivals: bool) -> None:

@@ -27,9 +27,7 @@ class Guard:
     pacing chooses the action. The limits of the specification hold even if the settings have none.
 
     Args:
-        spec: the robot.
         name: of the source.
-        config: this robot's settings.
         autostart: go to the state ``active`` at once.
 
     Raises:

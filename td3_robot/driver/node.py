@@ -43,7 +43,6 @@ def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int
     driver has the same name, this driver does not touch the robot.
 
     Args:
-        robot: the robot.
         name: name of this robot at its policy server; the option ``--name`` replaces it.
         arguments: arguments of the command line, see ``--help``.
 
@@ -71,7 +70,6 @@ def drive(node: Node, robot: Robot, follow: Callable[[SourceCore], None] | None 
 
     Args:
         node: the node of this process.
-        robot: the robot.
         follow: called after each turn with the core, to read its state; None if nobody reads it.
     """
     endpoint = absolute(node.endpoint("policy"))

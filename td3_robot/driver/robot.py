@@ -93,7 +93,6 @@ class RobotBody(OneRobot):
     observation begins another episode.
 
     Args:
-        robot: the robot to drive.
         hang_s: seconds that ``observe``, ``apply``, ``phase`` and ``reward`` may take, see :class:`HangWatch`; None:
             no limit. ``reset`` and ``close`` have no limit.
     """

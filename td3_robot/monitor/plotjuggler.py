@@ -62,7 +62,6 @@ class PlotJuggler:
     """A ZeroMQ PUB socket for any number of PlotJugglers. It drops messages for slow subscribers, and never waits.
 
     Args:
-        endpoint: the endpoint to serve.
         anywhere: allow an endpoint that other machines can read.
 
     Raises:

@@ -12,7 +12,6 @@ class Actor:
     """Deterministic policy network: optional normalisation of observations, ReLU layers, tanh, action limits.
 
     Attributes:
-        bundle: the policy.
         low, high, half, middle: float32[1, A], the action limits, half the distance between them, and their mean.
     """
 

@@ -28,7 +28,6 @@ class Answers:
     Args:
         seed: of the exploration noise.
         exploring: add the exploration noise that a Weights message names.
-        store: holds the policies.
         safety: decides which robots a policy may move.
         takeovers: the robots that operators drive.
         counters: counts Steps and Actions, and the reasons why no policy answered a Step.

@@ -76,7 +76,6 @@ class PolicyCore:
         autostart: go to the state ``active`` at once.
         frozen: refuse the weights of learners.
         operator_deadline_s: the longest age, in seconds, of an operator's action.
-        name: of this server.
         examine: checks the bytes of policies, see :class:`PolicyStore`.
 
     Attributes:

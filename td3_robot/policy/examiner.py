@@ -41,7 +41,6 @@ class Examiner:
     Args:
         counters: ``weights_not_examined`` counts weights that the examiner drops: because newer weights already serve,
             because a person has loaded a policy since, or because too many weights wait.
-        examine: examines bytes.
     """
 
     def __init__(self, counters: Counter[str], examine: Examine = examine) -> None:
@@ -81,7 +80,6 @@ class Examiner:
         loads a policy, this method drops all earlier weights, because the person's choice replaces them.
 
         Args:
-            inputs: all inputs that arrived.
             wanted: returns whether the core would examine these weights now.
         """
         self._delivered = None

@@ -107,7 +107,6 @@ class Noise:
         """The robots' actions with this noise, float32[N, A], within the limits of the actions; a new array.
 
         Args:
-            actor: the policy.
             observation: float32[N, O].
             episode, step: as in a call.
             scale: float32[N, A], the standard deviation that the policy asks for, in the unit of the channel.

@@ -28,9 +28,6 @@ class Safety:
     An emergency stop of one robot holds for the robot's name, even if the robot is not connected or the server has no
     watch over it. The stop lasts until a reset of that robot or of all robots.
 
-    Args:
-        node: name of the server.
-
     Attributes:
         lifecycle: lifecycle of the server itself.
         watches: the watches over robots, by robot name. The server has no watch over a robot without watch settings.
@@ -86,7 +83,6 @@ class Safety:
         """Apply a Command to one robot: to its individual stop, and to the watch over it.
 
         Args:
-            name: name of the robot.
             command: a Command for this robot, or with an empty target for all robots.
             now: the time, in seconds.
             watched: whether to apply the Command to the watch over the robot.

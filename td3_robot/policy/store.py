@@ -88,8 +88,6 @@ class PolicyStore:
         """Serve a policy from the next action on.
 
         Args:
-            version: of the policy.
-            actor: the policy.
             loaded: a person chose the policy.
 
         Raises:
@@ -145,7 +143,6 @@ class PolicyStore:
         """Check bytes and serve them.
 
         Args:
-            version: of the policy.
             digest: SHA-256 that the bytes must have.
             payload: the bytes of a bundle.
             loaded: a person chose the policy.

@@ -52,7 +52,6 @@ class Takeovers:
     ``reset`` gives it back.
 
     Args:
-        node: name of the server.
         store: names the robot's action channels.
         deadline_s: the longest age of an operator's action, in seconds.
         lockstep: refuse every takeover, because a lock-step run must repeat exactly.
@@ -81,7 +80,6 @@ class Takeovers:
 
         Args:
             peer: the operator.
-            command: the Command.
             robots: the connected sources by name.
 
         Returns:

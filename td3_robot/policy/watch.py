@@ -39,7 +39,6 @@ class Watch:
         """Take a new Step.
 
         Args:
-            step: from the source.
             safety: the settings of the policy that would answer the Step.
             now: the time, in seconds.
 

@@ -45,8 +45,6 @@ class RecordedCore:
     """A core that records each of its turns.
 
     Args:
-        core: the core to run.
-        sink: takes the records.
         observer: finds the messages that ``step`` does not return; None if there are none.
     """
 

@@ -270,11 +270,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _make_room(targets: Sequence[Path], options: argparse.Namespace) -> None:
-    """Make the folder of ``--out``. With ``--force``, remove older files.
-
-    Raises:
-        UsageError: a target exists, and the user did not give ``--force``.
-    """
+    """Make the folder of ``--out``. With ``--force``, remove older files; without it, refuse them with a UsageError."""
     existing = sorted(target for target in targets if target.exists())
     if existing and not options.force:
         raise UsageError(f"{str(existing[0])!r} exists already; replace it with --force, or name another --out")

@@ -215,7 +215,6 @@ def _renamed(remap: Sequence[str], session: Session, topics: Sequence[str]) -> d
 
 
 def _topics(options: argparse.Namespace) -> Sequence[str]:
-    """The topics to play."""
     alone = options.monitor and not (options.run or options.policy or options.learner)
     allowed = MESSAGES if alone else playable()
     if options.topics is None:

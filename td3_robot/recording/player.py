@@ -50,7 +50,6 @@ class Player:
     as lost.
 
     Args:
-        topics: the topics to play.
         endpoints: endpoints by link: policy, learner, monitor. A monitor gets messages of every topic.
         names: new names of publishers, by recorded name.
         loop: number of completed loops. In each loop the robots get higher incarnations.

@@ -223,10 +223,9 @@ class SessionFile:
             self._damaged(offset, f"{unknown} messages in it belong to channels whose names were in a damaged record")
 
     def _resolved(self, entry: Entry, data: bytes, offset: int) -> Entry:
-        """The Weights entry for a reference. It has no policy if the file does not hold the policy.
+        """The Weights entry for a reference in the chunk at ``offset`` with the records ``data``.
 
-        Args:
-            data: the records of the chunk at ``offset``, which contains the reference.
+        The entry has no policy if the file does not hold the policy.
         """
         head = head_of(entry)
         place = self._policies.get(head.sha256) if head else None
@@ -308,7 +307,6 @@ class Session:
         policies: policies that a replay has computed again, by SHA-256. The recording leaves these policies out, and
             :meth:`messages` inserts them.
         begin, end: times at which the first and the last message were received, in ns since 1970; 0 without messages.
-        decode: decodes an entry.
 
     Raises:
         SessionError: a file is damaged outside its index, is not a recording, or has another protocol version. Methods

@@ -77,11 +77,7 @@ def _by_topic(counts: Mapping[tuple[str, int, str], int]) -> dict[str, int]:
 
 
 def _protocol(source: Path) -> str:
-    """This version's protocol number, if all messages of the file fit it.
-
-    Raises:
-        SessionError: a message does not fit.
-    """
+    """This version's protocol number, if all messages of the file fit it; else raises a SessionError."""
     decode = decoder_of(source)
     for item in SessionFile(source).items():
         if isinstance(item, Entry):

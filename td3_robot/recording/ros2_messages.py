@@ -337,11 +337,7 @@ def _joint_state(
 ) -> Any:
     """Return a JointState. A joint without a value gets NaN; a field without values is empty.
 
-    Args:
-        names: the joints.
-        fields: for position, velocity and effort: the index of the value of each joint.
-        rows: for position, velocity and effort: the values.
-        published: time in ns since 1970.
+    ``fields`` and ``rows`` have an item for position, velocity and effort: the index of each joint's value, the values.
     """
     values = [
         np.array([row[joints[name]] if name in joints else math.nan for name in names if joints], np.float64)

@@ -144,11 +144,7 @@ def main(arguments: Sequence[str]) -> int:
 def _replay(paths: Sequence[Path], options: argparse.Namespace) -> tuple[int, bool, dict[str, Any]]:
     """Replay one session and print its report.
 
-    Returns:
-        The exit code, whether all compared messages are as expected, and the report as JSON values.
-
-    Raises:
-        UsageError: a named core is not installed.
+    Returns the exit code, whether all compared messages are as expected, and the report as JSON values.
     """
     try:
         with Working(f"replay {paths[0]}"):

@@ -254,11 +254,7 @@ def _storing(config: Config, rows: int) -> LearnerCore:
 def _replay_learners(
     session: Session, found: dict[Key, Life], recording: _Recording, alone: bool, outcome: Outcome
 ) -> dict[Key, _Learner]:
-    """Replay the learners of these lives, and add their messages to the outcome. Returns the replayed learners.
-
-    Args:
-        alone: whether the recording has only one learner.
-    """
+    """Replay the learners of these lives, and add their messages to the outcome. Returns the replayed learners."""
     problems = {key: why for key, life in found.items() if (why := _not_learned(session, life))}
     driven: dict[Key, _Learner] = {}
 

@@ -308,9 +308,6 @@ def complete(session: Session, role: str) -> tuple[dict[Key, Life], list[str]]:
 def replay_lives(session: Session, lives: dict[Key, Life], topics: Collection[str], make: Make) -> None:
     """Read the recording once, and replay all these lives side by side.
 
-    Args:
-        topics: the topics to compare.
-
     Raises:
         SessionError: the recording is damaged, or a core fails on its inputs.
     """

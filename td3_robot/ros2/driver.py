@@ -86,10 +86,6 @@ class Desk:
     Requests go through the policy server, like an operator's commands for this robot. An emergency stop also works
     without a server.
 
-    Args:
-        node: the driver's node.
-        robot: the robot.
-
     Attributes:
         condition: the newest condition of the driver.
         notify: called after the condition has changed.

@@ -146,7 +146,6 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
 
         Args:
             config: the section ``ros2.command``.
-            qos: the quality of service.
             joints: names of a trajectory's joints.
             period: the control period in seconds.
         """

@@ -43,7 +43,6 @@ class Inputs:
     The thread of ROS stores messages. The thread of the driver reads.
 
     Args:
-        spec: specification of the robot.
         config: the section ``ros2``.
         clock: returns the time in seconds.
 
@@ -157,7 +156,6 @@ class Outputs:
     """Turns actions into the values of a command.
 
     Args:
-        spec: specification of the robot.
         config: the section ``ros2``.
 
     Attributes:
@@ -189,9 +187,6 @@ class Ros2Robot(Robot):
     """A robot behind ROS topics.
 
     Args:
-        spec: specification of the robot.
-        inputs: the newest observations.
-        outputs: of this robot.
         publish: sends the values of a command.
 
     Attributes:

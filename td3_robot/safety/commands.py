@@ -23,7 +23,6 @@ def carry_out(
     """Carry out a Command. Never raises.
 
     Args:
-        command: the Command.
         sender: who sent the Command, for the log.
         verbs: the verbs of this node.
         lifecycle: the lifecycle of this node.

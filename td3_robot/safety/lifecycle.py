@@ -75,9 +75,6 @@ _KEPT = 100  # changes to keep for :meth:`Lifecycle.changes`
 class Lifecycle:
     """The state of one node. It logs every change, and stores the change until a caller fetches it.
 
-    Args:
-        node: name of the node.
-
     Attributes:
         held: why no policy moves the robot; None while unconfigured or active. A shutdown does not change it.
         reason: reason of the last change of the state, for people.

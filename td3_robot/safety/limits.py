@@ -160,7 +160,6 @@ def joined(
     Args:
         robot: settings of the process.
         policy: settings of the policy.
-        spec: specification of the robot.
         floor: settings of the policy that a person deployed last.
 
     Raises:

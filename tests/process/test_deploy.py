@@ -64,11 +64,8 @@ class Block:
     """A fenced block of the page.
 
     Attributes:
-        section: heading of the section.
-        language: language of the block.
         place: machine or user that runs the block: robot, workstation or root.
         file: path of the file that the block shows; empty for commands.
-        text: content of the block.
     """
 
     section: str

@@ -276,7 +276,6 @@ class Cable:
     Attributes:
         whole: set while bytes pass; cleared while the proxy holds them back.
         delay: delay of each block of bytes, in seconds.
-        endpoint: address for the driver.
     """
 
     def __init__(self, target: Path) -> None:

@@ -275,7 +275,6 @@ class Deployed:
 
     @property
     def policy(self) -> PolicyCore:
-        """The policy server's core."""
         assert self._policy
         return self._policy
 
@@ -303,7 +302,6 @@ class Deployed:
         self._begin("policy", "policy", self._config, settings, (recorded, self.server))
 
     def drive(self) -> None:
-        """Start the leg's driver."""
         body: Any = RecordedBody(RobotBody(ScriptedLeg(self._script, lambda: self.ms)))
         core = driver_core.make(body, self._of_driver, "leg", self._starts["leg"], learner=False)
         bus, tap = self._client("leg", 3 + 100 * self._starts["leg"])
@@ -360,7 +358,6 @@ class Deployed:
         bus.send("policy", message)
 
     def close(self) -> None:
-        """Close the recording."""
         self.tape.writer.close()
 
 

@@ -147,7 +147,6 @@ class World:
         return command
 
     def driver(self, *arguments: str, file: str = "robot.yaml") -> Command:
-        """Start the driver."""
         words = (self.python, "-m", "td3_robot.cli.main", "ros2", "driver")
         return self._start(words, "--config", file, *arguments)
 
@@ -199,7 +198,6 @@ def linear_policy(spec: RobotSpec, gains: Float32, file: Path) -> None:
     Args:
         spec: specification of the robot. Its actions have the limits -1 and 1.
         gains: float32[A, O].
-        file: where to save it.
     """
     size = spec.observation_size
     hidden = (2 * size,)  # one ReLU for the positive part of each observation, and one for its negative part
