@@ -180,7 +180,7 @@ class Welcome(Message, frozen=True):
 
     protocol: Annotated[int, wire("u32", "PROTOCOL_VERSION of the server")]
     name: Annotated[str, wire("text", "name of the server")]
-    session: Annotated[int, wire("u64", "random number of the server process, which knows nothing of earlier ones")]
+    session: Annotated[int, wire("u64", "random number of the server process; each process has another number")]
 
 
 class Refused(Message, frozen=True):
@@ -252,7 +252,7 @@ class Step(Message, frozen=True, omit_defaults=True):
         int,
         wire(
             "u32",
-            "origin of the action: 0 none (all at FIRST), 1 an Action, 2 the last one held, 3 zero, 4 safe, 5 an "
+            "origin of the action: 0 none (all at FIRST), 1 an Action, 2 the last action held, 3 zero, 4 safe, 5 an "
             "operator",
         ),
     ]
@@ -340,7 +340,7 @@ class Action(Message, frozen=True, omit_defaults=True):
         wire(
             "u32",
             "0 none, 1 Gaussian, 2 uniform, 3 Ornstein-Uhlenbeck, 4 categorical, 1000 and above: noises of installed "
-            "packages; a receiver applies the action whatever the number",
+            "packages; a receiver applies the action for every number",
         ),
     ]
     noise_seed: Annotated[int, wire("u64", "seed of the noise; 0 without noise")]
@@ -451,7 +451,8 @@ class Command(Message, frozen=True, omit_defaults=True):
         str,
         wire(
             "text",
-            "name of a robot. Empty: the server; configure, activate, deactivate, reset and estop reach all robots too",
+            "name of a robot; empty: the server. If empty, configure, activate, deactivate, reset and estop also reach "
+            "all robots",
         ),
     ]
     verb: Annotated[

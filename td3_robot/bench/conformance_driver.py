@@ -38,15 +38,15 @@ DEMANDS = {
     "form": "a payload has all fields of its message, in their types and sizes, and no others (sections 2 and 4)",
     "hello": "Hello names protocol 1, role driver, a name, robots and a valid specification (section 3)",
     "hello again": "without an answer, the same Hello comes again every 0.25 s (section 3)",
-    "wait": "no other message comes before the Welcome, also after a Heartbeat in its place (section 3)",
+    "wait": "no other message comes before the Welcome, even after a Heartbeat without a Welcome (section 3)",
     "topics": "a driver sends Hello, Heartbeat, Bye, Step, Command, Reply and LifecycleChange (section 3)",
     "identity": "each Step names the name and the incarnation of the Hello (section 3)",
     "sequence": "the sequence counts 0, 1, 2, …; only the newest Step may come again, unchanged (section 5)",
     "transitions": "transitions grows by the number of robots that are not at FIRST (section 5)",
     "episodes": "FIRST, MID, …, TERMINATED or TRUNCATED; then FIRST of the next episode (section 5)",
     "origin": "origin is 0 if all robots are at FIRST, else 1 to 4 (section 5)",
-    "answered": "origin 1 repeats an Action of a policy for the Step before; others repeat nothing (section 5)",
-    "action": "the reported action is the Action, within the limits; origin 2 repeats the last one (section 5)",
+    "answered": "origin 1 has version and noise of the Action for the Step before; other origins have none (section 5)",
+    "action": "the reported action is the Action, within the limits; origin 2 repeats the last action (section 5)",
     "answers": "the driver applies the Actions that answer its newest Step (section 5)",
     "unknown field": "a message with a field that you do not know is valid (section 2)",
     "pace": "a Step comes once in every control period (section 5)",
@@ -313,7 +313,9 @@ class _Examination:
             self.replies.setdefault(message.id, []).append(message)
         elif isinstance(message, LifecycleChange):
             follows = not self.changes or self.changes[-1].state == message.previous
-            expect("lifecycle", follows, f"a change from {message.previous!r}, after one to another state")
+            expect(
+                "lifecycle", follows, f"a change from {message.previous!r}, but the last change led to another state"
+            )
             name = self.hellos[0][1].name
             expect("lifecycle", message.node == name, f"a change of node {message.node!r}; the Hello names {name!r}")
             self.changes.append(message)
@@ -394,7 +396,9 @@ class _Examination:
         expect("answered", repeated == none, f"{what}: origin {step.origin} with answered, version, noise {repeated}")
         if step.origin == ActionOrigin.HELD and before is not None and before.sequence + 1 == step.sequence:
             held = np.array_equal(step.action[moving], before.action[moving])
-            expect("action", held or before.origin == 0, f"{what}: origin 2, and the action is another one than before")
+            expect(
+                "action", held or before.origin == 0, f"{what}: origin 2, but the action differs from the last action"
+            )
 
     def _check_applied(self, step: Step, moving: Any) -> None:
         """Check a Step that reports an Action of the policy."""

@@ -162,7 +162,7 @@ class PolicyCore:
             return [f"the emergency stop is still in force ({held.reason}): reset, then activate"]
         if withdrawn:
             return ["a rollback withdrew this policy: activate it, or load another one"]
-        return ["it was not active before the restart: activate"]
+        return ["the server was not active before the restart: activate it"]
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Process the inputs at ``now`` (s), and answer every Step that a policy can answer."""

@@ -129,7 +129,8 @@ class Desk:
         known = ", ".join(sorted(self.robots)[:20]) or "none"
         absent = f"no robot {command.target[:64]!r} is connected; connected: {known}"
         if command.verb == "estop":
-            absent += "; the stop is latched: a robot of that name gets it when it connects"
+            # The recorded sessions hold this text and the one of PolicyStore.roll_back, so replay pins them.
+            absent += "; the stop is latched: one of that name is told of it when it comes"
         return self._refusal(command, absent)
 
     def _refusal(self, command: Command, error: str) -> Reply:

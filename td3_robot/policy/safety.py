@@ -165,7 +165,7 @@ class Safety:
             lines.append(f"no policy moves {name!r} until activate: {lifecycle.reason}")
         if state.stopped:
             self.stopped.update(state.stopped)
-            lines.append(f"individually stopped, until reset names them: {', '.join(state.stopped)}")
+            lines.append(f"individually stopped, until a reset with the robot's name: {', '.join(state.stopped)}")
         return lines
 
 

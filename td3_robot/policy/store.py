@@ -205,7 +205,7 @@ class PolicyStore:
         """
         before = self.serving
         if before is None:
-            raise LifecycleError("there is no policy to go back from")
+            raise LifecycleError("the server has no policy, so it cannot roll back")
         older = [held for held in self.held if held < before.version]
         chosen = version or max([held for held in older if held in self.loaded] or older, default=0)
         if chosen not in self.held:

@@ -145,7 +145,7 @@ class Takeovers:
         if index >= source.hello.robots:
             return f"{name!r} has no robot {index}; allowed: 0 to {source.hello.robots - 1}"
         if self._store.serving is None:
-            return "the server has no policy; an operator needs its limits"
+            return "the server has no policy; an operator needs the limits of a policy"
         if robot not in self.held and len(self.held) >= _MOST:
             return f"{_MOST} robots are taken over already"
         return self._taken(peer, robot)

@@ -35,7 +35,7 @@ _EXAMPLES = """examples:
   td3-robot export session.mcap --out ~/.minari/datasets --format minari --dataset walker2d/mine-v0
 
 Each topic becomes a table. A message about several robots has a row for each robot. Each channel is a column.
-Maps and lists become JSON text. Bytes become their number.
+Maps and lists become JSON text. A field of bytes becomes its number of bytes.
 """
 
 Row = dict[str, Any]

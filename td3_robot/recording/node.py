@@ -95,7 +95,8 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
         log.info("keeping the last %g s; a fault or SIGUSR1 writes them to %s", config.ring_s, path)
         if config.ring_s <= PEER_TIMEOUT:
             text = (
-                "the recorder notices a silent node after %g s; by then the ring lacks its messages; use a longer ring"
+                "the recorder notices a silent node after %g s; a ring this short has then dropped the node's last "
+                "messages; use a longer ring"
             )
             log.warning(text, PEER_TIMEOUT)
     else:

@@ -125,7 +125,7 @@ class SessionFile:
                 return
             opcode, length = _HEAD.unpack(head)
             if length > self.size - offset - _HEAD.size:
-                self._damaged(offset, f"a record of {length} bytes begins here, and the file ends before it does")
+                self._damaged(offset, f"a record of {length} bytes begins here, but the file ends before the record")
                 return
             body = file.read(length)
             if opcode == Opcode.DATA_END and length == 4:  # with another length, the record is damaged
@@ -201,10 +201,10 @@ class SessionFile:
             body = begin + _HEAD.size
             begin = body + length
             if begin > len(data):
-                raise ValueError(f"it contains a record of {length} bytes, and ends before the end of that record")
+                raise ValueError(f"it contains a record of {length} bytes, but ends before this record")
             if opcode == Opcode.MESSAGE:
                 if length < _MESSAGE.size:
-                    raise ValueError(f"a message record of {length} bytes in it")
+                    raise ValueError(f"it contains a message record of only {length} bytes")
                 channel, sequence, received, published = _MESSAGE.unpack_from(data, body)
                 about = self._channels.get(channel)
                 if about is None:
@@ -253,7 +253,7 @@ def _index_damage(offset: int, rest: bytes) -> Damage | None:
         return Damage(offset, "the file ends here, without its index")
     opcode, length, _, _, checksum, magic = _FOOTER.unpack(rest[-_FOOTER.size :])
     if (opcode, length, magic) != (Opcode.FOOTER, _FOOTER.size - _HEAD.size - len(_MAGIC), _MAGIC):
-        return Damage(offset, "the index begins here, and the file does not end with its footer")
+        return Damage(offset, "the index begins here, but the file does not end with a footer")
     if checksum not in (0, zlib.crc32(rest[: -len(_MAGIC) - 4])):
         return Damage(offset, "the checksum of the index, which begins here, does not match")
     return None
@@ -269,7 +269,7 @@ def _unpacked(chunk: records.Chunk) -> bytes:
         return data
     if chunk.compression == "zstd":
         if zstandard.frame_content_size(chunk.data) != size:
-            raise ValueError(f"it declares {size} bytes, but holds another number")
+            raise ValueError(f"it declares {size} bytes, but holds another number of bytes")
         return zstandard.ZstdDecompressor().decompress(chunk.data, size)
     return chunk.data
 

@@ -23,7 +23,7 @@ _EXAMPLES = """examples:
   td3-robot recover session.mcap --out mended.mcap
 
 Exit codes:
-  0  no message was lost: the file is whole and was not copied, or only its index was damaged and the copy has a new one
+  0  no message was lost: the file is whole and was not copied, or the copy has a new index in place of a damaged one
   3  data may be lost, and the report lists it
 """
 
@@ -119,7 +119,7 @@ def text(report: dict[str, Any], source: Path, target: Path) -> str:
         protocol = report["metadata"]["protocol"]
         lines.append(f"its protocol version was lost; version {protocol} is assumed, as all messages fit")
     if not report["lost"]:
-        lines.append("nothing is lost: only the index was damaged, and the new file has a new one")
+        lines.append("nothing is lost: only the index was damaged, and the new file has a new index")
         return printable("\n".join(lines))
     if report["bytes_not_read"]:
         lines.append(f"lost: the last {report['bytes_not_read']} bytes of the file, and all data recorded after them")

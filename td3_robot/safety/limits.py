@@ -237,7 +237,7 @@ def _limits(every: Sequence[SafetyConfig], spec: RobotSpec) -> tuple[Float32, Fl
     for index, channel in enumerate(spec.actions):
         if not low[index] <= high[index]:
             raise ConfigError(
-                f"safety.limits of {channel.name!r} leave nothing: at least {low[index]} and at most {high[index]} "
+                f"safety.limits of {channel.name!r} leave no value: at least {low[index]} and at most {high[index]} "
                 f"{channel.unit}; robot, policy and specification must have a common range"
             )
     return low.astype(np.float32), high.astype(np.float32)

@@ -102,7 +102,7 @@ def test_calls_that_return_in_time_have_no_effect() -> None:
         if max(longest, time.monotonic() - now) < 0.5:
             break
     else:
-        pytest.fail("in none of ten times was every call shorter than half the limit")
+        pytest.fail("each of ten attempts had a call of at least half the limit")
     assert end.codes.empty()
 
 

@@ -390,7 +390,7 @@ def test_recover_of_a_damaged_index_loses_nothing(acted: Make, save: Make, capsy
     assert main(["info", str(path), "--check"]) == 1
     assert "the checksum of the index, which begins here, does not match" in capsys.readouterr().out
     assert main(["recover", str(path)]) == 0
-    assert "nothing is lost: only the index was damaged, and the new file has a new one" in capsys.readouterr().out
+    assert "nothing is lost: only the index was damaged, and the new file has a new index" in capsys.readouterr().out
     mended = path.with_name("a.recovered.mcap")
     assert examine(mended)["damages"] == []
     assert list(Session([mended]).entries()) == list(Session([path]).entries())
