@@ -131,7 +131,7 @@ class Operator:
         return self.ask(make_command("shutdown", target, reason))
 
     def takeover(self, robot: str, index: int = 0, reason: str = "") -> Takeover:
-        """Take over one robot: your actions replace those of the policy until you give the robot back.
+        """Take over one robot: your actions replace the policy's actions until you give the robot back.
 
         Args:
             robot: name of the source, as :meth:`state` lists it.
@@ -390,7 +390,7 @@ def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | No
         (``unconfirmed``).
 
     Raises:
-        CommandError: a robot has not followed; or the Command is ``estop``, and no robot has followed.
+        CommandError: a robot has not followed the Command; or the Command is ``estop``, and no robot is connected.
     """
     answers = _states(bus, reply, messages)
     in_all = reply.detail.get("connected_in_all")

@@ -32,7 +32,7 @@ class Registry:
 
     @functools.cached_property
     def rows(self) -> dict[str, str]:
-        """Every name and its place: the shipped rows first, then those of installed packages.
+        """Every name and its place: first the shipped rows, then the rows of installed packages.
 
         Raises:
             ConfigError: an installed package adds a name that exists already.

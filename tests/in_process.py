@@ -22,7 +22,7 @@ from td3_robot.transport.memory import MemoryBus, Network
 
 
 class InProcess:
-    """A run whose links are queues in memory. All other code, such as encoding and handshake, is that of a real run.
+    """A run with links that are queues in memory. All other code, such as the handshake, is the code of a real run.
 
     Args:
         clock: returns the time in seconds; None for a clock that advances 1 ms per turn.

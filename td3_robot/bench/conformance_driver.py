@@ -199,8 +199,8 @@ class _Examination:
         reply = self._command("estop")
         stopped = reply.state == State.FAULT and reply.detail.get("stopped") is True
         expect.expect("stop", stopped, f"estop leads to {reply.state!r}, stopped {reply.detail.get('stopped')!r}")
-        told = self._until(_PATIENCE, lambda: any(one.state == State.FAULT for one in self.changes[before:]))
-        expect.expect("lifecycle", told, "no LifecycleChange to fault after estop")
+        reported = self._until(_PATIENCE, lambda: any(one.state == State.FAULT for one in self.changes[before:]))
+        expect.expect("lifecycle", reported, "no LifecycleChange to fault after estop")
         self._expect_safe("fault")
         reply = self._command("activate")
         expect.expect("refusal", bool(reply.error), f"activate during an emergency stop: no error, {reply.state!r}")

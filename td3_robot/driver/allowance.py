@@ -48,7 +48,7 @@ class Allowance:
     def keep(self, step: Step) -> int:
         """Keep a published Step until the learner has processed it. Return how many older Steps had to be dropped.
 
-        A robot in real time continues while the learner is away, so the queue can become full.
+        A robot in real time continues while no learner is connected, so the queue can become full.
         """
         self.kept.append(step)
         if len(self.kept) <= QUEUE_LENGTH + 1:

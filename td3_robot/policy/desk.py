@@ -129,7 +129,7 @@ class Desk:
         known = ", ".join(sorted(self.robots)[:20]) or "none"
         absent = f"no robot {command.target[:64]!r} is connected; connected: {known}"
         if command.verb == "estop":
-            # The recorded sessions hold this text and the one of PolicyStore.roll_back, so replay pins them.
+            # Recorded sessions contain this text and the errors of PolicyStore.roll_back. Replay compares them exactly.
             absent += "; the stop is latched: one of that name is told of it when it comes"
         return self._refusal(command, absent)
 

@@ -123,7 +123,7 @@ class PolicyStore:
     def receive_all(self, queued: list[Weights]) -> None:
         """Take a learner's weights, and empty the queue.
 
-        The newest valid weights serve. Older ones are examined only in lock-step, where a Step may need them.
+        The newest valid weights serve. The store examines older weights only in lock-step, where a Step may need them.
         """
         while queued:
             weights = queued.pop(0 if self._lockstep else -1)

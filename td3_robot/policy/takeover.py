@@ -128,7 +128,7 @@ class Takeovers:
                 log.warning("%s: operator %s has left; robot %d of %r gets the safe action", self._node, *words)
 
     def reset(self, target: str) -> None:
-        """Give back the robots of ``target``, empty for all, whose operators have left."""
+        """Give back the robots of ``target`` whose operators have left. An empty ``target`` means all robots."""
         for robot in [robot for robot, takeover in self.held.items() if not takeover.here]:
             if target in ("", robot[0]):
                 log.warning("%s: reset gives back robot %d of %r", self._node, robot[1], robot[0])
@@ -203,7 +203,7 @@ class Takeovers:
         return operated
 
     def begins(self, step: Step, robot: str) -> bool:
-        """Whether the connected operator of a robot of this Step has not sent an action yet."""
+        """Whether the operator of a robot of this Step is connected but has not sent an action yet."""
         takeover = self.held[step.source, int(robot)]
         return takeover.here and takeover.sequence == 0
 

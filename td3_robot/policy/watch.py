@@ -10,8 +10,8 @@ from td3_robot.safety.lifecycle import Lifecycle, Watchdog
 class Watch:
     """The server's watch over one simulator process or robot.
 
-    The watch waits for ``reset_timeout_ms`` instead of the deadline while all robots of the source are in ``reset()``:
-    from the last Step of an episode to the first Step of the next episode.
+    While all robots of the source are in ``reset()``, the watch waits for ``reset_timeout_ms`` instead of the deadline.
+    A reset lasts from the last Step of an episode to the first Step of the next episode.
 
     Attributes:
         lifecycle: its state, named ``server/source``.

@@ -18,7 +18,7 @@ _JOIN = 3.0  # seconds for a callback to end
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into the arguments of td3-robot and those of ROS.
+    """Split a command line into the arguments of td3-robot and the arguments of ROS.
 
     The arguments of ROS begin with ``--ros-args`` and end with ``--`` or at the end of the line.
     """

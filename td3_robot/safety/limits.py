@@ -163,8 +163,8 @@ def joined(
         floor: settings of the policy that a person deployed last.
 
     Raises:
-        ConfigError: a setting names a channel that the robot lacks, limits are outside the limits of the specification
-            or have no common value, or the safe action is outside the limits.
+        ConfigError: a setting names a channel that the robot lacks, limits exceed the specification or have no common
+            value, or the safe action exceeds the limits.
     """
     every = (robot, floor or SafetyConfig(), policy)
     low, high = _limits(every, spec)

@@ -178,7 +178,7 @@ def test_weights_that_the_core_would_refuse_are_delivered_at_once(
     assert gate.asked == []
 
 
-def test_the_newest_weights_are_examined_first_and_older_ones_only_if_it_is_invalid(
+def test_the_newest_weights_are_examined_first_and_older_weights_if_the_newest_are_invalid(
     examiner: Examiner, gate: Gate, counters: Counter[str], make_bundle: Callable[..., Bundle]
 ) -> None:
     """Versions 2, 3 and 4 arrive while 1 is examined. 4 is invalid, so 3 is next. 5 arrives late and is last."""

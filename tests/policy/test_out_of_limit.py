@@ -96,7 +96,7 @@ def test_server_and_driver_stop_for_the_same_actions(mode: object, shares: tuple
 
 
 @given(Shares)
-def test_without_the_setting_every_bit_is_that_of_clamp(shares: tuple[float, float]) -> None:
+def test_without_the_setting_the_action_is_clamped_bit_for_bit(shares: tuple[float, float]) -> None:
     default, clamp = (SafetyConfig(limits=LIMITS, rate=5.0, low_pass=10.0, out_of_limit=m) for m in (None, "clamp"))
     actions = [serve(server(safety, shares), 0, 0.1).action for safety in (default, clamp)]
     assert actions[0].tobytes() == actions[1].tobytes()

@@ -307,7 +307,7 @@ def kept(path: Path, owner: str, state: SafetyState | None = None) -> SafetyStat
     return file.kept
 
 
-def test_a_server_with_another_configuration_has_a_state_file_of_its_own(
+def test_a_server_with_another_configuration_has_its_own_state_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle, stop = tmp_path / "policy.safetensors", SafetyState(server=STOP)

@@ -44,24 +44,24 @@ class Server:
         self.sequence = 0
         self.applied = np.tile(np.array([1, 0], np.float32), (2, 1))
         self._make_step = make_step
-        self.hear(self.source, self.source.hello)
+        self.receive(self.source, self.source.hello)
 
-    def hear(self, peer: Peer, message: Any) -> list[Any]:
+    def receive(self, peer: Peer, message: Any) -> list[Any]:
         return [message for _, message in self.core.step([(peer, message)], self.now)]
 
     def command(self, peer: Peer, verb: str, robot: int = 0, target: str = "sim-0") -> Reply:
-        replies = self.hear(peer, Command(5, target, verb, "test", 0, "", b"", robot))
+        replies = self.receive(peer, Command(5, target, verb, "test", 0, "", b"", robot))
         return next(item for item in replies if isinstance(item, Reply))
 
     def teleop(self, peer: Peer, action: list[float], sequence: int, robot: int = 0) -> list[Any]:
-        return self.hear(peer, Teleop("sim-0", robot, sequence, 0, action))
+        return self.receive(peer, Teleop("sim-0", robot, sequence, 0, action))
 
     def act(self, **changes: Any) -> Action:
         """Send a Step with the applied actions, apply the Action, and return it."""
         self.now += 0.02
         self.sequence += 1
         step = self._make_step(self.sequence, robots=2, action=self.applied.copy(), **changes)
-        [action] = [item for item in self.hear(self.source, step) if isinstance(item, Action)]
+        [action] = [item for item in self.receive(self.source, step) if isinstance(item, Action)]
         self.applied = action.action.copy()
         return action
 
@@ -71,7 +71,7 @@ def serve(make_bundle: Callable[..., Bundle], spec: RobotSpec, make_step: Callab
     return lambda **options: Server(make_bundle(), spec, make_step, **options)
 
 
-def test_operators_action_replaces_the_policys_within_the_rate_limits(serve: Callable[..., Server]) -> None:
+def test_an_operators_action_replaces_the_policys_action_within_the_rate_limits(serve: Callable[..., Server]) -> None:
     """From 1 to 3 in steps of 0.5, and back after the robot is given back. The other robot stays at 1."""
     server = serve()
     assert server.act().operated == {}
@@ -110,8 +110,10 @@ def test_a_silent_operator_leads_to_the_safe_action_until_commands_come_again(se
     assert server.act().action[0, 0] == 2
 
 
-def test_a_takeover_obeys_the_rate_limits_and_silence_does_not_wait_for_them(serve: Callable[..., Server]) -> None:
-    """From the policy's 1 to the safe action 0 in steps of 0.5, as long as the operator has not begun."""
+def test_a_takeover_obeys_the_rate_limits_but_the_safe_action_after_silence_does_not(
+    serve: Callable[..., Server],
+) -> None:
+    """The action goes from the policy's 1 to the safe action 0 in steps of 0.5 while the operator sends no action."""
     server = serve(safety=SafetyConfig(rate=25.0, safe_action="zero"))
     assert server.act().action[0, 0] == 1
     server.command(ANN, "takeover")
@@ -126,14 +128,14 @@ def test_a_takeover_obeys_the_rate_limits_and_silence_does_not_wait_for_them(ser
 def test_a_refused_reset_does_not_give_a_robot_back(serve: Callable[..., Server]) -> None:
     server = serve()
     server.command(ANN, "takeover")
-    server.hear(ANN, Bye("connection closed"))
-    server.hear(server.source, Bye("connection closed"))
+    server.receive(ANN, Bye("connection closed"))
+    server.receive(server.source, Bye("connection closed"))
     assert server.command(BOB, "reset").error
-    server.hear(server.source, server.source.hello)
+    server.receive(server.source, server.source.hello)
     assert server.act().operated == {"0": ""}
 
 
-def test_operators_that_have_all_robots_leave_no_action_of_the_policy(serve: Callable[..., Server]) -> None:
+def test_the_policy_chooses_no_action_if_operators_have_all_robots(serve: Callable[..., Server]) -> None:
     server = serve()
     server.command(ANN, "takeover", 0)
     server.command(BOB, "takeover", 1)
@@ -153,17 +155,17 @@ def test_a_second_operator_is_refused_while_the_first_is_connected(serve: Callab
 
 
 @pytest.mark.parametrize("verb", ["takeover", "give_back", "reset"])
-def test_an_operator_who_leaves_leaves_the_safe_action_until_a_person_acts(
+def test_a_robot_gets_the_safe_action_after_its_operator_left_until_a_person_acts(
     serve: Callable[..., Server], verb: str
 ) -> None:
     server = serve()
     server.command(ANN, "takeover")
     server.teleop(ANN, [1.5, 0], 1)
     assert server.act().operated == {"0": "ann"}
-    server.hear(ANN, Bye("connection closed"))
+    server.receive(ANN, Bye("connection closed"))
     left = server.act()
     assert (left.operated, left.action[0, 0]) == ({"0": ""}, 1.5)
-    server.hear(BOB, Command(5, "sim-0", verb, "test", 0, "", b""))
+    server.receive(BOB, Command(5, "sim-0", verb, "test", 0, "", b""))
     assert server.act().operated == ({"0": ""} if verb == "takeover" else {})
 
 
@@ -178,9 +180,9 @@ def test_the_same_process_continues_after_a_reconnect(serve: Callable[..., Serve
     server = serve()
     server.command(ANN, "takeover")
     server.teleop(ANN, [1.5, 0], 1)
-    server.hear(ANN, Bye(Farewell.RECONNECTED.value))
+    server.receive(ANN, Bye(Farewell.RECONNECTED.value))
     again = operator(key=b"o3")
-    server.hear(again, again.hello)
+    server.receive(again, again.hello)
     assert server.act().operated == {"0": "ann"}
     server.teleop(again, [1.25, 0], 2)
     assert server.act().action[0, 0] == 1.25
@@ -219,7 +221,7 @@ def test_an_action_of_a_wrong_length_is_refused(serve: Callable[..., Server]) ->
     assert reply.error == "policy: the action has 1 numbers; the robot has 2 action channels"
 
 
-def test_a_restart_keeps_the_robot_from_the_policy_and_knows_no_operator(serve: Callable[..., Server]) -> None:
+def test_after_a_restart_no_policy_moves_the_robot_and_no_operator_has_it(serve: Callable[..., Server]) -> None:
     server, later = serve(), serve()
     server.command(ANN, "takeover", 1)
     stored = server.core.safety_state.stored()
@@ -235,5 +237,5 @@ def test_a_restart_keeps_the_robot_from_the_policy_and_knows_no_operator(serve: 
 
 def test_a_robot_may_not_take_over(serve: Callable[..., Server]) -> None:
     server = serve()
-    assert server.hear(server.source, Command(5, "sim-0", "takeover", "", 0, "", b"")) == []
+    assert server.receive(server.source, Command(5, "sim-0", "takeover", "", 0, "", b"")) == []
     assert server.act().operated == {}

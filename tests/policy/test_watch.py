@@ -215,7 +215,7 @@ def test_absent_robots_are_forgotten_after_1024_unless_stopped(
 ) -> None:
     """The server remembers 1024 absent robots in FAULT.
 
-    When it removes older ones, the last robot is still present. So robots 5 to 1029 remain, and r0, which is stopped.
+    When it removes older robots, the last robot is still connected. So robots 5 to 1029 and the stopped robot 0 remain.
     """
     core = make_core()
     for number in range(1030):
@@ -480,7 +480,7 @@ def test_a_learners_weights_neither_end_a_fault_nor_remove_the_limits(
 
 
 def learned(bundle: Bundle) -> Bundle:
-    """Return a bundle without safety settings whose first action is always the maximum."""
+    """Return a bundle without safety settings. The first channel of its actions always has the maximum."""
     tensors = {name: np.zeros_like(tensor) for name, tensor in bundle.tensors.items()}
     last = max(name for name in tensors if name.endswith("bias"))
     tensors[last][0] = 100
@@ -804,7 +804,7 @@ def test_a_reset_does_not_count_as_a_frozen_observation(
     assert versions == [1, 1, 1, 0]
 
 
-def test_a_part_of_the_robots_in_reset_does_not_stop_the_watch(
+def test_the_watch_does_not_wait_if_only_some_robots_are_in_reset(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core(RESETS)

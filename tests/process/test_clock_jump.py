@@ -34,7 +34,7 @@ def test_wall_clock_jumps_of_hours_cause_no_fault(tmp_path: Path, monkeypatch: p
         new.write_text(str(to))
         new.rename(offset)
 
-    def go_on() -> None:
+    def keep_driving() -> None:
         begin = len(robot.record())
         robot.wait("half a second more", lambda: periods(robot.record()[begin:]) > 25)
 
@@ -45,7 +45,7 @@ def test_wall_clock_jumps_of_hours_cause_no_fault(tmp_path: Path, monkeypatch: p
         begin = robot.running()
         for to in (5 * HOUR, -10 * HOUR):
             jump(to)
-            go_on()
+            keep_driving()
         assert robot.operator("state").returncode == 0
         assert set(robot.record()[begin:]) == {"observe good", POLICY}
         # Restart the driver. Its wall clock says that it started before the old driver.
@@ -55,7 +55,7 @@ def test_wall_clock_jumps_of_hours_cause_no_fault(tmp_path: Path, monkeypatch: p
         driver = robot.drive()
         begin = robot.running()
         jump(0)
-        go_on()
+        keep_driving()
         assert set(robot.record()[begin:]) == {"observe good", POLICY}
         stop(driver, server, recorder)
         assert robot.record()[-1] == SAFE

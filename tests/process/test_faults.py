@@ -436,7 +436,7 @@ def test_driver_and_server_report_their_rate_and_missed_deadlines(robot: Robot) 
     assert "  loops leg: " in robot.operator("state").stdout
 
 
-def test_stop_of_one_configuration_does_not_hold_for_a_server_with_another(robot: Robot) -> None:
+def test_stop_of_one_configuration_does_not_hold_for_another_configuration(robot: Robot) -> None:
     """Both servers serve the same policy file. The first configuration keeps its stop."""
     robot.configure(**PATIENT)
     server = robot.serve()
@@ -473,13 +473,13 @@ class Learner:
             self._client, topic, payload = self._socket.recv_multipart()
             if topic == b"hello" and msgpack.unpackb(payload)["role"] == "policy":
                 break
-        self.say(b"welcome", codec.encode(Welcome(PROTOCOL_VERSION, "learner", 1)))
+        self.send(b"welcome", codec.encode(Welcome(PROTOCOL_VERSION, "learner", 1)))
 
-    def say(self, *frames: bytes) -> None:
+    def send(self, *frames: bytes) -> None:
         self._socket.send_multipart([self._client, *frames])
 
     def weights(self, version: int, payload: bytes, digest: str = "") -> None:
-        self.say(b"weights", codec.encode(Weights(version, 0, 0, digest or sha256(payload), payload)))
+        self.send(b"weights", codec.encode(Weights(version, 0, 0, digest or sha256(payload), payload)))
 
     def close(self) -> None:
         self._socket.close()
@@ -540,8 +540,8 @@ def test_server_refuses_bad_weights_and_keeps_good_weights_after_the_learner_end
         begin = robot.running()
         learner.welcome()
         for size in (0, 1, 1000):
-            learner.say(b"weights", rng.bytes(size))
-            learner.say(rng.bytes(size))
+            learner.send(b"weights", rng.bytes(size))
+            learner.send(rng.bytes(size))
         learner.weights(9, bundle(0.25).encode(), digest="0" * 64)
         learner.weights(9, rng.bytes(1000))
         bias = {"actor.1.bias": np.full(1, np.nan, np.float32)}

@@ -110,7 +110,7 @@ def straight(made_once: MadeOnce) -> Path:
     return made_once("straight", train) / "run"
 
 
-def test_interrupted_and_resumed_run_equals_an_uninterrupted_one(
+def test_interrupted_and_resumed_run_equals_an_uninterrupted_run(
     straight: Path, train: Any, command: Any, tmp_path: Path
 ) -> None:
     """Invariant 4: interrupt a run before its first step, twice later, and once immediately after a resume."""
@@ -139,7 +139,7 @@ def test_interrupted_and_resumed_run_equals_an_uninterrupted_one(
     assert evaluated >= {1, 2, 3}
 
 
-def test_lockstep_run_with_killed_processes_equals_an_undisturbed_one(
+def test_lockstep_run_with_killed_processes_equals_an_undisturbed_run(
     straight: Path, train: Any, tmp_path: Path
 ) -> None:
     """Kill every kind of process. The last kill comes before the run has recovered from the previous kill."""

@@ -98,9 +98,9 @@ def test_takeover_over_real_links(robot: Recorded, capsys: Any) -> None:
 
     path = robot.folder / "leg.mcap"
     session = Session([path])
-    said = [message for _, message in session.messages()]
-    assert any(isinstance(item, Teleop) for item in said)
-    steps = [item for item in said if isinstance(item, Step)]
+    messages = [message for _, message in session.messages()]
+    assert any(isinstance(item, Teleop) for item in messages)
+    steps = [item for item in messages if isinstance(item, Step)]
     operated = [item for item in steps if item.origin == ActionOrigin.OPERATOR]
     assert operated
     assert all(item.operated["0"].startswith("operator-") and item.weights_version == 0 for item in operated)
@@ -108,7 +108,7 @@ def test_takeover_over_real_links(robot: Recorded, capsys: Any) -> None:
     silent = [item for item in steps if item.operated == {"0": ""}]
     assert silent
     assert {item.origin for item in silent} == {ActionOrigin.SAFE}
-    assert {int(item.episode[0]) for item in steps} == {0}  # the episode goes on
+    assert {int(item.episode[0]) for item in steps} == {0}  # the episode continues
     reports = replay.check(session)
     text = replay.text(session, reports)
     assert all(report.same for report in reports), text
@@ -121,7 +121,7 @@ def test_takeover_over_real_links(robot: Recorded, capsys: Any) -> None:
     assert f"steps under an operator: {len(operated)}" in capsys.readouterr().out
 
 
-def test_the_takeover_of_a_failed_program_stays_in_the_safe_action_over_a_restart(robot: Recorded) -> None:
+def test_after_a_program_fails_its_robot_keeps_the_safe_action_over_a_server_restart(robot: Recorded) -> None:
     robot.configure(**PATIENT)
     server, recorder, _ = robot.serve(), robot.recorder(), robot.drive()
     at = robot.wait_for(POLICY)

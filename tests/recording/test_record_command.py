@@ -93,7 +93,7 @@ def test_a_full_disk_is_reported_once_with_a_remedy(
     )
 
 
-def test_the_first_error_is_the_one_reported(
+def test_only_the_first_error_is_reported(
     record: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def spin(*_: Any, **__: Any) -> None:

@@ -173,7 +173,7 @@ class Stage:
             yield self.robot.counters["steps"]
 
     def play(self, paused: Collection[object]) -> None:
-        """Run one turn of all cores except the paused ones."""
+        """Run one turn of all cores except the ``paused`` cores."""
         for (core, bus), recorded in zip(self._run.nodes, self._cores, strict=True):
             if core not in paused:
                 for to, message in recorded.step(bus.receive(0.0), self.now):
@@ -340,7 +340,7 @@ class Deployed:
         bus.send(RECORDER, Start(role, config.to_yaml(), {**settings, **OFFERS}))
 
     def turn(self, paused: Collection[str] = ()) -> None:
-        """Advance the clock by 5 ms and run one turn of all nodes except the paused ones."""
+        """Advance the clock by 5 ms and run one turn of all nodes except the ``paused`` nodes."""
         self.tape.now += 5_000_000
         now = self.tape.now * 1e-9
         self._operator.receive(0.0)

@@ -130,16 +130,16 @@ def test_a_servers_states_are_not_compared_without_its_first_turn_or_policy(
     assert any("its first policy is not recorded" in note for note in report.notes)
 
 
-def _told(inputs: list[object], now: float = 3.0) -> dict[str, object]:
+def _turn(inputs: list[object], now: float = 3.0) -> dict[str, object]:
     return {"now": now, "inputs": inputs}
 
 
 @pytest.mark.parametrize(
     ("turn", "words"),
     [
-        (_told([["#00", "step", {"named": [[1]]}]]), "policy/turn 50: turn: step is named [[1]]; needed is a list"),
-        (_told([["#00", "step", {"named": 5}]]), "policy/turn 50: turn: step is named 5; needed is a list"),
-        (_told([], 1e305), "turn 51 of policy: OverflowError in lifecycle.py, line "),
+        (_turn([["#00", "step", {"named": [[1]]}]]), "policy/turn 50: turn: step is named [[1]]; needed is a list"),
+        (_turn([["#00", "step", {"named": 5}]]), "policy/turn 50: turn: step is named 5; needed is a list"),
+        (_turn([], 1e305), "turn 51 of policy: OverflowError in lifecycle.py, line "),
     ],
 )
 def test_an_impossible_turn_gives_a_one_line_error(

@@ -113,7 +113,7 @@ def test_replay_names_everything_it_does_not_compare() -> None:
 
 
 @pytest.mark.parametrize("name", ["pendulum", "walkers"])
-def test_compiled_updates_are_not_compared_with_uncompiled_ones(name: str, tmp_path: Path) -> None:
+def test_compiled_updates_are_not_compared_with_uncompiled_updates(name: str, tmp_path: Path) -> None:
     """The recorded weights say that updates were compiled. The configuration disables compilation."""
     only_where_recorded()
     session = Session([next(path for path in FILES if path.stem == name)])
@@ -261,7 +261,7 @@ def test_learned_results_are_compared() -> None:
 
 
 def only_where_recorded() -> None:
-    """Skip the test on another kind of machine than the one that made the sessions."""
+    """Skip the test if this machine is of another kind than the machine that made the sessions."""
     if why := elsewhere():
         pytest.skip(why)
 

@@ -63,7 +63,7 @@ def wait_for_policy_state(console: Console, words: str) -> None:
     poll_until(lambda: words in (console.newest(topic) or {}).get("message", ""), lambda: str(console.newest(topic)))
 
 
-def test_each_channel_gets_its_value_whatever_the_order_of_the_joints(world: World) -> None:
+def test_each_channel_gets_its_value_in_any_order_of_the_joints(world: World) -> None:
     """The robot stands still and shuffles its joints, so a policy that gets the right values repeats its command."""
     spec = RobotSpec(
         "Leg",
