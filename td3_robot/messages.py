@@ -184,7 +184,7 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The server rejects the client. The ``code`` hello means: the server does not know the client, so send Hello."""
+    """The server rejects the client. With the ``code`` hello, the server does not know the client and needs a Hello."""
 
     NAME: ClassVar[str] = "refused"
 
@@ -478,8 +478,8 @@ class Command(Message, frozen=True, omit_defaults=True):
 class Teleop(Message, frozen=True):
     """An operator's action for a robot that the operator has taken over.
 
-    The policy server applies its safety filter, and sends the action in place of the policy's action. It answers a
-    Teleop only with a Reply that has an ``error`` and ``id`` 0, if the operator does not have the robot.
+    The policy server applies its safety filter, and sends the action in place of the policy's action. It sends a Reply
+    only if it refuses the Teleop. This Reply has an ``error`` and the ``id`` 0.
     """
 
     NAME: ClassVar[str] = "teleop"

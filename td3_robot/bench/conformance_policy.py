@@ -53,7 +53,7 @@ DEMANDS = {
     "again": "a Step that comes again with the same sequence is answered again (section 5)",
     "newest": "of several waiting Steps, the newest gets an Action (section 1)",
     "wrong steps": "a Step that is malformed, or of another source or incarnation, gets no Action (sections 2 and 3)",
-    "going back": "a Step with a lower sequence than an earlier one gets no Action (section 5)",
+    "going back": "a Step with a lower sequence than an earlier Step gets no Action (section 5)",
     "unknown field": "a message with a field that you do not know is valid (section 2)",
     "optional": "a Hello without the meanings of its channels is valid (section 3)",
     "reply": "each Command of an operator gets one Reply with its id and the state (section 8)",

@@ -197,7 +197,7 @@ def show(report: Report, as_json: bool, lines: Callable[[Report], Iterable[str]]
         print(json.dumps(report, indent=2))
         return EXIT_GOOD
     computer = report["machine"]
-    print(f"{computer['processor']}, {computer['cores']} cores, load {computer['load']} before")
+    print(f"{computer['processor']}, {computer['cores']} cores, load {computer['load']} at the start")
     for kind, reason in report.get("not_measured", {}).items():
         print(f"not measured: {kind}: {reason}")
     for line in lines(report):

@@ -65,13 +65,13 @@ def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bo
 
 
 class SourceCore:
-    """Repeats: publish a Step, wait for its Action until the pacing ends the wait, apply the Action or a substitute.
+    """Repeats a loop: publish a Step, wait for its Action as the pacing allows, apply the Action or a substitute.
 
     Args:
         source, incarnation: identity of this process in its Steps.
         lockstep: wait for the Throttle that answers each Step. The next Step then needs the weights version that the
-            Throttle names. Only with :class:`Fast`.
-        guard: the default has no settings and passes every action within the specification.
+            Throttle names. Only allowed with the pacing :class:`Fast`.
+        guard: the default guard has no settings and accepts every action within the specification.
         learner: whether there is a learner to publish to.
         waits: do not begin before the learner's first Throttle.
         holds_off: do not move the robots before the policy server has welcomed the source.
@@ -191,7 +191,7 @@ class SourceCore:
         return [("policy", reply)]
 
     def _welcome(self, link: str) -> list[Output]:
-        """A server has welcomed this source: repeat the messages that the server may have missed."""
+        """Repeat the messages that the server may have missed, after its Welcome to this source."""
         outputs: list[Output] = []
         if link == "policy":
             self.contact.welcome()

@@ -40,7 +40,7 @@ class Guard:
         self.counters: Counter[str] = Counter()
         self._spec = spec
         self._autostart = autostart
-        self._waiting = True  # for the first Action after the start, an activate or a reset
+        self._waiting = True  # whether the first Action after the start, an activate or a reset has not come yet
         self._begun = False
         self._watchdog = Watchdog(self.lifecycle, "action", self.envelope.action_deadline_s, self.envelope.recovery_s)
         moves = ("configure", "activate", "deactivate", "reset", "estop", "shutdown")
@@ -110,7 +110,7 @@ class Guard:
         return self.envelope.safe_action(applied)
 
     def detail(self) -> Mapping[str, Any]:
-        """The part of a Reply about this robot."""
+        """The facts about this robot in a Reply."""
         return {
             "robot": self._spec.name,
             "reason": self.lifecycle.reason,

@@ -1,4 +1,4 @@
-"""Detects that a method of the robot hangs; then stops the robot from another thread, and ends the process."""
+"""Detects a method of the robot that hangs. Then it stops the robot from another thread, and ends the process."""
 
 from __future__ import annotations
 

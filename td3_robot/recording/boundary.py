@@ -45,7 +45,7 @@ class RecordedCore:
     """A core that records each of its turns.
 
     Args:
-        observer: finds the messages that ``step`` does not return; None if there are none.
+        observer: returns the messages that ``step`` does not return; None for a core without such messages.
     """
 
     def __init__(self, core: Core, sink: Sink, observer: Observer | None = None) -> None:

@@ -130,9 +130,8 @@ def examine(path: Path) -> dict[str, Any]:
     contents = Contents.of(file, decoder_of(path))
     report = contents.report()
     metadata, problems = contents.metadata, contents.problems
-    if contents.robot_roles == {
-        "driver"
-    }:  # a robot has no task; older recorders wrote the default of the configuration
+    # A deployed robot has no task. Older recorders wrote the default task of the configuration.
+    if contents.robot_roles == {"driver"}:
         metadata.pop("task", None)
     damages = file.all_damages
     if unfinished := file.being_written():

@@ -33,7 +33,7 @@ _ACCEPTED: dict[str, tuple[type[Message], ...]] = {
 
 @cache
 def playable() -> dict[str, list[tuple[str, bool]]]:
-    """The links that carry a topic, by topic. True marks a link whose server publishes the topic."""
+    """Map each topic to its links. True marks a link on which the server publishes the topic."""
     found: dict[str, list[tuple[str, bool]]] = {}
     for row in TOPICS:
         if row.link in _LINKS and row.message in _PLAYED:
@@ -75,7 +75,8 @@ class Player:
         self._served: set[str] = set()
         self._buses: dict[str, Bus] = {}
         self._hellos: dict[str, Entry] = {}  # first Hello of each robot, for a monitor
-        self._numbers: dict[tuple[str, str], tuple[int, int, int]] = {}  # incarnation, its first number, newest number
+        # By publisher and topic: the incarnation, its first number, and the newest number.
+        self._numbers: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._keys = keys
         # Time of the last receive, and of the first receive after the newest long pause.
         self._looked_at = self._looked_since = float("-inf")
@@ -197,7 +198,7 @@ class Player:
         return Record(entry.topic, entry.link, self._number(entry), time.time_ns(), codec.encode(message))
 
     def _number(self, entry: Entry) -> int:
-        """The sequence number for a monitor. Numbers continue when the incarnation changes. Gaps stay."""
+        """The sequence number for a monitor. It continues when the incarnation changes. Recorded gaps stay gaps."""
         stream = entry.publisher, entry.topic
         incarnation, base, newest = self._numbers.get(stream, (entry.incarnation, 0, -1))
         if incarnation != entry.incarnation:

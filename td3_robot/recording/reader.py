@@ -139,7 +139,7 @@ class SessionFile:
                 items = self._items(opcode, body, offset)
             except SessionError:
                 raise
-            except Exception as error:  # the parsing libraries raise a dozen types
+            except Exception as error:  # the parsing libraries raise a dozen types of exceptions
                 self._damaged(
                     offset, f"{Opcode(opcode).name.lower()} record: {type(error).__name__}: {str(error)[:200]}"
                 )

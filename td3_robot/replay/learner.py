@@ -156,7 +156,7 @@ class _Recording:
         if len(self._sources) != 1:
             return "the recording does not show in which order it received the Steps of several sources"
         if self._undelivered:
-            return "some Steps did not reach it"
+            return "some Steps did not reach the learner"
         expected: dict[Key, int] = {}
         for entry, step in self.steps:
             source = step.source, step.incarnation
@@ -192,7 +192,7 @@ class _Learner:
         learning: the core that learns; None if replay cannot repeat its computations.
 
     Attributes:
-        counted: the counters of the storing core, by the number of Steps that it had received.
+        counted: maps a number of received Steps to the counters that the storing core had then.
     """
 
     def __init__(self, life: Life, rows: int, learning: LearnerCore | None) -> None:
@@ -346,7 +346,7 @@ def _compare_counters(
     status = recording.statuses.get(key)
     counted: dict[int, dict[str, int]] = {}
     if status is None:
-        why: str | None = "the recording has no Status of it that counts Steps"
+        why: str | None = "the recording has no Status of this learner that counts Steps"
     elif life and not life.setting("new", bool):
         why = _CONTINUED
     elif life and driven:
@@ -367,7 +367,7 @@ def _compare_counters(
 def _compare_losses(session: Session, core: LearnerCore, outcome: Outcome) -> list[Replayed]:
     attached = session.attachments.get(METRICS)
     if attached is None:
-        outcome.notes.append(f"loss statistics: the recording has no {METRICS}, which is added when a run ends")
+        outcome.notes.append(f"loss statistics: the recording has no {METRICS}, which a run adds at its end")
         return []
     try:
         old = _losses([json.loads(line) for line in attached.data.decode().splitlines()])

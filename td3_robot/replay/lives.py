@@ -40,7 +40,7 @@ Key = tuple[str, int]
 
 
 class Memory:
-    """Recorded messages, by the name that Turns use for them. If there are too many, it drops the oldest message."""
+    """Recorded messages, by the name that Turns use for them. A full memory drops the oldest messages."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[turns.Name, tuple[Message, int]] = OrderedDict()

@@ -139,7 +139,7 @@ class Desk:
 
     def stop(self) -> str:
         """Stop the robot in an emergency, also without a policy server. Return an error; empty if it is stopped."""
-        self._robot.stopped_by = "emergency stop by a ROS service; it ends by the service reset"
+        self._robot.stopped_by = "emergency stop by a ROS service; the service reset ends it"
         with self._turned:
             rests = self._turned.wait_for(self._rest, _STOPPED)
         error = self._command("estop")

@@ -50,7 +50,7 @@ STOP_PREFIX = "emergency stop: "
 
 @dataclass(frozen=True)
 class Held:
-    """Why no policy moves a robot. Code decides by the cause. The reason and ``str()`` are for people."""
+    """Why no policy moves a robot. Code checks only the cause. The reason and ``str()`` are for people."""
 
     cause: Cause
     reason: str = ""

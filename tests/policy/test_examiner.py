@@ -89,7 +89,7 @@ def every(_: Weights) -> bool:
 
 def until(what: Callable[[], object], turn: Callable[[], object] = lambda: None) -> None:
     """Run turns until the condition ``what`` is true."""
-    poll_until(lambda: (turn(), what())[1], lambda: "it did not come", _PATIENCE)
+    poll_until(lambda: (turn(), what())[1], lambda: "the condition did not become true", _PATIENCE)
 
 
 def wait(examiner: Examiner, count: int) -> list[int]:

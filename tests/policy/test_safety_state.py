@@ -210,9 +210,9 @@ def test_a_failed_write_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixt
     file = StateFile(folder / "policy.state")
     folder.rename(tmp_path / "away")
     file.keep(SafetyState(server=Held(Cause.STOP, "smoke")))
-    poll_until(lambda: "cannot be written" in caplog.text, lambda: "it did not come", 60)
+    poll_until(lambda: "cannot be written" in caplog.text, lambda: "no failed write was logged", 60)
     (tmp_path / "away").rename(folder)
-    poll_until(lambda: "is written now" in caplog.text, lambda: "it did not come", 60)
+    poll_until(lambda: "is written now" in caplog.text, lambda: "no successful write was logged", 60)
     assert json.loads((folder / "policy.state").read_text())["stop"] == "smoke"
     assert caplog.text.count("cannot be written") == 1
     file.close()
