@@ -298,7 +298,7 @@ class Step(Message, frozen=True, omit_defaults=True):
 
 
 def _index_problem(field: str, robot: str, robots: int) -> str | None:
-    """Why a key of a map is not the index of one of ``robots`` robots; None if it is."""
+    """Why a key of a map is not the index of a robot, 0 to ``robots`` - 1; None if it is an index."""
     if robot.isascii() and robot.isdigit() and len(robot) <= 5 and int(robot) < robots:
         return None
     return f"{field}: {robot[:40]!r} is not the index of a robot, 0 to {robots - 1}"

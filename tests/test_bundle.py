@@ -157,9 +157,8 @@ def test_other_safetensors_files_are_not_policies() -> None:
 @pytest.mark.parametrize("version", [0, 2, "1", None, "x" * 10_000])
 def test_other_format_version_is_named_first(make_bundle: Make, version: Any) -> None:
     _, ours, _ = taken_apart(make_bundle().encode())
-    text = reason(
-        put_together({}, {"format": version, "layers": ours["hidden"]}, b"")
-    )  # an unknown format may lack everything else
+    # An unknown format may lack everything else.
+    text = reason(put_together({}, {"format": version, "layers": ours["hidden"]}, b""))
     assert f"bundle format {str(version)[:40]!r}; this version reads format 1" in text
 
 

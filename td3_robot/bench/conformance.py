@@ -1,7 +1,7 @@
 """``td3-robot bench conformance``: checks whether a driver or a policy server follows the protocol.
 
 The kit plays the other side of the link with plain ZeroMQ sockets. The checks follow docs/reference/protocol.md. The
-kit makes all its messages, also the wrong ones, from the table of messages, so it needs no files.
+kit makes all its messages, also wrong messages, from the table of messages, so the kit needs no files.
 """
 
 from __future__ import annotations

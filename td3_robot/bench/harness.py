@@ -1,8 +1,8 @@
 """Functions for all benchmarks: options, turns, worker processes, medians and ratios, and printing.
 
 A benchmark declares its options and its contestants. The contestants take turns, so that a change of the machine's load
-affects all of them alike. A figure is the median over all rounds. To compare two contestants, a benchmark computes a
-ratio in each round and reports the median of these ratios.
+affects all contestants alike. A figure is the median over all rounds. To compare two contestants, a benchmark computes
+a ratio in each round and reports the median of these ratios.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class SafetyFilter:
         return np.minimum(action, self._high, out=action)
 
     def violation(self, action: Float32) -> str | None:
-        """Why this action of the policy, float32[N, A], must stop the robot; None if the filter may change it."""
+        """Why this action of the policy, float32[N, A], must stop the robot; None if it need not."""
         return self.envelope.violation(action, self.spec.actions)
 
     def problem(self, observation: Float32) -> str | None:

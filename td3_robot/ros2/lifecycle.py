@@ -43,7 +43,7 @@ from td3_robot.safety.lifecycle import State
 log = logging.getLogger(__name__)
 
 PARAMETERS = ("endpoints.policy", "endpoints.learner", "endpoints.recorder", "endpoints.monitor", "endpoints.keys")
-"""ROS parameters that replace the configuration key of the same name. So does the parameter ``ros2.bundle``."""
+"""Each ROS parameter replaces the configuration key of the same name. The parameter ``ros2.bundle`` does so, too."""
 _MESSAGES: dict[Kind, Any] = {"joint": JointState, "imu": Imu, "array": Float64MultiArray}
 _REPORT_PERIOD = 1.0  # seconds between two diagnostics
 _SETTLE = 0.5  # seconds for the last command to arrive
@@ -62,7 +62,7 @@ _PATHS = {
     ("active", "unconfigured"): "deactivate",
     ("inactive", "unconfigured"): "cleanup",
 }
-"""Maps the state of the ROS node and the state to reach to the next transition."""
+"""Maps the pair of the ROS node's state and the state to reach to the next transition."""
 
 
 class Condition(NamedTuple):
@@ -102,9 +102,8 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
         given = {key: self.declare_parameter(key, "", read_only).value for key in names}
         self.overrides = [f"{key}={json.dumps(value)}" for key, value in given.items() if value]
         self._ros_state = "unconfigured"
-        self._mirrors = (
-            False  # whether the ROS node follows a change of the driver, so that its transition sends no request
-        )
+        # Whether the ROS node follows a change of the driver. Then its transition sends no request to the driver.
+        self._mirrors = False
         self._request: Callable[[str], str] = lambda verb: f"{verb}: the driver has not started"
         self._condition: Callable[[], Condition] = Condition
         self._robot = ""
@@ -265,7 +264,7 @@ def sensor_node(owner: DriverNode, inputs: Inputs, config: Ros2Config) -> Node:
     """Return a second node that receives the observations.
 
     A service of the first node may wait for the policy server. The second node receives messages meanwhile. It uses the
-    names that the first node resolves, so remapping rules for the first node hold for both.
+    names that the first node resolves, so remapping rules for the first node hold for both nodes.
     """
     node = Node(
         f"{owner.get_name()}_sensors",

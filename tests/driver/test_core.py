@@ -92,12 +92,13 @@ def test_the_robot_is_reset_at_the_end_of_an_episode(make_core: Make, robot: Toy
     assert len(robot.applied) == before  # an Action before a reset is ignored
     robot.ends = Phase.MID
     step = one(core.step([], 0.04))
+    # The robot holds the safe action.
     assert (step.phase[0], step.episode[0], step.action.tolist(), step.transitions) == (
         0,
         1,
         [[0.25, 0]],
         1,
-    )  # the safe action, which the robot holds
+    )
     assert robot.resets == 2
     core.step([action(2, 1.5, 0)], 5.0)  # a reset of 5 s does not count as a missed deadline
     assert robot.applied[-1] == [1.5, 0]

@@ -103,9 +103,8 @@ def test_activate_leaves_fault(
     core.step([], 2.0)
     outputs = core.step([(operator, command("activate", target))], 3.0)
     assert changes(outputs) == [("policy/leg", "active")]
-    assert [to for to, message in outputs if isinstance(message, Command)] == [
-        peer
-    ]  # the robot receives the command too
+    # The robot receives the command too.
+    assert [to for to, message in outputs if isinstance(message, Command)] == [peer]
     [action] = actions(core.step([(peer, make_step(6))], 4.0))
     assert not is_safe(action)
 
@@ -220,9 +219,8 @@ def test_absent_robots_are_forgotten_after_1024_unless_stopped(
     core = make_core()
     for number in range(1030):
         robot = joined(core, peer, number, f"r{number}", make_step(0), float(number))
-        core.step(
-            [(operator, command("estop", "r0"))] if number == 0 else [], number + 0.5
-        )  # the 100 ms deadline passes
+        # The 100 ms deadline passes.
+        core.step([(operator, command("estop", "r0"))] if number == 0 else [], number + 0.5)
         core.step([(robot, Bye("sold"))], number + 0.6)
     held = core.safety_state.sources
     assert list(held) == ["r0", *(f"r{number}" for number in range(5, 1030))]

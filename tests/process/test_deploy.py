@@ -248,9 +248,8 @@ class Site:
         texts = [file.read_text() for file in (unit, *sorted(unit.with_suffix(".service.d").glob("*.conf")))]
         assert "WorkingDirectory=/var/lib/td3-robot\n" in texts[0]
         commands = re.findall(r"^ExecStart=(.*)$", "\n".join(texts), re.MULTILINE)
-        assert commands[1:] == (
-            [] if len(texts) == 1 else ["", commands[-1]]
-        )  # a drop-in must clear ExecStart before it sets a new one
+        # A drop-in must clear ExecStart before it sets a new one.
+        assert commands[1:] == ([] if len(texts) == 1 else ["", commands[-1]])
         self.start(name, "robot", commands[-1])
 
     def stop(self, name: str) -> None:
@@ -405,9 +404,8 @@ def verify(tmp_path: Path) -> Callable[[dict[str, str]], str]:
             (tmp_path / name).write_text(re.sub(r"/opt/td3-robot/bin/\S+", "/bin/true", text))
         command = [program, "verify", *(str(tmp_path / name) for name in units)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        return "\n".join(
-            line for line in done.stdout.splitlines() if "td3-robot-" in line
-        )  # skip errors about the machine's own units
+        # Skip errors about the machine's own units.
+        return "\n".join(line for line in done.stdout.splitlines() if "td3-robot-" in line)
 
     return say
 

@@ -64,9 +64,8 @@ def test_deployed_robot_is_recorded_from_the_start_and_replays(robot: Recorded, 
     at = robot.wait_for("apply 0.250000", at)
     robot.fault("nan")
     at = robot.wait_for(SAFE, robot.wait_for("observe nan", at))
-    robot.wait(
-        "a quarter of a second of control periods", lambda: periods(robot.record()[at:]) > 12
-    )  # a node sends its recorded messages every 0.1 s
+    # A node sends its recorded messages every 0.1 s.
+    robot.wait("a quarter of a second of control periods", lambda: periods(robot.record()[at:]) > 12)
     stop(driver, server, recorder)
 
     path = robot.folder / "leg.mcap"

@@ -406,7 +406,7 @@ def test_two_second_resets_cause_no_fault_with_a_deadline_of_200_ms(
 
 
 def test_robot_that_never_comes_back_from_its_reset_is_in_fault(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server removes the blocked driver after 5 s of silence. The reset timeout is longer than that."""
+    """The server removes the blocked driver after 5 s of silence. The reset timeout is longer than 5 s."""
     monkeypatch.setenv("EPISODE", "20")
     robot.configure(observation_deadline_ms=200, reset_timeout_ms=6000, **AUTOMATIC)
     robot.serve()
@@ -737,9 +737,8 @@ def test_closed_terminal_ends_the_driver_cleanly(robot: Robot) -> None:
     robot.serve()
     for number in (signal.SIGHUP, signal.SIGQUIT):
         (robot.folder / "record").unlink(missing_ok=True)
-        ours = signal.signal(
-            number, signal.SIG_DFL
-        )  # a shell that starts the tests with nohup or & makes them ignore signals; the driver would inherit that
+        # A shell that starts the tests with nohup or & makes them ignore signals, and the driver would inherit this.
+        ours = signal.signal(number, signal.SIG_DFL)
         try:
             driver = robot.drive()
         finally:

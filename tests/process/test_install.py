@@ -43,9 +43,8 @@ def interpreter(version: str) -> str | None:
     found = [shutil.which(f"python{version}"), *map(str, sorted(home.glob(f"versions/{version}.*/bin/python")))]
     for path in filter(None, found):
         asked = [path, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
-        done = subprocess.run(
-            asked, capture_output=True, text=True, check=False
-        )  # a pyenv stub may only print an error
+        # A pyenv stub may only print an error.
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
         if done.stdout.strip() == version:
             return str(path)
     return None

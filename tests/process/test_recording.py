@@ -59,9 +59,8 @@ def test_recorded_training_is_complete_and_replays(train: Any, tmp_path: Path, c
     assert main(["replay", str(tmp_path / "second" / "session.mcap")]) == 0
     assert "it began with transitions of other recordings" in capsys.readouterr().out
     final = json.loads((tmp_path / "second" / "final.json").read_text())
-    assert (
-        300 <= final["learner"]["figures"]["env_steps"] <= 301
-    )  # one Step of two robots counts as one or two environment steps
+    # One Step of two robots counts as one or two environment steps.
+    assert 300 <= final["learner"]["figures"]["env_steps"] <= 301
 
 
 def test_a_training_whose_policies_are_left_out_replays_completely(train: Any, tmp_path: Path, capsys: Any) -> None:
@@ -176,15 +175,13 @@ def test_recorder_joins_and_leaves_a_running_training(
     assert run.finish() == 130
     report = examine(tmp_path / "by-hand.mcap")
     assert report["damages"] == []
-    assert report["attachments"][1:] == [
-        {"name": "notes.txt", "bytes": 15}
-    ]  # the first attachment is the configuration
+    # The first attachment is the configuration.
+    assert report["attachments"][1:] == [{"name": "notes.txt", "bytes": 15}]
     assert report["topics"]["sim-0/step"]["begins_at"] > 0
     assert report["topics"]["sim-0/step"]["count"] > 100
     assert main(["replay", str(tmp_path / "by-hand.mcap"), "--core", "policy"]) == 0
-    monkeypatch.setattr(
-        process, "_catch_signals", lambda _: None
-    )  # if the handler stayed, later tests would ignore Ctrl-C
+    # If the handler stayed, later tests would ignore Ctrl-C.
+    monkeypatch.setattr(process, "_catch_signals", lambda _: None)
     for arguments, words in (
         ((str(tmp_path / "by-hand.mcap"), "--run", "run"), "exists already"),
         ((str(tmp_path / "no" / "x.mcap"), "--run", "run"), "does not exist"),

@@ -129,8 +129,7 @@ def test_wrong_options_are_refused(recorded: Path, tmp_path: Path, capsys: pytes
     assert "a.mcap' holds no 'throttle'; it holds action, hello, status, step, weights\n" in capsys.readouterr().err
     assert not (tmp_path / "t").exists()
     assert main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 0
-    assert (
-        main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 2
-    )  # without --force, export overwrites no file
+    # Without --force, export overwrites no file.
+    assert main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 2
     assert "action.csv' exists already; replace it with --force" in capsys.readouterr().err
     assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--force"]) == 0

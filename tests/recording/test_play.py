@@ -49,10 +49,11 @@ def test_the_schedule_follows_start_duration_and_rate(acted: Make) -> None:
     part = list(scheduled(iter(entries), begin, rate=2, start=0.25, duration=0.5))
     assert [round(t, 6) for t, _ in part] == [0.025, 0.075, 0.125, 0.175, 0.225]
     assert [entry for _, entry in part] == entries[3:8]
+    # The clock was set back between the two entries.
     assert [t for t, _ in scheduled(iter(entries[:2]), begin + SECOND)] == [
         0.0,
         0.0,
-    ]  # the clock was set back between the two entries
+    ]
 
 
 def test_start_counts_from_the_beginning_of_the_recording(
@@ -341,6 +342,5 @@ def test_two_publishers_may_swap_names(recorded: Path) -> None:
     remap = ["policy=sim-0", "sim-0=policy"]
     session = Session([recorded])
     assert play._renamed(remap, session, ["step", "action"]) == {"policy": "sim-0", "sim-0": "policy"}
-    assert play._renamed(["sim-0=policy"], session, ["step"]) == {
-        "sim-0": "policy"
-    }  # only Steps are played, so the name "policy" is free
+    # Only Steps are played, so the name "policy" is free.
+    assert play._renamed(["sim-0=policy"], session, ["step"]) == {"sim-0": "policy"}

@@ -202,9 +202,8 @@ def restarted(target: Path) -> None:
     def serve(policy: Bundle | None = None) -> Act:
         return lambda: stage.serve(policy, safety_state=(kept or [SafetyState()])[-1] if policy else None, learner=True)
 
-    first = replace(
-        leg_policy(0, 1), safety=SafetyConfig(rate=12)
-    )  # these settings also apply to the learner's policies
+    # These settings also apply to the learner's policies.
+    first = replace(leg_policy(0, 1), safety=SafetyConfig(rate=12))
     second = replace(leg_policy(6, 6), safety=SafetyConfig(rate=8))
     other_leg = replace(LEG, actions=(replace(LEG.actions[0], high=2.0),))
     foreign = replace(leg_policy(3, 3), spec=other_leg).encode()

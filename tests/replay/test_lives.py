@@ -29,9 +29,8 @@ DEPLOYED = Path(__file__).parent / "sessions" / "deployed.mcap"
 ALL = Session([DEPLOYED]).counts["policy", 0, "lifecycle"]
 ALL_ACTIONS = Session([DEPLOYED]).counts["policy", 0, "action"]
 Change = Callable[[Entry], Entry | None]
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:(overflow|invalid value):RuntimeWarning"
-)  # the session loads a policy with weights of about 1e30
+# The session loads a policy with weights of about 1e30.
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")
 
 
 @pytest.fixture
@@ -260,7 +259,7 @@ def test_a_reference_is_compared_for_its_own_machine_and_other_messages_for_the_
     assert [line for line in lines if f"the same to the bit: policy (1259 turns): {ALL_ACTIONS} action" in line]
     near = next(line for line in lines if "the same within tolerance (processor was Abacus 3000" in line)
     assert near.partition("driver (")[2].count(", ") == 5
-    # Without the attachment that names its machine, the reference is compared for the recording's machine.
+    # Without the attachment about its machine, the reference is compared as if the recording's machine had made it.
     older = session.paths[0].with_name("older.mcap")
     kept = [item for name, item in now.attachments.items() if name != f"made/{reference}"]
     write(older, Facts(now.metadata, kept), now.entries())

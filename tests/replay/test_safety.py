@@ -37,9 +37,8 @@ from td3_robot.specs import RobotSpec
 
 SESSIONS = Path(__file__).parent / "sessions"
 Patch = pytest.MonkeyPatch
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:(overflow|invalid value):RuntimeWarning"
-)  # the session loads a policy with weights of about 1e30
+# The session loads a policy with weights of about 1e30.
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")
 
 
 def first(name: str, core: str) -> list[tuple[str, str, str, str, str]]:

@@ -46,9 +46,8 @@ from td3_robot.transport import codec
 from td3_robot.transport import link as handshake
 from td3_robot.transport.tap import RECORDED
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:(overflow|invalid value):RuntimeWarning"
-)  # the session loads a policy with weights of about 1e30
+# The session loads a policy with weights of about 1e30.
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")
 FILES = sorted((Path(__file__).parent / "sessions").glob("*.mcap"))
 
 
