@@ -210,7 +210,7 @@ class _Examination:
         self.checks.require("reply", reply is not None, f"no Reply to {verb} within {_PATIENCE:g} s")
         assert reply
         good = reply.id == number and reply.state in set(State)
-        self.checks.expect("reply", good, f"{verb}: id {reply.id} for {number}, state {reply.state!r}")
+        self.checks.expect("reply", good, f"{verb}: id {reply.id}, demanded: {number}; state {reply.state!r}")
         return reply
 
     def _activate(self, operator: _Client) -> None:
@@ -289,7 +289,7 @@ class _Examination:
             driver.send(one)
         answers = [action.answers for action in iter(lambda: driver.receive(_QUIET, Action), None)]
         newest = steps[-1].sequence in answers and answers == sorted(set(answers))
-        expect("newest", newest, f"Steps {[one.sequence for one in steps]} at once get Actions for {answers}")
+        expect("newest", newest, f"of the Steps {[one.sequence for one in steps]}, these get Actions: {answers}")
 
     def _several_robots(self) -> None:
         driver = self._client(name="conformance-pair", robots=2)
@@ -346,7 +346,9 @@ class _Examination:
             self.checks.require("name", not isinstance(message, Welcome), "a second driver of the name gets a Welcome")
             refused = message if isinstance(message, Refused) else None
         good = refused is not None and refused.code == "name"
-        self.checks.expect("name", good, f"a second driver gets {refused} while the first one sends; demanded: `name`")
+        self.checks.expect(
+            "name", good, f"a second driver of the name gets {refused}; demanded: Refused with code name"
+        )
 
     def _wrong_steps(self, driver: _Client) -> None:
         nan = np.full(self.spec.observation_size, np.nan, np.float32).tobytes()

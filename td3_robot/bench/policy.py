@@ -31,7 +31,7 @@ ROBOTS = (1, 8, 64)
 def main(arguments: Sequence[str]) -> int:
     parser = harness.Options(
         "td3-robot bench policy",
-        "Measure the policy server: time for an action, time to the first one, memory.",
+        "Measure the policy server: time for an action, time to the first action, memory.",
         ("", "--json --memory 1000000 > policy.json"),
     )
     parser.number("--actions", 20_000, "N", "actions to time")

@@ -98,7 +98,9 @@ def _replayed(path: Path, steps: int) -> tuple[float, float]:
     (report,) = replay.check(Session([path]), ["policy"], exact=True)
     taken = time.perf_counter() - begin, time.process_time() - begin_processor
     if not report.same or report.turns != steps + 1:
-        raise NodeError("the benchmark's recording does not replay; check one of your own with td3-robot replay")
+        raise NodeError(
+            "the replay of the benchmark's recording differs; check your own recording with td3-robot replay"
+        )
     return taken
 
 

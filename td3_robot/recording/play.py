@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{link}", metavar="ENDPOINT", help=f"endpoint of the {link} link, instead of --run")
     parser.add_argument("--monitor", metavar="ENDPOINT", help="endpoint of a monitor that shows the messages")
     parser.add_argument("--keys", metavar="DIR", help="folder of this machine's keys (default: those of --run)")
-    parser.add_argument("--topics", nargs="+", metavar="TOPIC", help="(default: step; to a monitor alone: all)")
+    parser.add_argument("--topics", nargs="+", metavar="TOPIC", help="(default: step; all if only --monitor is given)")
     parser.add_argument(
         "--rate", type=real(above=True), default=1.0, metavar="X", help="factor of the speed (default: 1)"
     )
@@ -145,7 +145,7 @@ def _play_once(
 ) -> str | None:
     """Play all messages once. Returns the reason of a failure; None without a failure."""
     if missing := _meet(player, stopped):
-        return f"nobody answers on {', '.join(missing)} within {_WAIT:g} s"
+        return f"no node answers on link {', '.join(missing)} within {_WAIT:g} s"
     player.introduce()
     if silent := _run(player, schedule, pause, stopped):
         return f"{silent} has been silent for {PEER_TIMEOUT:g} s: it has not received the messages played since then"
