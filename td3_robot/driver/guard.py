@@ -70,7 +70,7 @@ class Guard:
         if self._begun:
             self._begun = False
             self._watchdog.put_off(now)
-        self._watchdog.bites(now)
+        self._watchdog.check(now)
 
     def accept(self, action: Action, now: float) -> Float32 | None:
         """The action to apply for an Action that answers the newest Step: float32[N, A] within the limits, or None.

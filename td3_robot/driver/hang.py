@@ -39,7 +39,7 @@ class HangWatch:
         self._ended = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="hang").start()
 
-    def over(self, what: str, call: Callable[[], Answer]) -> Answer:
+    def run(self, what: str, call: Callable[[], Answer]) -> Answer:
         """Make a call under watch, and return its result; ``what`` is the method's name, for the log."""
         self._call = [what]
         try:

@@ -183,7 +183,7 @@ class RobotBody(OneRobot):
         """Call the robot's code and return its result. If it fails, store the problem and return None."""
         try:
             watched = self._hang and what not in ("reset", "close")
-            answer = self._hang.over(what, call) if self._hang and watched else call()
+            answer = self._hang.run(what, call) if self._hang and watched else call()
         except EmergencyStop as stop:
             self.stop = str(stop) or "the robot stopped"
         except Exception as error:  # an error of the robot's code must not end the loop that keeps the robot safe

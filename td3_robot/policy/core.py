@@ -200,7 +200,7 @@ class PolicyCore:
             self.safety.robot_in_fault(name)
         changes += self.safety.changes()
         if changes or commanded:
-            self.safety.forget_the_longest_away(self.desk.robots)
+            self.safety.forget_absent_robots(self.desk.robots)
             self.safety_state = self._state_to_keep()
         self.changes = changes
         return outputs + self.desk.announce(changes) if changes else outputs

@@ -127,7 +127,7 @@ class Safety:
         if watch and (not watch.lifecycle.active or (watch.resetting and farewell is not Farewell.STOPPED)):
             self.watches[name] = watch  # at the end, because the order shows which robots left last
 
-    def forget_the_longest_away(self, here: Container[str]) -> None:
+    def forget_absent_robots(self, here: Container[str]) -> None:
         """Forget the watches of absent robots, except the _AWAY robots that left last and robots with emergency stops.
 
         Args:
@@ -135,7 +135,7 @@ class Safety:
         """
         away = [name for name, it in self.watches.items() if name not in here and not it.lifecycle.stopped]
         for name in away[:-_AWAY]:
-            log.warning("%s: forgets %r: %d robots that left later are remembered", self.lifecycle.node, name, _AWAY)
+            log.warning("%s: forgets robot %r, because %d absent robots left later", self.lifecycle.node, name, _AWAY)
             del self.watches[name]
 
     # -- restarts ------------------------------------------------------------------------------------------------

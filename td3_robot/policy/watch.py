@@ -80,7 +80,7 @@ class Watch:
     def missing(self, now: float) -> bool:
         """Whether this call found that observations have been missing for too long."""
         why = "the robot did not come back from its reset" if self.resetting else self._problem
-        return self.watchdog.bites(now, why)
+        return self.watchdog.check(now, why)
 
     def end_reset(self) -> None:
         """Stop waiting for a reset. The deadline counts from the last Step of the episode."""

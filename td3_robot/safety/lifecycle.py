@@ -206,7 +206,7 @@ class Watchdog:
             self._back_since = None
             self.lifecycle.recover(f"{self.what}s have come for {self.recovery_s * 1e3:.0f} ms", now)
 
-    def bites(self, now: float, why: str | None = None) -> bool:
+    def check(self, now: float, why: str | None = None) -> bool:
         """Take the lifecycle to FAULT if the deadline has passed. Return whether the deadline has passed.
 
         Args:

@@ -78,7 +78,7 @@ def test_a_hang_stops_the_robot_and_ends_the_process(
             end.hang()
 
     watch = HangWatch(LIMIT, bring_to_rest if stop else None, end)
-    watch.over("observe", end.hang)
+    watch.run("observe", end.hang)
     assert end.codes.get(timeout=PATIENCE) == EXIT_HUNG == 70
     assert capfd.readouterr().err == f"HUNG: observe() has not returned for 200 ms; {outcome}; the driver ends\n"
     assert stopped == ([False] if stop else [])  # stopped once, during the hang
@@ -94,11 +94,11 @@ def test_calls_that_return_in_time_have_no_effect() -> None:
         watch = HangWatch(1.0, None, end)
         begin = now = time.monotonic()
         while now - begin < 2.0:
-            assert watch.over("observe", lambda: "seen") == "seen"
+            assert watch.run("observe", lambda: "seen") == "seen"
             before, now = now, time.monotonic()
             longest = max(longest, now - before)
         with pytest.raises(ZeroDivisionError):
-            watch.over("apply", lambda: 1 // 0)
+            watch.run("apply", lambda: 1 // 0)
         if max(longest, time.monotonic() - now) < 0.5:
             break
     else:
@@ -118,8 +118,8 @@ def test_no_call_reaches_the_robot_after_a_hang(end: End, monkeypatch: pytest.Mo
         calls.append("stop")
 
     watch = HangWatch(LIMIT, bring_to_rest, end)
-    assert watch.over("observe", lambda: stopping.wait(PATIENCE))
-    watch.over("apply", lambda: other.put("apply"))
+    assert watch.run("observe", lambda: stopping.wait(PATIENCE))
+    watch.run("apply", lambda: other.put("apply"))
     assert calls == ["stop"]
     assert end.codes.get_nowait() == EXIT_HUNG
 

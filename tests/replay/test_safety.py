@@ -103,7 +103,7 @@ def test_replay_finds_a_missing_or_changed_setting(
 
 
 def watchdogs_never_fire(patch: Patch) -> None:
-    patch.setattr(Watchdog, "bites", lambda *_: False)
+    patch.setattr(Watchdog, "check", lambda *_: False)
 
 
 def watch_never_finds_observations_missing(patch: Patch) -> None:

@@ -125,21 +125,21 @@ def test_the_watchdog_fires_after_its_deadline() -> None:
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1)
     assert watchdog.due is None  # not fed yet
-    assert not watchdog.bites(99.0)
+    assert not watchdog.check(99.0)
     watchdog.feed(1.0)
     watchdog.feed(1.05)
     assert watchdog.due == pytest.approx(1.15)
-    assert not watchdog.bites(1.1499)
-    assert watchdog.bites(1.1501)
+    assert not watchdog.check(1.1499)
+    assert watchdog.check(1.1501)
     assert lifecycle.state == FAULT
     assert lifecycle.reason == "no action for 100 ms"
-    assert not watchdog.bites(2.0)  # it fires once
+    assert not watchdog.check(2.0)  # it fires once
     for number in range(100):  # feeding alone does not end the fault
         watchdog.feed(2.0 + number * 0.01)
     assert lifecycle.state == FAULT
     watchdog.disarm()
     lifecycle.command("activate", 4.0)
-    assert not watchdog.bites(9.0)
+    assert not watchdog.check(9.0)
 
 
 def test_automatic_recovery_needs_feeds_without_a_gap() -> None:
@@ -147,7 +147,7 @@ def test_automatic_recovery_needs_feeds_without_a_gap() -> None:
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1, 0.3)
     watchdog.feed(1.0)
-    assert watchdog.bites(1.2)
+    assert watchdog.check(1.2)
     for now in (2.0, 2.08, 2.16, 2.2, 2.35, 2.44, 2.53, 2.62):
         watchdog.feed(now)
         assert lifecycle.state == FAULT
@@ -161,7 +161,7 @@ def test_a_clock_that_jumps_ahead_misses_the_deadline() -> None:
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1)
     watchdog.feed(1.0)
-    assert watchdog.bites(1e6)
+    assert watchdog.check(1e6)
 
 
 def test_a_refusal_in_the_log_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
