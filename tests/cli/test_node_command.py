@@ -120,9 +120,8 @@ def test_robots_that_do_not_activate_are_named_with_their_states() -> None:
     def messages() -> Iterator[Reply]:
         for command in bus.sent[:2]:
             yield Reply(command.id, command.target, "", "active" if command.target == "a" else "unconfigured", {})
-        yield Reply(
-            bus.sent[2].id, "policy", "no robot 'c' is connected", "active", {}
-        )  # the server replies, because robot c has just disconnected
+        # The server replies, because robot c has just disconnected.
+        yield Reply(bus.sent[2].id, "policy", "no robot 'c' is connected", "active", {})
 
     answer, words = _confirmed(bus, "activate", reply, messages())
     assert (answer.detail["confirmed"], answer.detail["unconfirmed"]) == (["a"], ["b", "c"])

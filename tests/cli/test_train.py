@@ -118,9 +118,8 @@ def test_notices_about_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.startswith("learner.compile is true and there is no C++ compiler '/nowhere/g++' (CXX names another o")
     assert line.endswith("updates run uncompiled, which is slower")
     assert thread_notices(LearnerConfig(threads=2), 1) != []
-    assert (
-        thread_notices(LearnerConfig(threads=2, compile=True), 1) == []
-    )  # compiled code uses one thread, so there is no notice
+    # Compiled code uses one thread, so there is no notice.
+    assert thread_notices(LearnerConfig(threads=2, compile=True), 1) == []
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("PATH", "/nowhere")

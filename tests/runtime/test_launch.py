@@ -24,9 +24,8 @@ def test_processes_of_a_training_follow_the_configuration() -> None:
         "sim-2",
     ]
     recorded = configuration.parse({"record": True})
-    assert (
-        next(item.name for item in launch.expand(description, recorded)) == "recorder"
-    )  # the recorder starts before the others
+    # The recorder starts before the others.
+    assert next(item.name for item in launch.expand(description, recorded)) == "recorder"
     assert [item.name for item in launch.expand(description, Config())][-1] == "evaluator"
     assert [item.name for item in launch.expand(description, Config()) if item.row.ends_run] == ["learner"]
 

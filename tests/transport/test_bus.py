@@ -327,9 +327,8 @@ def test_malformed_messages_are_counted_and_dropped(
     stranger.send_multipart(parts)
     (got,) = pump(lambda _: bool(server.dropped()), server)
     assert got == []
-    first = (
-        "stranger" if kind in ("malformed", "fields") else kind
-    )  # the server does not decode a Step of an unknown client
+    # The server does not decode a Step of an unknown client.
+    first = "stranger" if kind in ("malformed", "fields") else kind
     assert server.dropped() == {first: 1}
     client._sockets["policy"].send_multipart(parts)  # a known client sends the same frames
     assert client.send("policy", make_step(1))

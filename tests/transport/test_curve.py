@@ -233,9 +233,8 @@ def test_a_revoked_key_is_disconnected_at_once(
     got, _ = pump(lambda _: bool(server.dropped()["revoked"]), server, robot)
     assert got == []
     folders[0].allow("robot-7", folders[1].identity().public)
-    pump(
-        lambda got: any(isinstance(message, Hello) for _, message in got[0]), server, robot
-    )  # the robot reconnects by itself
+    # The robot reconnects by itself.
+    pump(lambda got: any(isinstance(message, Hello) for _, message in got[0]), server, robot)
 
 
 def test_a_client_leaves_a_revoked_server(

@@ -378,9 +378,8 @@ def test_a_driver_that_still_sends_is_not_replaced(
     server = make_server()
     ask(server, make_hello("driver"), now=0.0)
     second = make_hello("driver", client=8, incarnation=99)
-    assert must_wait(
-        server, second, b"2", now=10.0
-    )  # no message came for 10 s, but perhaps the server itself was paused
+    # No message came for 10 s, but perhaps the server itself was paused.
+    assert must_wait(server, second, b"2", now=10.0)
     ask(server, make_step(1), now=10.1)
     inputs, (refused,) = ask(server, second, b"2", now=10.25)
     assert (inputs, refused.reason) == ([], "name 'sim-0' is taken by a driver that is connected")
@@ -642,9 +641,8 @@ def test_a_hello_is_repeated_until_it_is_answered(make_client: MakeClient) -> No
     assert origin == "policy"
     assert isinstance(message, Welcome)
     assert (client.state, client.session) == ("welcome", 4)
-    assert (
-        client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 4)), 0.4) == []
-    )  # the core gets no second Welcome for a repeated Hello
+    # The core gets no second Welcome for a repeated Hello.
+    assert client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 4)), 0.4) == []
     assert client.due(0.9) == []
 
 

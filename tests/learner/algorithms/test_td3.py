@@ -159,9 +159,8 @@ def test_the_averaged_policy_matches_a_hand_calculation(kind: Any, seed: int) ->
         actor = td3.actor_tensors()["actor.0.weight"].astype(float)
         expected = actor if weight == 1.0 else (1 - weight) * expected + weight * actor
         np.testing.assert_allclose(td3.actor_tensors(averaged=True)["actor.0.weight"], expected, rtol=1e-5, atol=1e-7)
-    assert np.array_equal(
-        plain.actor_tensors()["actor.0.weight"], td3.actor_tensors()["actor.0.weight"]
-    )  # the average does not change learning
+    # The average does not change learning.
+    assert np.array_equal(plain.actor_tensors()["actor.0.weight"], td3.actor_tensors()["actor.0.weight"])
     other = kind(3, 2, (4,), config, seed=9)
     other.restore(*td3.state())
     kept = other.actor_tensors(averaged=True)

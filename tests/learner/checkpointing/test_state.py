@@ -206,10 +206,11 @@ def test_a_learner_with_all_options_restores_bit_exactly(spec: RobotSpec, make_s
     for sequence in range(29):
         world.give(sim, step(sequence))
         world.idle(2)
+    # Two rows are not yet complete.
     assert (world.core.env_steps, len(world.core.training.experience.replay)) == (
         25,
         23,
-    )  # two rows are not yet complete
+    )
     arrays, scalars = state.save(world.core, world.time)
     arrays = {name: array.copy() for name, array in arrays.items()}
     scalars = json.loads(json.dumps(scalars))
