@@ -20,7 +20,7 @@ from td3_robot.runtime.prepare import Prepared, new_run, resumed_run
 from td3_robot.runtime.progress import Progress
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.supervisor import Watch
-from td3_robot.runtime.training import evaluate_final, finished
+from td3_robot.runtime.training import evaluate_final, finished, stopped
 from td3_robot.runtime.training import train as train_processes
 from td3_robot.util import extras
 
@@ -198,7 +198,7 @@ def _train(prepared: Prepared, callback: Callback | None, progress: bool) -> Run
         if trained.exit_code == EXIT_GOOD:
             evaluate_final(prepared, trained.wall_s)
     if trained.exit_code != EXIT_GOOD:
-        show.say(f"stopped; everything learned is saved; continue: td3_robot.open_run({str(folder.path)!r}).resume()")
+        show.say(f"{stopped(folder)}: td3_robot.open_run({str(folder.path)!r}).resume()")
     if trained.signal:
         signal.raise_signal(trained.signal)  # the supervisor caught it; Ctrl-C raises KeyboardInterrupt
     return Run(folder.path.absolute())

@@ -6,12 +6,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from td3_robot.config.schema import EvaluationConfig
@@ -20,7 +22,7 @@ from td3_robot.policies import Policy, load_policy, shipped_policies
 from td3_robot.policy.actor import Actor
 from td3_robot.runtime.arguments import POLICY_HELP, Parser, integer, suggest
 from td3_robot.runtime.progress import Working
-from td3_robot.util import extras
+from td3_robot.util import extras, resources
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Environment
 from td3_robot_sims.rollout import SEED_OFFSET, Episode
@@ -173,7 +175,7 @@ def _report(result: Evaluation, policy: Policy, options: argparse.Namespace) -> 
             "returns": result.returns.tolist(),
             "lengths": result.lengths.tolist(),
             "seed": options.seed,
-            "provenance": dict(policy.provenance),
+            "provenance": _plain(policy.provenance),
         }
         print(json.dumps(report))
         return
@@ -184,6 +186,15 @@ def _report(result: Evaluation, policy: Policy, options: argparse.Namespace) -> 
         print(f"  episode {number}: return {episode_return:.1f}, {length} steps")
     if options.video:
         print(f"video: {options.video}")
+
+
+def _plain(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a provenance with its configuration, which the file holds as YAML, as plain values."""
+    if not isinstance(config := provenance.get("config"), str):
+        return dict(provenance)
+    with suppress(yaml.YAMLError, ValueError, RecursionError):
+        return {**provenance, "config": resources.read_yaml(config)}
+    return dict(provenance)
 
 
 @contextmanager

@@ -54,10 +54,12 @@ def _parser() -> Parser:
     create.add_argument(
         "source",
         metavar="SOURCE",
-        help="a run folder (its final policy), a checkpoint file, a policy file, or a shipped policy such as walker2d",
+        help=f"{POLICY_HELP}, or a checkpoint file",
     )
     create.add_argument("out", type=Path, metavar="OUT", help="file to write")
-    create.add_argument("--best", action="store_true", help="take a run's policy with the best evaluation")
+    which = create.add_mutually_exclusive_group()
+    which.add_argument("--best", action="store_true", help="take a run's best policy; fail if it has none")
+    which.add_argument("--final", action="store_true", help="take a run's final policy")
     create.add_argument("--note", metavar="TEXT", help="text to store in its provenance")
     create.add_argument(
         "--noise", type=real(), default=0.0, metavar="SCALE", help="Gaussian exploration (default: none)"
@@ -105,15 +107,19 @@ def _spec(options: argparse.Namespace) -> RobotSpec | None:
 def _create(options: argparse.Namespace) -> int:
     _check_free(options)
     source = Path(options.source)
-    if source.is_dir():
+    if (options.best or options.final) and not source.is_dir():
+        flag = "--best" if options.best else "--final"
+        raise UsageError(f"{flag} needs a run folder; {str(source)!r} is not a folder")
+    if options.best or options.final:
         run = RunFolder.open(source)
-        bundle = Bundle.load(run.best_file if options.best else run.policy_file)
-    elif options.best:
-        raise UsageError(f"--best needs a run folder; {str(source)!r} is not a folder")
+        source = run.best_file if options.best else run.policy_file
+        bundle = Bundle.load(source)
     elif source.name.startswith("checkpoint-"):
         bundle = _from_checkpoint(source)
     else:
-        bundle = Bundle.load(find_policy(options.source))
+        source = find_policy(options.source)
+        bundle = Bundle.load(source)
+    print(f"source: {source}")
     provenance = {**bundle.provenance, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     if options.note is not None:
         provenance["note"] = options.note

@@ -99,7 +99,7 @@ def usage() -> str:
         "  td3-robot train walker2d_fast --out runs/walker\n"
         "  td3-robot eval runs/walker\n\n"
         "td3-robot COMMAND --help lists its arguments; td3-robot --version prints the version.\n"
-        "To complete commands with the Tab key: pip install 'td3-robot[completion]', then in your shell\n"
+        "To complete commands with the Tab key: pip install argcomplete, then in your shell\n"
         '  eval "$(register-python-argcomplete td3-robot)"'
     )
 

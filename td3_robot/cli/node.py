@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,8 +17,7 @@ from td3_robot.cli.takeover import drive
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, CommandError, UsageError
 from td3_robot.messages import Command, LifecycleChange, Reply
 from td3_robot.operators import Operator, connect, load_command, make_command
-from td3_robot.runtime.arguments import Parser, deployment, integer, real
-from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.runtime.arguments import Parser, add_index, open_run, policy_server, real
 from td3_robot.util.text import one_line
 
 _LONGEST = 2048  # printed characters of a text from a peer
@@ -89,13 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--endpoint", metavar="ENDPOINT", help="the policy server at this address")
     parser.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
     parser.add_argument("--target", default="", metavar="NAME", help="one robot (default: the server; see protocol.md)")
-    parser.add_argument(
-        "--index",
-        type=integer(0, 2**32 - 1),
-        default=0,
-        metavar="N",
-        help="takeover, give_back: index of the robot in a simulator (default: %(default)s)",
-    )
+    add_index(parser)
     parser.add_argument("--reason", default="", help="reason, for the log")
     parser.add_argument(
         "--force",
@@ -120,13 +114,11 @@ def _place(parsed: argparse.Namespace) -> tuple[str, str | None]:
     if parsed.keys:
         raise UsageError("--keys needs --endpoint; a configuration names its keys in endpoints.keys")
     if parsed.run:
-        run = RunFolder.open(parsed.run)
+        run = open_run("--run", parsed.run)
         config = run.config()
         return run.endpoint("policy", config), config.endpoints.keys
-    endpoints = deployment(parsed.config).endpoints
-    if not endpoints.policy:
-        raise UsageError(f"configuration {parsed.config!r} sets no endpoints.policy; name one with --endpoint")
-    return endpoints.policy, endpoints.keys
+    endpoints = policy_server(parsed.config)
+    return str(endpoints.policy), endpoints.keys
 
 
 def _command(parsed: argparse.Namespace) -> Command:
@@ -178,7 +170,12 @@ def _print(reply: Reply) -> None:
             continue
         if isinstance(value, dict):
             for name, item in value.items():
-                text = ", ".join(f"{k} {v}" for k, v in item.items()) if isinstance(item, dict) else item
-                print(f"  {one_line(key)} {one_line(name)}: {one_line(text, _LONGEST)}")
+                text = ", ".join(f"{k} {_rounded(v)}" for k, v in item.items()) if isinstance(item, dict) else item
+                print(f"  {one_line(key)} {one_line(name)}: {one_line(_rounded(text), _LONGEST)}")
         elif value not in ("", None):
-            print(f"  {one_line(key)}: {one_line(value, _LONGEST)}")
+            print(f"  {one_line(key)}: {one_line(_rounded(value), _LONGEST)}")
+
+
+def _rounded(value: Any) -> Any:
+    """Return a float as text with four digits, and any other value unchanged."""
+    return f"{value:.4g}" if isinstance(value, float) else value

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from td3_robot.errors import EXIT_GOOD, UsageError
-from td3_robot.runtime.arguments import Parser, integer, real, suggest
+from td3_robot.config.reference import all_keys
+from td3_robot.errors import EXIT_GOOD, RunFolderError, UsageError
+from td3_robot.runtime.arguments import Parser, integer, open_run, real, suggest
 from td3_robot.runtime.prepare import Prepared, new_run, resumed_run
 from td3_robot.runtime.progress import Progress, Working
-from td3_robot.runtime.training import evaluate_final, finished, train
+from td3_robot.runtime.training import evaluate_final, finished, stopped, train
 from td3_robot.util import resources
 
 _FLAGS = {
@@ -51,8 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     with run.locked():
         trained = train(prepared, progress)
         if trained.exit_code != EXIT_GOOD:
-            how = f"td3-robot train --resume {_quoted(run.path)}"
-            progress.say(f"stopped; everything learned is saved; continue: {how}")
+            progress.say(f"{stopped(run)}: td3-robot train --resume {_quoted(run.path)}")
             return trained.exit_code
         try:
             with Working("evaluating the final policy"):
@@ -79,7 +79,8 @@ def _parser() -> Parser:
         "config", nargs="?", metavar="CONFIG", help="a YAML file, or the name of a shipped one"
     )
     suggest(config, lambda: (file.stem for file in resources.folder("configs").glob("*.yaml")))
-    parser.add_argument("--task", metavar="NAME", help="task to train, see td3-robot list tasks")
+    task = parser.add_argument("--task", metavar="NAME", help="task to train, see td3-robot list tasks")
+    suggest(task, lambda: importlib.import_module("td3_robot_sims.tasks").names())
     parser.add_argument(
         "--steps",
         type=integer(1),
@@ -96,7 +97,10 @@ def _parser() -> Parser:
         "--offline", type=integer(), metavar="N", help="with --from: updates before the first environment step"
     )
     parser.add_argument("--resume", type=Path, metavar="DIR", help="continue this run; name the keys that change")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a configuration key")
+    override = parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a configuration key"
+    )
+    suggest(override, lambda: (f"{key.name}=" for key in all_keys()))
     parser.add_argument(
         "--log-every",
         type=real(above=True, unit="s"),
@@ -110,13 +114,17 @@ def _parser() -> Parser:
 def _new(options: argparse.Namespace) -> Prepared:
     if options.config is None and options.task is None:
         raise UsageError("no CONFIG and no --task given; for example: td3-robot train walker2d_fast")
-    return new_run(options.config, _overrides(options), options.out, _flags(options))
+    try:
+        return new_run(options.config, _overrides(options), options.out, _flags(options))
+    except RunFolderError as error:
+        raise RunFolderError(f"--out: {error}; to continue a run: --resume") from None
 
 
 def _resumed(options: argparse.Namespace) -> Prepared:
     for flag in ("--task", "--seed", "--out", "--lockstep", "--from", "--offline"):
         if getattr(options, flag[2:]) is not None:
             raise UsageError(f"{flag} cannot be combined with --resume; allowed: CONFIG, --steps and --set")
+    open_run("--resume", options.resume)
     return resumed_run(options.resume, options.config, _overrides(options), _flags(options))
 
 

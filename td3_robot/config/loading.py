@@ -137,6 +137,17 @@ def _override(tree: dict[str, Any], override: str) -> None:
     _put(tree, key, value, source)
 
 
+_PLAIN = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a map of keys",
+}
+"""Maps msgspec's names of types to the words in errors."""
+
+
 def _readable(text: str, tree: Mapping[str, Any]) -> str:
     """Turn an error of msgspec, ``Expected … - at `$.a.b```, into a line with key, value and allowed values."""
     reason, _, place = text.partition(" - at `$")
@@ -158,7 +169,13 @@ def _readable(text: str, tree: Mapping[str, Any]) -> str:
     literals = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]  # a union may hold one
     choices = [str(choice) for literal in literals for choice in get_args(literal)]
     allowed = f"; allowed: {', '.join(choices)}" if choices else ""
-    return f"{name} is {value!r}: {reason[0].lower()}{reason[1:]}{allowed}"
+    if not reason.startswith("Expected "):
+        return f"{name} is {value!r}: {reason[0].lower()}{reason[1:]}{allowed}"
+    needed = re.sub(r", got `.*`$", "", reason.removeprefix("Expected "))
+    needed = re.sub(
+        r"`(.*?)`", lambda found: " or ".join(_PLAIN.get(kind, kind) for kind in found[1].split(" | ")), needed
+    )
+    return f"{name} is {value!r}; it must be {needed}{allowed}"
 
 
 def _unknown(key: str, section: type[Section], name: str) -> str:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.core_types import Input
-from td3_robot.errors import UsageError
+from td3_robot.errors import BundleError, UsageError
 from td3_robot.messages import Weights
 from td3_robot.policies import find_policy
 from td3_robot.policy import core as policy_core
@@ -134,7 +134,10 @@ class _Server:
 
     def _load(self, name: str) -> dict[str, Any]:
         """Serve a policy. Return the settings that replay needs to repeat this."""
-        path = find_policy(name)
+        try:
+            path = find_policy(name)
+        except BundleError as error:
+            raise BundleError(f"--bundle: {error}") from None
         bundle = Bundle.load(path)
         self.core.load(bundle.version or 1, bundle)
         log.info("serves %s: version %d, robot %s", path, self.core.version, bundle.spec.name)

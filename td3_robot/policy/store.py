@@ -98,10 +98,10 @@ class PolicyStore:
         if self._lockstep:
             self.held = {held: policy for held, policy in self.held.items() if held < version}
             self.newest = max(self.held, default=0)
-        if version <= self.newest:
-            raise BundleError(self._not_newer(version))
         if self.serving and (difference := self.serving.bundle.spec.difference(bundle.spec)):
             raise BundleError(f"weights version {version} are for another robot: {difference}")
+        if version <= self.newest:
+            raise BundleError(self._not_newer(version))
         floor = bundle.safety if loaded else self.serving.floor if self.serving else SafetyConfig()
         try:
             envelope = joined(self._safety, bundle.safety, bundle.spec, floor=floor)

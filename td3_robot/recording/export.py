@@ -212,15 +212,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     minari: Any = None
     if options.format == "minari":  # needs an extra, and td3_robot must not import simulators
         minari = importlib.import_module("td3_robot_sims.minari_export")
-    with Working(f"export {options.files[0]}"):
-        counts, lines = _export(options, minari)
+    with Working(text := f"export {options.files[0]}") as working:
+        session = Session(options.files)
+        working.show(text, lambda: session.read_share)
+        counts, lines = _export(session, options, minari)
     print(json.dumps(counts) if options.json else "\n".join(lines))
     return EXIT_GOOD
 
 
-def _export(options: argparse.Namespace, minari: Any) -> tuple[Counter[str], list[str]]:
+def _export(session: Session, options: argparse.Namespace, minari: Any) -> tuple[Counter[str], list[str]]:
     """Write the files. Return the counts, and the lines of the report."""
-    session = Session(options.files)
     session.require(options.topics)
     out: Path = options.out
     if minari:

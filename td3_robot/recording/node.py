@@ -131,6 +131,10 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
             recorder.close(time.monotonic())
         raise
     recorder.close(time.monotonic(), metrics)
+    if recorder.files:
+        size = sum(file.stat().st_size for file in recorder.files) / 1e6
+        names = ", ".join(map(str, recorder.files))
+        log.info("recorded %d messages, %.1f MB: %s", recorder.counters["messages"], size, names)
 
 
 def _keep_memory() -> None:

@@ -324,6 +324,7 @@ class Session:
         self.policies: dict[str, bytes] = {}
         self.begin = self.end = 0
         self.decode = Decoder(repr(str(self.paths[0])))
+        self._file = SessionFile(self.paths[0])
         self._delay: dict[tuple[str, int], int] = {}  # shortest time from publishing to receiving, in ns, by node
         for item in self._items():
             if isinstance(item, Metadata) and item.name == METADATA:
@@ -415,11 +416,17 @@ class Session:
     def _label(self) -> str:
         return self.decode.label
 
+    @property
+    def read_share(self) -> float:
+        """The share, 0 to 1, of the file that the newest pass has read. The file is one of ``paths``."""
+        return self._file.read / self._file.size if self._file.size else 0.0
+
     def _items(self) -> Iterator[Item]:
         """The items of all files, without repeated messages. Parts repeat messages, and files of a ring overlap."""
         newest: dict[tuple[str, int, str], int] = {}
         for path in self.paths:
-            file, before = SessionFile(path), dict(newest)
+            self._file, before = SessionFile(path), dict(newest)
+            file = self._file
             for item in file.items():
                 if isinstance(item, Entry):
                     if item.sequence <= before.get(item.stream, -1):

@@ -54,12 +54,15 @@ _TOLERANCES = ", ".join(
 """The tolerances of ``messages.py``, as text."""
 
 
-def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = None) -> list[Outcome]:
+def check(
+    session: Session, cores: Sequence[str] = (), *, exact: bool | None = None, working: Working | None = None
+) -> list[Outcome]:
     """Replay a session through the named cores. Without names, use all installed cores.
 
     Args:
         exact: True requires the same bits. False allows differences within the tolerance. With None, the recorded
             machine and versions decide.
+        working: shows the core that runs, and the share of the session that it has read.
 
     Raises:
         SessionError: the recording is damaged, or a core fails on its inputs.
@@ -70,6 +73,8 @@ def check(session: Session, cores: Sequence[str] = (), *, exact: bool | None = N
     if session.left_out:  # the learner computes the policies that the other cores need
         names.sort(key="learner".__ne__)
     for name in names:
+        if working:
+            working.show(f"replay {session.paths[0]}: {name}", lambda: session.read_share)
         try:
             replay: Replay = importlib.import_module(CORES[name]).replay
         except ModuleNotFoundError as error:
@@ -147,9 +152,9 @@ def _replay(paths: Sequence[Path], options: argparse.Namespace) -> tuple[int, bo
     Returns the exit code, whether all compared messages are as expected, and the report as JSON values.
     """
     try:
-        with Working(f"replay {paths[0]}"):
+        with Working(f"replay {paths[0]}") as working:
             session = Session(paths)
-            reports = check(session, options.core, exact=options.exact)
+            reports = check(session, options.core, exact=options.exact, working=working)
         parts = [part for report in reports for part in report.parts]
         written = rewrite.rewrite(session, parts) if options.update else ""
     except UsageError:

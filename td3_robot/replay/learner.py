@@ -395,7 +395,7 @@ def _compare_transitions(session: Session, got: list[Transition], learned: bool,
     expected = _reference(session)
     if expected is None:
         what = "no reference" if learned else "no learner and no reference"
-        outcome.notes.append(f"transitions: the recording has {what}; --update adds a reference")
+        outcome.notes.append(f"transitions: the recording has {what} to compare with; replay --update adds one")
     rows = [(None, item) for item in expected or []]
     return Replayed(Transition.NAME, _PACKAGES, rows, got if rows else [], _attachment(got))
 

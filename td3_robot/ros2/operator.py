@@ -8,11 +8,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from td3_robot.errors import UsageError
 from td3_robot.messages import LARGEST
 from td3_robot.operators import connect
 from td3_robot.ros2 import ros
-from td3_robot.runtime.arguments import Parser, deployment, integer
+from td3_robot.runtime.arguments import Parser, add_index, integer, policy_server
 from td3_robot.util.output import say
 
 log = logging.getLogger(__name__)
@@ -37,21 +36,13 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="configuration of the policy server")
     parser.add_argument("--target", required=True, metavar="NAME", help="name of the robot")
-    parser.add_argument(
-        "--index",
-        type=integer(0, 2**32 - 1),
-        default=0,
-        metavar="N",
-        help="index in a simulator (default: %(default)s)",
-    )
+    add_index(parser)
     parser.add_argument(
         "--button", type=integer(0, 1000), default=0, metavar="N", help="the button of joy (default: %(default)s)"
     )
     options = parser.parse_args(ours)
-    endpoints = deployment(options.config).endpoints
-    if not endpoints.policy:
-        raise UsageError(f"configuration {options.config!r} sets no endpoints.policy")
-    operator = connect(endpoints.policy, endpoints.keys)
+    endpoints = policy_server(options.config)
+    operator = connect(str(endpoints.policy), endpoints.keys)
     with ros.running(ros_words):
         import rclpy
 

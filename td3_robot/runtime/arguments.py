@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from td3_robot.config import loading as configuration
-from td3_robot.config.schema import Config
-from td3_robot.errors import EXIT_USAGE, UsageError
+from td3_robot.config.schema import Config, EndpointsConfig
+from td3_robot.errors import EXIT_USAGE, RunFolderError, UsageError
 from td3_robot.runtime.run_folder import RunFolder
-from td3_robot.util.text import similar
+from td3_robot.util.text import did_you_mean, similar
 
 POLICY_HELP = "a policy file, a run folder (its best policy, else its final one), or a shipped policy such as walker2d"
 COMPLETING = "_ARGCOMPLETE"
@@ -45,10 +45,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         text = re.sub(r"^argument (\S+): is ", r"\1 is ", message)
+        if wrong := re.fullmatch(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", text):
+            choices = wrong[3].replace("'", "").split(", ")
+            text = f"{wrong[1]} is {wrong[2]!r}; {did_you_mean(wrong[2], choices, 'allowed:')}"
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", text)
         if unknown and (alike := similar(unknown[1], self._option_string_actions)):
             text = f"there is no option {unknown[1]}; did you mean {alike[0]}?"
-        elif _ALLOWED not in text:
+        elif not wrong and _ALLOWED not in text:
             text += f"; see {self.prog} --help"
         self.exit(EXIT_USAGE, f"{self.prog}: {text}\n")
 
@@ -109,6 +112,7 @@ def node_parser(role: str, name: str, description: str, *, deployable: bool = Fa
         description=description,
         epilog=epilog or f"example:\n  td3-robot {role} --run runs/walker2d",
     )
+    result.set_defaults(prog=result.prog)
     result.add_argument("--run", type=Path, required=not deployable, metavar="DIR", help="folder of the run to join")
     if deployable:
         result.add_argument("--config", metavar="FILE", help="configuration to deploy with, without a run")
@@ -126,6 +130,17 @@ def node_parser(role: str, name: str, description: str, *, deployable: bool = Fa
     return result
 
 
+def add_index(parser: argparse.ArgumentParser) -> None:
+    """Add the option ``--index`` of a takeover."""
+    parser.add_argument(
+        "--index",
+        type=integer(0, 2**32 - 1),
+        default=0,
+        metavar="N",
+        help="for a takeover: index of the robot in a simulator (default: %(default)s)",
+    )
+
+
 def check_name(option: str, name: str) -> None:
     """Check the name of a process; raise UsageError if it is not allowed."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
@@ -141,6 +156,19 @@ def suggest(action: argparse.Action, names: Callable[[], Iterable[str]]) -> None
         return [name for name in names() if name.startswith(prefix)] + list(FilesCompleter()(prefix))
 
     action.completer = complete  # type: ignore[attr-defined]
+
+
+def policy_server(file: str) -> EndpointsConfig:
+    """Read the endpoints in the configuration file of ``--config``, with the policy server's.
+
+    Raises:
+        UsageError: there is no such file, or the configuration sets no endpoint of the policy server.
+        ConfigError: the file is not a valid configuration.
+    """
+    endpoints = deployment(file).endpoints
+    if not endpoints.policy:
+        raise UsageError(f"--config {file!r}: the configuration sets no endpoints.policy")
+    return endpoints
 
 
 def deployment(file: str, overrides: Sequence[str] = ()) -> Config:
@@ -180,5 +208,13 @@ def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder |
         return None, deployment(config, arguments.overrides)
     if getattr(arguments, "overrides", None):
         raise UsageError("--set needs --config: the configuration of a run is fixed")
-    run = RunFolder.open(arguments.run)
+    run = open_run("--run", arguments.run)
     return run, run.config()
+
+
+def open_run(option: str, folder: Path) -> RunFolder:
+    """Open the run folder that an option names. Raises RunFolderError, with the option, if the folder holds no run."""
+    try:
+        return RunFolder.open(folder)
+    except RunFolderError as error:
+        raise RunFolderError(f"{option}: {error}") from None

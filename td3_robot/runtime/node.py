@@ -13,7 +13,7 @@ from typing import Any
 
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Core, Input
-from td3_robot.errors import ConfigError
+from td3_robot.errors import ConfigError, EndpointError
 from td3_robot.messages import Command, Hello, Message, Start, Status
 from td3_robot.recording.boundary import Observer, RecordedCore
 from td3_robot.runtime.outbox import Outbox
@@ -103,7 +103,10 @@ class Node:
         """Bind the endpoint of a link. Raises EndpointError if the endpoint is busy, malformed or not allowed."""
         server = ServerLink(link, self.name, accepts, self.agreement(), secrets.randbits(63), spec)
         endpoint = self.endpoint(link)
-        bound = self.bus.serve(endpoint, server)
+        try:
+            bound = self.bus.serve(endpoint, server)
+        except EndpointError as error:
+            raise EndpointError(f"endpoints.{link}: {error}") from None
         if bound != endpoint:  # the operating system chose the port
             log.info("link %s is served at %s", link, bound)
 

@@ -18,7 +18,7 @@ from td3_robot.config import loading as configuration
 from td3_robot.config import resume as changes
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.schema import Config
-from td3_robot.errors import ConfigError, UsageError
+from td3_robot.errors import BundleError, ConfigError, EndpointError, UsageError
 from td3_robot.learner import resources, warm_start
 from td3_robot.learner.algorithms.table import ALGORITHMS, CONSUMES
 from td3_robot.learner.checkpointing import checkpoint
@@ -76,7 +76,10 @@ def new_run(
     config, device_memory, notices = resolve(wanted)
     if start := config.learner.start_from:
         task: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(config.task)
-        policy = find_policy(start)
+        try:
+            policy = find_policy(start)
+        except BundleError as error:
+            raise BundleError(f"learner.start_from: {error}") from None
         warm_start.check(Bundle.load(policy), task, config.network.hidden, config.learner)
         config = replace(config, learner=replace(config.learner, start_from=str(policy)))
     name = Path(source).stem if source else re.sub(r"[^\w.-]+", "-", config.task)
@@ -166,7 +169,7 @@ def _check_installed(config: Config) -> None:
     backend, _ = importlib.import_module("td3_robot_sims.tasks").find(config.task)
     lacking += [name for name in backend.packages if not version(name)]
     if lacking:
-        text = extras.missing(ModuleNotFoundError(name=lacking[0]))
+        text = extras.missing(ModuleNotFoundError(name=lacking[0]), "train")
         raise ConfigError(text or f"task {config.task!r} needs the package {lacking[0]}, which is not installed")
 
 
@@ -178,7 +181,10 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
     keys = open_keys(config.endpoints.keys)
     for link in LINKS:
         if endpoint := getattr(config.endpoints, link):
-            endpoints.check(endpoint, bind=True, keys=keys is not None)
+            try:
+                endpoints.check(endpoint, bind=True, keys=keys is not None)
+            except EndpointError as error:
+                raise EndpointError(f"endpoints.{link}: {error}") from None
     tasks = importlib.import_module("td3_robot_sims.tasks")
     spec: RobotSpec = tasks.check(config.task, config.randomization)
     if config.learner.recordings:

@@ -48,6 +48,8 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
     bus = Bus()
     folder: RunFolder | None = None
     node: Node | None = None
+    by_hand = LIFELINE not in os.environ and role != "driver"  # a driver is a program of the user
+    who = getattr(arguments, "prog", arguments.name) if by_hand else arguments.name
     try:
         check_name("--name", arguments.name)
         folder, config = run_or_config(role, arguments)
@@ -63,14 +65,14 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
     except Td3RobotError as error:
         _report_failure(node, str(error))
         bus.close(str(error)[:200])
-        logs.last_words(f"{arguments.name}: {error}")
+        logs.last_words(f"{who}: {error}")
         return error.exit_code
     except OSError as error:
         what = f"{error.filename or 'system'}: {error.strerror or error}"
         _report_failure(node, what)
         bus.close("failed")
         full = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename != STANDARD_OUTPUT
-        logs.last_words(f"{arguments.name}: {what}{_advice_for_full_disk(role, folder) if full else ''}")
+        logs.last_words(f"{who}: {what}{_advice_for_full_disk(role, folder) if full else ''}")
         return 1
     except Exception as error:  # a bug: send all messages to the recorder first, so that a replay reproduces the bug
         _report_failure(node, f"{type(error).__name__}: {error}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
@@ -56,7 +59,7 @@ class Progress:
         self._next = now + (_REWRITE_PERIOD if self._terminal else self._line_period)
         settled = now - self._learning >= _SETTLED
         if self._terminal:
-            self._rewrite(line(learner.figures, self._total, settled, shutil.get_terminal_size().columns - 1))
+            self._rewrite(line(learner.figures, self._total, settled, _columns(self._stream)))
         else:
             self._stream.write(line(learner.figures, self._total, settled) + "\n")
             self._stream.flush()
@@ -133,6 +136,13 @@ def duration(amount: float, speed: float) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
+def _columns(stream: TextIO) -> int:
+    """Return how many characters fit in a line of the stream's terminal. COLUMNS in the environment has priority."""
+    with contextlib.suppress(OSError, ValueError):  # the stream is not a terminal
+        return int(os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns) - 1
+    return shutil.get_terminal_size().columns - 1
+
+
 class Working:
     """Shows on a terminal what a command does and how long it has run. It prints nothing to a file or a pipe.
 
@@ -145,6 +155,7 @@ class Working:
 
     def __init__(self, text: str, stream: TextIO | None = None) -> None:
         self._text = text
+        self._share: Callable[[], float] | None = None
         self._stream = stream or sys.stderr
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -164,13 +175,14 @@ class Working:
             self._stream.write("\r\x1b[K")  # ECMA-48: erase to the end of the line
             self._stream.flush()
 
-    def show(self, text: str) -> None:
-        """Replace the text."""
-        self._text = text
+    def show(self, text: str, share: Callable[[], float] | None = None) -> None:
+        """Replace the text. ``share`` returns the share of the work that is done, 0 to 1."""
+        self._text, self._share = text, share
 
     def _rewrite(self) -> None:
         begun = time.monotonic()
         while not self._over.wait(_REWRITE_PERIOD):
-            text = f"{self._text}, {time.monotonic() - begun:.0f} s"
-            self._stream.write("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1])
+            done = f", {100 * self._share():.0f} %" if self._share else ""
+            elapsed = f"{done}, {time.monotonic() - begun:.0f} s"
+            self._stream.write("\r\x1b[K" + self._text[: max(0, _columns(self._stream) - len(elapsed))] + elapsed)
             self._stream.flush()

@@ -46,12 +46,10 @@ class RunFolder:
         """
         run = cls(path)
         if run.config_file.exists():
-            raise RunFolderError(
-                f"run folder {str(path)!r} already holds a run; continue it with --resume {path}, or name another --out"
-            )
+            raise RunFolderError(f"run folder {str(path)!r} already holds a run; name another folder")
         try:
             if path.exists() and any(path.iterdir()):
-                raise RunFolderError(f"run folder {str(path)!r} is not empty and not a run; name another --out")
+                raise RunFolderError(f"run folder {str(path)!r} is not empty and not a run; name another folder")
             for folder in (path, run.checkpoints, run.logs):
                 folder.mkdir(parents=True, exist_ok=True)
             files.write_atomically(run.config_file, config.to_yaml().encode())

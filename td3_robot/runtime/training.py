@@ -14,6 +14,7 @@ from td3_robot.learner.evaluations import evaluation_record
 from td3_robot.runtime import launch, metrics
 from td3_robot.runtime.prepare import Prepared
 from td3_robot.runtime.progress import Progress
+from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.supervisor import Supervisor, Watch
 from td3_robot.util import files
 
@@ -72,6 +73,15 @@ def train(prepared: Prepared, progress: Progress, watch: Watch | None = None) ->
     minutes = (time.monotonic() - begin) / 60
     progress.say(f"trained in {minutes:.1f} min; {lost} Steps lost; evaluating the final policy")
     return Trained(code, figures["wall_s"], 0)
+
+
+def stopped(run: RunFolder) -> str:
+    """Return what a stopped training has saved. The caller adds how to continue it."""
+    return (
+        "stopped; everything learned is saved; continue"
+        if run.has_checkpoints
+        else "stopped; nothing was learned yet; start it again"
+    )
 
 
 def finished(prepared: Prepared) -> dict[str, Any] | None:

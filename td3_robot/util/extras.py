@@ -48,8 +48,13 @@ NEEDED = {
 """Command or kind of task, mapped to the modules that it needs in addition to the base install."""
 
 
-def missing(error: ModuleNotFoundError) -> str | None:
-    """Return advice for a failed import; None if no extra installs the module."""
+def missing(error: ModuleNotFoundError, command: str = "") -> str | None:
+    """Return advice for a failed import; None if no extra installs the module.
+
+    Args:
+        error: the failed import.
+        command: an extra that holds all that a command needs, for example ``train``; empty for the module's own extra.
+    """
     module = (error.name or "").split(".")[0]
     if module in _ROS:
         source = "source the setup file of your ROS 2 installation and use its Python"
@@ -58,7 +63,7 @@ def missing(error: ModuleNotFoundError) -> str | None:
     if extra == "sim" and sys.version_info >= (3, 12) and (error.name or "").startswith("pybullet"):
         version = ".".join(map(str, sys.version_info[:2]))
         return f"needs {error.name}, which has wheels for Python 3.10 and 3.11, not for {version}"
-    return f"needs {error.name}, which is not installed; pip install 'td3-robot[{extra}]'" if extra else None
+    return f"needs {error.name}, which is not installed; pip install 'td3-robot[{command or extra}]'" if extra else None
 
 
 @contextlib.contextmanager

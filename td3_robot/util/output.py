@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 
 STANDARD_OUTPUT = "standard output"
@@ -37,6 +39,8 @@ def discard_output() -> None:
 def print_rows(rows: Sequence[dict[str, str]], *, as_json: bool) -> None:
     """Print a table with a head line, or one JSON object.
 
+    On a terminal that is too narrow for the table, each value has a line.
+
     Args:
         rows: at least one row; all rows have the same keys.
         as_json: print ``{"rows": rows}``.
@@ -45,5 +49,15 @@ def print_rows(rows: Sequence[dict[str, str]], *, as_json: bool) -> None:
         print(json.dumps({"rows": rows}))
         return
     widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
-    for row in ({key: key.upper() for key in widths}, *rows):
-        print("  ".join(f"{row[key]:<{width}}" for key, width in widths.items()).rstrip())
+    table = [
+        "  ".join(f"{row[key]:<{width}}" for key, width in widths.items()).rstrip()
+        for row in ({key: key.upper() for key in widths}, *rows)
+    ]
+    columns = shutil.get_terminal_size().columns
+    if not sys.stdout.isatty() or max(map(len, table)) <= columns:
+        print("\n".join(table))
+        return
+    for row in rows:
+        first, *others = row.items()
+        lines = [first[1], *(f"  {key}: {value}" for key, value in others if value)]
+        print("\n".join(textwrap.fill(line, columns, subsequent_indent="    ") for line in lines))

@@ -32,7 +32,7 @@ def find(kind: str, name: str) -> Path:
         name: a path, or the name of a shipped file. A name such as ``ant`` means the shipped file if it exists.
 
     Raises:
-        ConfigError: there is no such file. The error names similar shipped files.
+        ConfigError: there is no such file. The error names shipped files.
     """
     path = Path(name)
     shipped = folder(kind) / f"{path.stem}.yaml"
@@ -44,8 +44,9 @@ def find(kind: str, name: str) -> Path:
             if candidate.is_file():
                 return candidate
     known = sorted(file.stem for file in folder(kind).glob("*.yaml"))
-    alike = similar(path.stem, known, 3) or known
-    raise ConfigError(f"{kind}: no file {name!r}; similar shipped files: {', '.join(alike)}")
+    alike = similar(path.stem, known, 3)
+    hint = f"similar shipped files: {', '.join(alike)}" if alike else f"shipped files: {', '.join(known)}"
+    raise ConfigError(f"{kind}: no file {name!r}; {hint}")
 
 
 class _Loader(yaml.SafeLoader):

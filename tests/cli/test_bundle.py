@@ -109,8 +109,15 @@ def test_create_makes_a_policy_from_a_run(
     out = tmp_path / "out.safetensors"
     learned = core.publisher.bundle(averaged=True)
     assert (OBSERVATION_MEAN in learned.tensors) == normalised
-    for (source, *options), bundle in {(folder.path,): last, (folder.path, "--best"): best, (saved,): learned}.items():
-        assert run("create", source, out, "--force", *options)[0] == 0
+    for (source, *options), bundle in {
+        (folder.path, "--final"): last,
+        (folder.path, "--best"): best,
+        (folder.path,): best,
+        (saved,): learned,
+    }.items():
+        code, printed, _ = run("create", source, out, "--force", *options)
+        assert code == 0
+        assert f"source: {source}" in printed
         made = Bundle.load(out)
         assert made.tensors.keys() == bundle.tensors.keys()
         assert all(np.array_equal(made.tensors[name], bundle.tensors[name]) for name in bundle.tensors)

@@ -42,6 +42,8 @@ def completions(tmp_path: Path) -> Callable[[str], set[str]]:
         ("td3-robot re", {"record", "replay", "recover"}),
         ("td3-robot train --st", {"--steps"}),
         ("td3-robot train walker2d_f", {"walker2d_fast"}),
+        ("td3-robot train --task Half", {"HalfCheetah"}),
+        ("td3-robot train --set learner.batch", {"learner.batch_size="}),
         ("td3-robot eval walk", {"walker2d", "walking.safetensors"}),
         ("td3-robot eval ant --task Half", {"HalfCheetah"}),
         ("td3-robot list a", {"algorithms"}),

@@ -186,7 +186,7 @@ def test_a_folder_without_permission_gives_exit_code_2(fail: Callable[[str], tup
         ),
         (
             "train walker2d --set learner.batch_size=0",
-            "td3-robot train: --set learner.batch_size=0: learner.batch_size is 0: expected `int` >= 1",
+            "td3-robot train: --set learner.batch_size=0: learner.batch_size is 0; it must be a whole number >= 1",
         ),
         (
             "train walker2d --set learner.bach_size=3",
@@ -204,7 +204,20 @@ def test_a_folder_without_permission_gives_exit_code_2(fail: Callable[[str], tup
             "train --resume toy --task Ant",
             "td3-robot train: --task cannot be combined with --resume; allowed: CONFIG, --steps and --set",
         ),
-        ("policy --config nofile", "policy: --config 'nofile': there is no such file"),
+        ("policy --config nofile", "td3-robot policy: --config 'nofile': there is no such file"),
+        ("node estpo --run toy", "td3-robot node: VERB is 'estpo'; did you mean 'estop'?"),
+        ("train --resume nowhere", "td3-robot train: --resume: run folder 'nowhere' holds no run"),
+        ("sim --run nowhere", "td3-robot sim: --run: run folder 'nowhere' holds no run"),
+        ("train nix.yaml", "td3-robot train: configs: no file 'nix.yaml'; shipped files: ant, ant_fast"),
+        (
+            "train walker2d --set learner.start_from=nofile --set learner.critics_first=1",
+            "td3-robot train: learner.start_from: there is no policy 'nofile'; ",
+        ),
+        (
+            "train walker2d --set endpoints.policy=tcp://0.0.0.0:5601",
+            "td3-robot train: endpoints.policy: endpoint 'tcp://0.0.0.0:5601'",
+        ),
+        ("bundle create toy.safetensors out --final", "td3-robot bundle: --final needs a run folder; "),
         ("node state --config nofile", "td3-robot node: --config 'nofile': there is no such file"),
         ("eval nofile", "td3-robot eval: there is no policy 'nofile'; "),
         ("eval walker2d --episodes 0", "td3-robot eval: --episodes is 0; allowed: whole numbers from 1"),

@@ -84,4 +84,4 @@ def test_defaults_are_those_of_the_schema() -> None:
 
 def test_an_unknown_list_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "robots"]) == 2
-    assert "invalid choice: 'robots'" in capsys.readouterr().err
+    assert "WHAT is 'robots'; allowed: configs, tasks" in capsys.readouterr().err

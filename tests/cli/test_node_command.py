@@ -23,7 +23,7 @@ from td3_robot.transport import codec
     ("words", "text"),
     [
         ("node", "arguments are required: VERB"),
-        ("node dance --endpoint ipc://x", "invalid choice: 'dance'"),
+        ("node dance --endpoint ipc://x", "VERB is 'dance'; allowed: state"),
         ("node state", "one of the arguments --run --config --endpoint is required"),
         ("node state --run nowhere", "holds no run"),
         ("node state --endpoint carrier-pigeon", "is not understood"),

@@ -16,7 +16,7 @@ JOINT = {"channel": "angle", "joint": "hip"}
 @pytest.mark.parametrize(
     ("section", "words"),
     [
-        ({"observations": [JOINT | {"scale": "b"}]}, "ros2.observations[0].scale is 'b': expected `float`"),
+        ({"observations": [JOINT | {"scale": "b"}]}, "ros2.observations[0].scale is 'b'; it must be a number"),
         ({"observations": [JOINT, {"channel": "b", "joint": "x", "scale": 0}]}, "ros2.observations[1].scale is 0"),
         ({"observations": [JOINT | {"scle": 1}]}, "unknown key 'ros2.observations[0].scle'; did you mean 'scale'?"),
         ({"observations": [{"joint": "hip"}]}, "ros2.observations[0] has no 'channel', which is required"),
@@ -49,7 +49,7 @@ JOINT = {"channel": "angle", "joint": "hip"}
             "ros2.command.type is 'trajectory' and ros2.actions names no joint of 'torque'; "
             "name the joint of each channel",
         ),
-        ({"qos_in": {"depth": 0}}, "ros2.qos_in.depth is 0: expected `int` >= 1"),
+        ({"qos_in": {"depth": 0}}, "ros2.qos_in.depth is 0; it must be a whole number >= 1"),
         ({"stale_ms": 0}, "ros2.stale_ms is 0"),
     ],
 )

@@ -515,7 +515,7 @@ FP32 = ("--set", "learner.precision=fp32")  # ``auto`` may measure for some seco
         (("train", "walker2d", "--set", "task=2020-13-45"), "the value is not YAML"),
         (
             ("train", "walker2d", "--set", "network.hidden=[70000]"),
-            "network.hidden[0] is 70000: expected `int` <= 4096",
+            "network.hidden[0] is 70000; it must be a whole number <= 4096",
         ),
         (("train", "walker2d", *FP32, "--set", "task=gymnasium:os:X-v0"), "task 'gymnasium:os:X-v0' does not exist"),
         (

@@ -52,6 +52,7 @@ def test_the_log_names_the_file_and_an_existing_file_is_refused(record: Any, cap
     caplog.set_level("INFO")
     assert record() == 0
     assert "recording into leg.mcap" in caplog.messages
+    assert caplog.messages[-1] == "recorded 0 messages, 0.0 MB: leg.mcap"
     caplog.clear()
     assert record("--ring-s", "30", "--name", "again") == 2  # leg.mcap exists
     Path("leg.mcap").unlink()
@@ -88,7 +89,7 @@ def test_a_full_disk_is_reported_once_with_a_remedy(
     monkeypatch.setattr(Node, "spin", spin)
     assert record() == 1
     assert capsys.readouterr().err == (
-        f"recorder: leg.mcap: {FULL}; make room on that disk, "
+        f"td3-robot record: leg.mcap: {FULL}; make room on that disk, "
         "then start td3-robot record again: the recorded nodes keep running\n"
     )
 
@@ -102,7 +103,7 @@ def test_only_the_first_error_is_reported(
     monkeypatch.setattr(Node, "spin", spin)
     monkeypatch.setattr(writer, "_File", FullDisk)
     assert record() == 2
-    assert capsys.readouterr().err == "recorder: the supervisor refuses us\n"
+    assert capsys.readouterr().err == "td3-robot record: the supervisor refuses us\n"
 
 
 def test_a_write_error_names_the_file() -> None:

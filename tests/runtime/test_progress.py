@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 import time
 from typing import Any
@@ -129,6 +130,19 @@ def test_a_terminal_shows_that_processes_are_starting() -> None:
     stream = Terminal()
     Progress(stream, 100_000)({})
     assert stream.getvalue() == "\rstarting, 0 s"
+
+
+def test_long_work_shows_its_share_and_time_beside_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    terminal, written = Terminal(), threading.Event()
+    monkeypatch.setattr(terminal, "flush", written.set)
+    with Working("", terminal) as working:
+        working.show("export " + "folder/" * 20, lambda: 0.25)
+        assert written.wait(60)
+    shown = terminal.getvalue().split("\r\x1b[K")[1]
+    # 60 columns less the last one and less ", 25 %, 0 s" (11 or, from 10 s on, 12) leave 48 or 47 for the text.
+    assert len(shown) == 59
+    assert re.fullmatch(r"export (folder/)+f?o?l?d?e?r?, 25 %, \d+ s", shown)
 
 
 def test_long_work_shows_its_text_and_time_on_a_terminal_only() -> None:

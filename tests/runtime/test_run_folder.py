@@ -22,7 +22,7 @@ def test_create_and_open_a_run_folder(tmp_path: Path) -> None:
 
 def test_unusable_folders_are_refused(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", Config())
-    with pytest.raises(RunFolderError, match=r"already holds a run; continue it with --resume"):
+    with pytest.raises(RunFolderError, match=r"already holds a run; name another folder"):
         RunFolder.create(tmp_path / "run", Config())
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("years of work")
