@@ -123,6 +123,7 @@ def faulty_drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checks
         return dict(zip(FAULTS, pool.map(examine, enumerate(FAULTS)), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_faulty_driver_is_found(faulty_drivers: dict[str, Checks], fault: str) -> None:
     checks, check = faulty_drivers[fault], FAULTS[fault][0]
@@ -347,6 +348,7 @@ def faulty_servers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checks
         return dict(zip(SERVER_FAULTS, pool.map(examine, SERVER_FAULTS), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", SERVER_FAULTS)
 def test_a_faulty_policy_server_is_found(faulty_servers: dict[str, Checks], fault: str) -> None:
     checks, check = faulty_servers[fault], SERVER_FAULTS[fault][0]

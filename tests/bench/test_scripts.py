@@ -174,6 +174,7 @@ def test_median_with_interval_of_at_least_95_percent() -> None:
     assert (nine["median"], nine["low"], nine["high"]) == (4, 1, 7)
 
 
+@pytest.mark.slow
 def test_recorded_training() -> None:
     small = ("network.hidden=[32, 32]", "learner.batch_size=32", "learner.threads=1", "learner.compile=false")
     settings = (word for item in small for word in ("--set", item))

@@ -148,6 +148,7 @@ def test_damaged_data_is_refused(tmp_path: Path, spec: RobotSpec, rewrite: Calla
         sb3.read(rewrite(saved(tmp_path), data=content), spec)
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_refused_or_read_correctly(tmp_path: Path, spec: RobotSpec, rng: np.random.Generator) -> None:
     """A truncated file is an error. A file with one changed byte is an error or gives a complete policy."""
     whole = saved(tmp_path).read_bytes()
@@ -169,6 +170,7 @@ def test_a_damaged_file_is_refused_or_read_correctly(tmp_path: Path, spec: Robot
         sb3.read(tmp_path / "missing.zip", spec)
 
 
+@pytest.mark.slow
 def test_damaged_tensors_are_refused_or_read_completely(
     tmp_path: Path, spec: RobotSpec, rng: np.random.Generator, rewrite: Callable[..., Path]
 ) -> None:

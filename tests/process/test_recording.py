@@ -63,6 +63,7 @@ def test_recorded_training_is_complete_and_replays(train: Any, tmp_path: Path, c
     assert 300 <= final["learner"]["figures"]["env_steps"] <= 301
 
 
+@pytest.mark.slow
 def test_a_training_whose_policies_are_left_out_replays_completely(train: Any, tmp_path: Path, capsys: Any) -> None:
     """The replayed learner computes the policies again. Replay compares every Action, and the hash of every policy."""
     sets = ("record.enabled=true", "record.weights_every=8", "robots=2", "learner.publish_every=20")
@@ -118,6 +119,7 @@ def test_sigkill_of_the_recorder_loses_only_its_last_second(train: Any, tmp_path
     assert main(["replay", str(second), "--core", "policy"]) == 0
 
 
+@pytest.mark.slow
 def test_replay_of_a_killed_learner_ends_at_the_kill(train: Any, tmp_path: Path, monkeypatch: Any) -> None:
     run = train(100_000, "record=true", "learner.replay_ratio=0.1", "learner.publish_every=20", "checkpoint.every=700")
     run.wait_for_steps(1000)

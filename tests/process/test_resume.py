@@ -249,6 +249,7 @@ def test_full_disk_loses_no_transition(train: Any, command: Any, disk: Path) -> 
     assert rows.ravel()[: 52 * 1200].tobytes() == kept[: 52 * 1200].tobytes()  # a row has 2 · 22 + 6 + 2 numbers
 
 
+@pytest.mark.slow
 def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
     train: Any, command: Any, tmp_path: Path
 ) -> None:

@@ -291,6 +291,7 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
     assert counters.get("late", 0) == 0
 
 
+@pytest.mark.slow
 def test_training_survives_sighup_under_nohup_and_paused_processes(command: Any) -> None:
     """Under nohup, the training ignores SIGHUP but not SIGTERM.
 
@@ -437,6 +438,7 @@ def test_lockstep_continues_after_the_learner_is_killed(train: Any) -> None:
     assert run.finish() == 130, run.output()
 
 
+@pytest.mark.slow
 def test_resume_does_not_delete_folders_named_in_run_json(train: Any, command: Any, tmp_path: Path) -> None:
     """The run.json of a copied run names the sockets of the live run, or could name any other folder."""
     run = train(100_000, "checkpoint.every=0")  # without checkpoints, no file disappears during the copy
@@ -459,6 +461,7 @@ def test_resume_does_not_delete_folders_named_in_run_json(train: Any, command: A
     assert run.finish() == 130, run.output()
 
 
+@pytest.mark.slow
 def test_run_ends_with_the_error_of_a_process_that_keeps_failing(train: Any, command: Any, tmp_path: Path) -> None:
     """The disk of the metrics is full. The supervisor restarts the learner once, then ends the run."""
     launch = yaml.safe_load((ROOT / "launch" / "train.yaml").read_text())
