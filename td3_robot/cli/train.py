@@ -117,7 +117,9 @@ def _new(options: argparse.Namespace) -> Prepared:
     try:
         return new_run(options.config, _overrides(options), options.out, _flags(options))
     except RunFolderError as error:
-        raise RunFolderError(f"--out: {error}; to continue a run: --resume") from None
+        holds_run = options.out and (options.out / "config.yaml").exists()
+        hint = f", or continue it with --resume {_quoted(options.out)}" if holds_run else ""
+        raise RunFolderError(f"--out: {error}{hint}") from None
 
 
 def _resumed(options: argparse.Namespace) -> Prepared:

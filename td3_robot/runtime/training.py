@@ -158,7 +158,8 @@ def evaluate_final(prepared: Prepared, wall_s: float) -> dict[str, Any]:
     from td3_robot.runtime import learning_curve  # imported lazily: matplotlib takes a second to load
 
     learning_curve.draw(run.metrics_file, run.curve_file, f"{config.task}, seed {config.seed}")
-    best = max(item["eval_return_mean"] for item in metrics.read(run.metrics_file, "evaluation"))
+    learned = (item for item in metrics.read(run.metrics_file, "evaluation") if item["updates"])
+    best = max((item["eval_return_mean"] for item in learned), default=float("-inf"))
     if record["eval_return_mean"] >= best or not run.best_file.exists():
         files.write_atomically(run.best_file, run.policy_file.read_bytes())
     return result

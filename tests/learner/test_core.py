@@ -89,6 +89,16 @@ def test_evaluations_are_requested_and_the_best_policy_is_kept(world: World) -> 
     assert world.core.publisher.evaluations.best is None
 
 
+def test_a_policy_without_an_update_is_never_the_best(world: World) -> None:
+    sim, judge = world.peer("simulator", "sim-0", robots=1), world.peer("evaluator", "evaluator")
+    world.join(sim)
+    for sequence in range(21):
+        world.give(sim, world.make_step(sequence))
+    [weights] = published(world.join(judge))
+    world.give(judge, Evaluation(weights.version, 20, 0, np.array([3.0]), np.array([5], np.uint32)))
+    assert world.core.publisher.evaluations.best is None
+
+
 def test_actions_are_stored_normalised(world: World) -> None:
     """The limits are [-1, 3] and [-0.5, 0.5]: action (2, -0.25) becomes (2 - 1) / 2 = 0.5 and -0.25 / 0.5 = -0.5."""
     sim = world.peer("simulator", "sim-0", robots=1)

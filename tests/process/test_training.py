@@ -568,7 +568,7 @@ def test_folder_with_a_run_is_refused(command: Any, tmp_path: Path) -> None:
     (tmp_path / "run" / "config.yaml").write_text("task: Walker2D\n")
     run = command("train", "walker2d", "--out", "run")
     assert run.finish() == 2
-    assert "already holds a run" in run.lines[-1]
+    assert "--out: run folder 'run' already holds a run; name another folder, or" in run.lines[-1]
     assert "--resume run" in run.lines[-1]
 
 
