@@ -140,7 +140,13 @@ class Operator:
 
         Returns:
             The takeover, which is also a context manager. It has its own connection.
+
+        Raises:
+            UsageError: the index is out of range.
+            CommandError: the server refuses, or does not answer in time.
         """
+        if not 0 <= index < 2**32:
+            raise UsageError(f"takeover: index is {index}; allowed: 0 to {2**32 - 1}")
         connection = ExitStack()
         try:
             bus = connection.enter_context(self._connection(f"operator-{os.getpid()}-{secrets.token_hex(4)}"))

@@ -154,8 +154,9 @@ class _Server:
 
     def _after(self) -> bool:
         """Pass the core's changes to links, files and recorder. Return whether the server is finalized."""
-        self.rates.answered(time.monotonic())
         core = self.core
+        answers = core.store.serving is not None and core.lifecycle.state is not State.UNCONFIGURED
+        self.rates.answered(time.monotonic(), answers=answers)
         loaded = core.store.loaded[-1:]
         if loaded != self._loaded:  # an operator has loaded a policy
             self._loaded = loaded

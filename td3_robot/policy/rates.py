@@ -33,9 +33,15 @@ class AnswerRates:
         """Note the inputs of a turn that begins at ``now`` (s); ``period``: the control period in seconds."""
         self._turn = inputs, period, now  # the rest can wait until the Steps are answered
 
-    def answered(self, now: float) -> None:
-        """Note that the server has answered the Steps of this turn at ``now`` (s)."""
+    def answered(self, now: float, *, answers: bool = True) -> None:
+        """Note that the server has answered the Steps of this turn at ``now`` (s).
+
+        If it ``answers`` no Steps, because it is unconfigured or has no policy, their rate is not measured.
+        """
         (inputs, period, began), self._turn = self._turn, ((), 0.0, 0.0)
+        if not answers:
+            self._loops.clear()
+            return
         steps: dict[str, int] = {}  # the number of Steps of each source in this turn
         for peer, message in inputs:
             if isinstance(message, Step) and isinstance(peer, Peer) and peer.role in self._roles:

@@ -46,6 +46,12 @@ class TestNewDriver(RobotContract):
         return robot
 
 
+def test_the_next_steps_of_a_driver_end_with_activate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "driver", "leg", "--out", str(tmp_path / "leg")]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "  td3-robot node configure --config robot.yaml && td3-robot node activate --config robot.yaml"
+
+
 @pytest.mark.usefixtures("made")
 @pytest.mark.parametrize("task", [TASK])
 class TestNewTask(SimulatorBackendContract): ...

@@ -47,6 +47,14 @@ def test_late_answers_and_queued_steps_miss_deadlines(driver: Peer, make_step: C
     assert rates.figures(22.0) == {}  # the source has left
 
 
+def test_a_server_that_does_not_answer_measures_nothing(driver: Peer, make_step: Callable[..., Step]) -> None:
+    rates = AnswerRates(1.0, realtime=False)
+    for number in range(20):
+        rates.received([(driver, make_step(number))], PERIOD, float(number))
+        rates.answered(number + 0.001, answers=False)
+    assert rates.figures(20.0) == {}
+
+
 def test_a_reset_is_not_measured(driver: Peer, make_step: Callable[..., Step]) -> None:
     rates = AnswerRates(1.0, realtime=False)
     for number, now in enumerate([1.0, 2.0, 3.0, 4.0]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import td3_robot as tr
 from td3_robot.cli.main import main
@@ -21,8 +23,9 @@ from td3_robot.recording import info
 from td3_robot.recording.reader import Session
 from td3_robot.recording.values import whole
 from td3_robot.replay import check as replay
+from td3_robot.transport.keys import CLIENT, KeyFolder
 from tests.process.test_deployed_recording import Recorded, stop
-from tests.process.test_faults import PATIENT, POLICY, SAFE, periods
+from tests.process.test_faults import LOOPBACK, PATIENT, POLICY, SAFE, periods
 
 OPERATOR = "apply 0.250000"
 KILLED = """
@@ -65,6 +68,8 @@ def test_takeover_over_real_links(robot: Recorded, capsys: Any) -> None:
     endpoint = f"ipc://{robot.folder}/policy"
     at = robot.wait_for(POLICY)
     first, second = tr.connect(endpoint, timeout=60), tr.connect(endpoint, timeout=60)
+    with pytest.raises(tr.Td3RobotError, match="index is -1; allowed: 0 to 4294967295"):
+        first.takeover("leg", -1)
 
     with first.takeover("leg", reason="test") as leg:
         assert (leg.actions[0]["name"], leg.period_s, leg.deadline_s) == ("torque", 0.02, 0.2)
@@ -119,6 +124,31 @@ def test_takeover_over_real_links(robot: Recorded, capsys: Any) -> None:
     assert whole(operated[0], {})["operated"] == operated[0].operated  # topic echo prints this
     assert main(["info", str(path)]) == 0
     assert f"steps under an operator: {len(operated)}" in capsys.readouterr().out
+
+
+def test_only_an_operators_key_may_take_over(robot: Recorded) -> None:
+    robot.configure(**PATIENT)
+    server = KeyFolder(robot.folder / "robot-keys")
+    public = server.create("server").public
+    for name, role in (("driver", "driver"), ("operator", "operator"), ("monitor", CLIENT)):
+        folder = KeyFolder(robot.folder / f"{name}-keys")
+        server.allow(name, folder.create(name).public, role)
+        folder.allow("server", public, "server:policy")
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        endpoint = f"tcp://{LOOPBACK}:{probe.getsockname()[1]}"
+    for name in ("robot", "driver"):
+        path = robot.folder / f"{name}.yaml"
+        endpoints = {"policy": endpoint, "keys": f"{name}-keys"}
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "endpoints": endpoints, "record": False}))
+    robot.serve()
+    robot.drive()
+    at = robot.wait_for(POLICY)
+    for name in ("driver", "monitor"):
+        with pytest.raises(tr.Td3RobotError, match=r"the key of 'operator-.*' may not be operator here"):
+            tr.connect(endpoint, robot.folder / f"{name}-keys", timeout=60).takeover("leg")
+    with tr.connect(endpoint, robot.folder / "operator-keys", timeout=60).takeover("leg") as leg, driving(leg, 0.25):
+        at = robot.wait_for(OPERATOR, at)
+    robot.wait_for(POLICY, at)
 
 
 def test_after_a_program_fails_its_robot_keeps_the_safe_action_over_a_server_restart(robot: Recorded) -> None:

@@ -1,0 +1,86 @@
+"""The waits of a takeover, with a clock that the test moves."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from td3_robot.errors import CommandError
+from td3_robot.messages import Command, Message, Reply
+from td3_robot.operators import Takeover, make_command
+
+
+class FakeBus:
+    """A connection to a policy server that only sends Heartbeats. Waiting moves the clock."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.alive = True
+        self.clients = {"policy": SimpleNamespace(received_at=self.now)}
+
+    def send(self, link: str, message: Message) -> None: ...
+
+    def receive(self, timeout: float) -> list[Any]:
+        self.now += timeout
+        if self.alive:
+            self.clients["policy"].received_at = self.now
+        return []
+
+
+@pytest.fixture
+def bus(monkeypatch: pytest.MonkeyPatch) -> FakeBus:
+    made = FakeBus()
+    monkeypatch.setattr(time, "monotonic", lambda: made.now)
+    return made
+
+
+def takeover(bus: FakeBus, period_ms: float) -> Takeover:
+    detail = {"actions": [{"name": "torque"}], "period_ms": period_ms, "deadline_ms": 200.0}
+
+    def ask(_: Any, command: Command) -> Reply:
+        return Reply(command.id, "policy", "", "active", detail)
+
+    fake: Any = bus
+    return Takeover(ExitStack(), fake, make_command("takeover", "leg"), ask)
+
+
+def wait_for_a_minute(leg: Takeover, bus: FakeBus) -> None:
+    end = bus.now + 60.0
+    while bus.now < end:
+        leg.wait()
+
+
+@pytest.mark.parametrize(
+    ("period_ms", "waits"),
+    [
+        (20.0, 0.02),
+        (1000.0, 0.1),  # half of the deadline of 200 ms
+    ],
+)
+def test_a_wait_ends_after_the_period_or_half_of_the_deadline(bus: FakeBus, period_ms: float, waits: float) -> None:
+    leg, begin = takeover(bus, period_ms), bus.now
+    for number in range(1, 4):
+        leg.wait()
+        assert bus.now == pytest.approx(begin + number * waits)
+
+
+def test_a_pause_of_the_program_does_not_end_the_takeover(bus: FakeBus) -> None:
+    leg = takeover(bus, 20.0)
+    bus.now += 10.0
+    bus.alive = False  # the server's next Heartbeat has not arrived yet
+    leg.command([0.0])
+    leg.wait()
+    bus.alive = True
+    leg.wait()
+
+
+def test_a_silent_server_is_reported_after_three_seconds(bus: FakeBus) -> None:
+    leg, begin = takeover(bus, 20.0), bus.now
+    bus.alive = False
+    with pytest.raises(CommandError, match="has been silent for 3 s; leg has the safe action"):
+        wait_for_a_minute(leg, bus)
+    assert bus.now == pytest.approx(begin + 3.0, abs=0.05)
