@@ -281,10 +281,12 @@ class Step(Message, frozen=True, omit_defaults=True):
 
     def origin_of(self, robot: int) -> int:
         """The origin of the applied action of one robot. It differs from ``origin`` if operators have some robots."""
+        if self.origin != ActionOrigin.OPERATOR:
+            return self.origin
         operator = self.operated.get(str(robot))
-        if operator is not None:
-            return ActionOrigin.OPERATOR if operator else ActionOrigin.SAFE
-        return ActionOrigin.POLICY if self.origin == ActionOrigin.OPERATOR else self.origin
+        if operator is None:
+            return ActionOrigin.POLICY
+        return ActionOrigin.OPERATOR if operator else ActionOrigin.SAFE
 
     def _world_problem(self) -> str | None:
         for robot, drawn in self.world.items():

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from td3_robot.bundle import sha256
 from td3_robot.errors import CommandError, UsageError
-from td3_robot.messages import LONGEST_PAYLOAD, Command, LifecycleChange, Message, Reply, Teleop
+from td3_robot.messages import LARGEST, LONGEST_PAYLOAD, Command, LifecycleChange, Message, Reply, Teleop
 from td3_robot.policies import Policy, load_policy
 from td3_robot.runtime.arguments import check_name
 from td3_robot.safety.lifecycle import State
@@ -133,6 +133,8 @@ class Operator:
     def takeover(self, robot: str, index: int = 0, reason: str = "") -> Takeover:
         """Take over one robot: your actions replace the policy's actions until you give the robot back.
 
+        The server refuses while another operator drives the robot. A robot whose operator is silent is free.
+
         Args:
             robot: name of the source, as :meth:`state` lists it.
             index: index of the robot in the source; a driver has only robot 0.
@@ -239,18 +241,23 @@ class Takeover:
 
         Raises:
             CommandError: the server has refused an earlier action, or is silent.
-            ValueError: the action has a wrong length or a number that is not finite.
+            ValueError: as for :meth:`check`.
         """
-        name, robot = self._robot
+        values = self.check(action)
         self._sequence += 1
-        stamp = time.monotonic_ns()
-        teleop = Teleop(name, robot, self._sequence, stamp, [float(value) for value in action])
-        if len(teleop.action) != len(self.actions):
-            raise ValueError(f"the action has {len(teleop.action)} numbers; the robot has {len(self.actions)} channels")
-        if problem := teleop.problem():
-            raise ValueError(problem)
-        self._bus.send("policy", teleop)
+        self._bus.send("policy", Teleop(*self._robot, self._sequence, time.monotonic_ns(), values))
         self._receive(0.0)
+
+    def check(self, action: Sequence[float | str]) -> list[float]:
+        """Return an action as numbers.
+
+        Raises:
+            ValueError: the action has a wrong length, or a value is not a finite number.
+        """
+        values = [float(value) for value in action]
+        if len(values) != len(self.actions) or not all(abs(value) <= LARGEST for value in values):
+            raise ValueError(f"{values[:8]} is not an action; allowed: {len(self.actions)} finite number(s)")
+        return values
 
     def wait(self) -> None:
         """Wait until the next action is due: one control period after the last call, or now if that time has passed.

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from td3_robot.errors import UsageError
-from td3_robot.messages import LARGEST
 from td3_robot.operators import Takeover
 from td3_robot.util.output import say
 from td3_robot.util.text import one_line
@@ -49,7 +48,7 @@ def drive(robot: Takeover, source: int) -> None:
         CommandError: the server refuses the actions, or does not answer.
         UsageError: a line is not an action.
     """
-    pilot = Keyboard(robot.actions) if os.isatty(source) else Lines(robot.actions)
+    pilot = Keyboard(robot.actions) if os.isatty(source) else Lines(robot)
     with _keys_at_once(source):
         while True:
             if select.select([source], [], [], 0)[0]:
@@ -110,9 +109,9 @@ class Keyboard:
 class Lines:
     """Reads actions from lines of numbers."""
 
-    def __init__(self, channels: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, robot: Takeover) -> None:
         self._newest: list[float] | None = None
-        self._size = len(channels)
+        self._robot = robot
         self._rest = ""
 
     def action(self) -> list[float] | None:
@@ -131,14 +130,10 @@ class Lines:
             if line.strip() == "q":
                 return False
             try:
-                values = [float(word) for word in line.split()]
+                self._newest = self._robot.check(line.split())
             except ValueError:
-                values = []
-            if len(values) != self._size or not all(abs(value) <= LARGEST for value in values):
-                raise UsageError(
-                    f"the line {one_line(line, 70)!r} is not an action; allowed: {self._size} finite number(s), or q"
-                )
-            self._newest = values
+                allowed = f"{len(self._robot.actions)} finite number(s), or q"
+                raise UsageError(f"the line {one_line(line, 70)!r} is not an action; allowed: {allowed}") from None
         return True
 
 

@@ -279,7 +279,6 @@ class SourceCore:
         """Publish a Step after ``stepped`` transitions. ``origin`` tells where the applied action comes from."""
         body, sequence = self.body, self.next_sequence
         received = self._exchange.action
-        operated = received.operated if received and stepped else {}
         action = received if origin in (ActionOrigin.POLICY, ActionOrigin.OPERATOR) else None
         self.transitions += stepped
         if stepped and action is None:
@@ -307,13 +306,24 @@ class SourceCore:
             noise_seed=action.noise_seed if action else 0,
             needs_version=self._allowance.needs_version,
             world=dict(body.world),
-            operated=operated if action else dict.fromkeys(operated, ""),
+            operated=self._operated(origin) if stepped else {},
         )
         self._exchange.publish(step, now)
         self.counters["steps"] += 1
         if "learner" in self._links and self._allowance.keep(step):
             self.counters["forgotten"] += 1
         return [(link, step) for link in self._links]
+
+    def _operated(self, origin: ActionOrigin) -> dict[str, str]:
+        """``operated`` of the next Step: the operator of each robot that is taken over, or "" for another action."""
+        received, before = self._exchange.action, self._exchange.step
+        if received:
+            chosen = origin in (ActionOrigin.POLICY, ActionOrigin.OPERATOR)
+            return received.operated if chosen else dict.fromkeys(received.operated, "")
+        if origin is not ActionOrigin.HELD or before is None or not before.operated:
+            return {}
+        began = before.phase == Phase.FIRST  # such a robot had a reset, and holds no action of its operator
+        return {robot: "" if began[int(robot)] else operator for robot, operator in before.operated.items()}
 
 
 def _origin(action: Action) -> ActionOrigin:

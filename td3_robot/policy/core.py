@@ -225,7 +225,7 @@ class PolicyCore:
 
     def _command(self, peer: Peer, command: Command, now: float) -> list[Output]:
         if peer.role == "operator" and command.verb in self.takeovers.VERBS:
-            error, detail = self.takeovers.command(peer, command, self.desk.robots)
+            error, detail = self.takeovers.command(peer, command, self.desk.robots, now)
             return [(peer, Reply(command.id, self.lifecycle.node, error, self.lifecycle.state.value, detail))]
         outputs = self.desk.command(peer, command, now)
         refused = any(isinstance(message, Reply) and message.error for _, message in outputs)

@@ -34,7 +34,7 @@ class _Takeover:
         here: whether the operator is connected.
         sequence: of the newest Teleop.
         action: float32[A] of the newest Teleop; None if the operator has sent no action, or has left.
-        received: time of the newest Teleop, in seconds.
+        received: time of the newest Teleop, or of the Command ``takeover`` before the first, in seconds.
     """
 
     operator: Identity
@@ -48,8 +48,8 @@ class Takeovers:
     """Replaces the policy's actions for single robots by the actions of operators.
 
     A robot stays with its operator until the operator gives it back. If the operator is silent or has left, the robot
-    gets the safe action. After the operator has left, any operator may give the robot back or take it over, and a
-    ``reset`` gives it back.
+    gets the safe action, and any operator may take it over. After the operator has left, any operator may also give the
+    robot back, and a ``reset`` gives it back.
 
     Args:
         store: names the robot's action channels.
@@ -75,8 +75,10 @@ class Takeovers:
 
     # -- operators -----------------------------------------------------------------------------------------------
 
-    def command(self, peer: Peer, command: Command, robots: Mapping[str, Peer]) -> tuple[str, dict[str, Any]]:
-        """Carry out ``takeover`` or ``give_back``.
+    def command(
+        self, peer: Peer, command: Command, robots: Mapping[str, Peer], now: float
+    ) -> tuple[str, dict[str, Any]]:
+        """Carry out ``takeover`` or ``give_back`` at ``now`` (s).
 
         Args:
             peer: the operator.
@@ -87,13 +89,15 @@ class Takeovers:
         """
         robot = command.target, command.robot
         takes = command.verb == "takeover"
-        error = self._refusal(peer, robot, robots) if takes else self._keeps(peer, robot)
+        error = self._refusal(peer, robot, robots, now) if takes else self._keeps(peer, robot)
         words = command.verb, command.target[:64], command.robot, peer.name, error or "done"
         log.warning("%s: %s of %r, robot %d, by operator %s: %s", self._node, *words)
         if error:
             return f"{self._node}: {error}", {}
         if takes:
-            self.held[robot] = _Takeover(_identity(peer))
+            if (before := self.held.get(robot)) and before.here and before.operator != _identity(peer):
+                log.warning("%s: operator %s was silent and loses the robot", self._node, before.operator[0])
+            self.held[robot] = _Takeover(_identity(peer), received=now)
             return "", self._controls()
         del self.held[robot]
         return "", {}
@@ -106,6 +110,8 @@ class Takeovers:
         channels = serving.bundle.spec.action_size if serving else 0
         if takeover is None or takeover.operator != _identity(peer):
             error = f"you have not taken over robot {teleop.robot} of {teleop.source[:64]!r}"
+            if takeover and takeover.here:
+                error += f"; operator {takeover.operator[0]!r} has it"
         elif len(teleop.action) != channels:
             error = f"the action has {len(teleop.action)} numbers; the robot has {channels} action channels"
         if error or takeover is None:
@@ -134,7 +140,7 @@ class Takeovers:
                 log.warning("%s: reset gives back robot %d of %r", self._node, robot[1], robot[0])
                 del self.held[robot]
 
-    def _refusal(self, peer: Peer, robot: Robot, robots: Mapping[str, Peer]) -> str:
+    def _refusal(self, peer: Peer, robot: Robot, robots: Mapping[str, Peer], now: float) -> str:
         """Why an operator may not take over a robot; empty if the operator may."""
         name, index = robot
         source = robots.get(name)
@@ -148,7 +154,9 @@ class Takeovers:
             return "the server has no policy; an operator needs the limits of a policy"
         if robot not in self.held and len(self.held) >= _MOST:
             return f"{_MOST} robots are taken over already"
-        return self._taken(peer, robot)
+        takeover = self.held.get(robot)
+        silent = takeover is not None and not self._in_time(takeover, now)
+        return "" if silent else self._taken(peer, robot)
 
     def _keeps(self, peer: Peer, robot: Robot) -> str:
         """Why an operator may not give back a robot; empty if the operator may."""
@@ -162,6 +170,9 @@ class Takeovers:
         if takeover is None or not takeover.here or takeover.operator == _identity(peer):
             return ""
         return f"operator {takeover.operator[0]!r} has taken over robot {robot[1]} of {robot[0]!r}"
+
+    def _in_time(self, takeover: _Takeover, now: float) -> bool:
+        return now - takeover.received <= self._deadline_s
 
     def _controls(self) -> dict[str, Any]:
         """What an operator must know to drive: channels with their limits, and the deadline."""
@@ -195,8 +206,7 @@ class Takeovers:
             if source != name or robot >= len(action):
                 continue
             command = takeover.action
-            fresh = command is not None and now - takeover.received <= self._deadline_s
-            if fresh and command is not None and len(command) == action.shape[1]:
+            if command is not None and len(command) == action.shape[1] and self._in_time(takeover, now):
                 action[robot], operated[str(robot)] = command, takeover.operator[0]
             else:
                 action[robot], operated[str(robot)] = safe[robot], ""

@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from td3_robot.messages import LARGEST
-from td3_robot.operators import connect
+from td3_robot.operators import Takeover, connect
 from td3_robot.ros2 import ros
 from td3_robot.runtime.arguments import Parser, add_index, integer, policy_server
 from td3_robot.util.output import say
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
         node = rclpy.create_node("td3_robot_operator")
         with operator.takeover(options.target, options.index, "ros2 operator") as robot:
-            inbox = Inbox(node, robot.actions, options.button)
+            inbox = Inbox(node, robot, options.button)
             with ros.spinning(node):
                 say(f"the ROS node {node.get_fully_qualified_name()} drives {options.target}")
                 while True:
@@ -62,19 +61,19 @@ class Inbox:
 
     Args:
         node: subscribes to the topics.
-        channels: the action channels of :class:`td3_robot.operators.Takeover`.
+        robot: checks the actions.
         button: index of the button that must be pressed on the joystick.
 
     Attributes:
         newest: the newest action, until the reader takes it.
     """
 
-    def __init__(self, node: Any, channels: Sequence[dict[str, Any]], button: int) -> None:
+    def __init__(self, node: Any, robot: Takeover, button: int) -> None:
         from sensor_msgs.msg import Joy
         from std_msgs.msg import Float64MultiArray
 
         self.newest: deque[list[float]] = deque(maxlen=1)
-        self._channels = channels
+        self._robot = robot
         self._button = button
         self._complained = float("-inf")
         node.create_subscription(Float64MultiArray, "~/commands", lambda it: self._take("commands", it.data), 1)
@@ -82,15 +81,15 @@ class Inbox:
 
     def _joy(self, message: Any) -> None:
         if self._button < len(message.buttons) and message.buttons[self._button]:
-            ranges = [(channel["low"], channel["high"]) for channel in self._channels]
+            ranges = [(channel["low"], channel["high"]) for channel in self._robot.actions]
             axes = message.axes[: len(ranges)]
             moved = [low + (axis + 1) / 2 * (high - low) for axis, (low, high) in zip(axes, ranges, strict=False)]
             self._take("joy", moved)
 
     def _take(self, topic: str, values: Sequence[float]) -> None:
-        action = [float(value) for value in values]
-        if len(action) == len(self._channels) and all(abs(value) <= LARGEST for value in action):
-            self.newest.append(action)
-        elif time.monotonic() - self._complained > _COMPLAIN_EVERY:
-            self._complained = time.monotonic()
-            log.warning("%s: %s is not an action; allowed: %d finite numbers", topic, action[:8], len(self._channels))
+        try:
+            self.newest.append(self._robot.check(values))
+        except ValueError as error:
+            if time.monotonic() - self._complained > _COMPLAIN_EVERY:
+                self._complained = time.monotonic()
+                log.warning("%s: %s", topic, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from td3_robot.messages import Action, ActionOrigin, Command, Phase, Reply, Status, Step
 from td3_robot.safety.limits import SafetyConfig
@@ -28,6 +29,23 @@ def test_an_action_is_applied_at_once_and_reported_in_the_next_step(make_core: M
     assert core.step([action(0, 2.0, 0.0), action(1, 2.0, 0.0)], 0.041) == []  # both are late and are not applied
     assert len(robot.applied) == 2
     assert core.counters["late_actions"] == 2
+
+
+def test_a_held_action_of_an_operator_belongs_to_the_operator(make_core: Make) -> None:
+    """Ann's Action for Step 1 is late. Later an Action has no operator, because Ann gave the robot back."""
+    core = make_core(SafetyConfig())
+    link, first = action(0, 1.5, -0.25, version=0)
+    core.step([(link, replace(first, operated={"0": "ann"}))], 0.003)
+    step = one(core.step([], 0.02))
+    assert (step.origin, step.operated) == (ActionOrigin.OPERATOR, {"0": "ann"})
+    for now in (0.04, 0.06):
+        step = one(core.step([], now))
+        assert (step.origin, step.operated, step.action.tolist()) == (HELD, {"0": "ann"}, [[1.5, -0.25]])
+        assert step.origin_of(0) == HELD
+    core.step([action(3, 1.0, 0.0)], 0.063)
+    for now, origin in ((0.08, POLICY), (0.1, HELD)):
+        step = one(core.step([], now))
+        assert (step.origin, step.operated) == (origin, {})
 
 
 def test_the_servers_safe_action_overrides_its_policys_action(make_core: Make, robot: Toy) -> None:

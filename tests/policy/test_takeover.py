@@ -144,14 +144,36 @@ def test_the_policy_chooses_no_action_if_operators_have_all_robots(serve: Callab
     assert (action.operated, action.weights_version, action.noise_kind) == ({"0": "ann", "1": ""}, 0, 0)
 
 
-def test_a_second_operator_is_refused_while_the_first_is_connected(serve: Callable[..., Server]) -> None:
+def test_a_second_operator_is_refused_while_the_first_drives(serve: Callable[..., Server]) -> None:
     server = serve()
     server.command(ANN, "takeover")
     taken = "policy: operator 'ann' has taken over robot 0 of 'sim-0'"
     assert server.command(BOB, "takeover").error == server.command(BOB, "give_back").error == taken
     [refusal] = server.teleop(BOB, [0, 0], 1)
-    assert (refusal.id, refusal.error) == (0, "policy: you have not taken over robot 0 of 'sim-0'")
+    reason = "policy: you have not taken over robot 0 of 'sim-0'; operator 'ann' has it"
+    assert (refusal.id, refusal.error) == (0, reason)
     assert server.command(BOB, "state", target="").detail["taken_over"] == {"sim-0/0": "ann"}
+
+
+@pytest.mark.parametrize("sent", [0, 1])
+def test_a_second_operator_may_take_over_from_a_silent_operator(serve: Callable[..., Server], sent: int) -> None:
+    """Ann is silent after her takeover, or after an action. The robot keeps the safe action until Bob sends one."""
+    server = serve()
+    server.command(ANN, "takeover")
+    if sent:
+        server.teleop(ANN, [1.25, 0], sent)
+    server.now += DEADLINE
+    assert server.command(BOB, "takeover").error == "policy: operator 'ann' has taken over robot 0 of 'sim-0'"
+    server.now += 0.001
+    assert server.command(BOB, "give_back").error == "policy: operator 'ann' has taken over robot 0 of 'sim-0'"
+    assert not server.command(BOB, "takeover").error
+    assert server.act().operated == {"0": ""}
+    [refusal] = server.teleop(ANN, [0, 0], sent + 1)
+    assert refusal.error.endswith("; operator 'bob' has it")
+    assert server.command(ANN, "give_back").error.endswith("operator 'bob' has taken over robot 0 of 'sim-0'")
+    server.receive(ANN, Bye("connection closed"))
+    server.teleop(BOB, [1.5, 0], 1)
+    assert server.act().operated == {"0": "bob"}
 
 
 @pytest.mark.parametrize("verb", ["takeover", "give_back", "reset"])

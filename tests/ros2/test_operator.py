@@ -46,7 +46,7 @@ def test_an_operator_drives_by_a_topic_and_by_a_joystick(hip: World) -> None:
     wait_for_safe(console)  # the topic is silent
     poll_until(follows_joystick, lambda: f"the last command is {console.newest('/commands')}")
     console.publish("/td3_robot_operator/commands", [0.25, 0.5])
-    operator.wait_for(r"commands: \[0.25, 0.5\] is not an action; allowed: 1 finite numbers")
+    operator.wait_for(r"commands: \[0.25, 0.5\] is not an action; allowed: 1 finite number\(s\)")
     operator.interrupt()
     assert operator.finish() == 128 + signal.SIGINT
     wait_for_safe(console)
