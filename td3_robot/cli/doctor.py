@@ -30,7 +30,7 @@ for name in sys.argv[1:]:
     try:
         importlib.import_module(name)
     except BaseException as error:
-        broken[name] = f"{type(error).__name__}: {error}"[:200]
+        broken[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
 print()
 print(json.dumps(broken))
 """
@@ -105,7 +105,8 @@ def _uses() -> list[Finding]:
             others = f"; also missing: {', '.join(absent[1:])}" if absent[1:] else ""
             findings.append(Finding(use, "no", words + others))
         elif problem or unusable:
-            findings.append(Finding(use, "BAD", f"cannot be imported: {problem or '; '.join(unusable)}"))
+            advice = "; source the setup file of your ROS 2 installation" if "rclpy" in names else ""
+            findings.append(Finding(use, "BAD", f"cannot be imported: {problem or '; '.join(unusable)}{advice}"))
         else:
             findings.append(Finding(use, "ok", ", ".join(f"{name} {machine.version(name)}".strip() for name in names)))
     return findings

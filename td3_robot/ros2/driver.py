@@ -72,6 +72,7 @@ def _drive(node: Node, ros_node: DriverNode) -> None:
     desk = Desk(node, robot)
     desk.notify = ros_node.begin(spec.name, desk.request, desk.stop, lambda: desk.condition, inputs.ages)
     with ros.spinning(ros_node, sensor_node(ros_node, inputs, config)):
+        log.info("%s: waits for data on %s, for at most %g s", node.name, ", ".join(inputs.topics), _FIRST_DATA)
         inputs.wait(_FIRST_DATA, lambda: bool(node.stop_signal))
         try:
             drive(node, robot, desk.follow)
@@ -110,14 +111,15 @@ class Desk:
         if now >= self._next_figures:
             self._next_figures = now + _FIGURES_PERIOD
             figures = {"transitions": core.transitions, **core.pacing.figures(), **core.counters, **core.guard.counters}
-        origin = step.origin if step else int(ActionOrigin.NONE)
+        safe = core.guard.safe
+        origin = ActionOrigin.SAFE if safe else step.origin if step else ActionOrigin.NONE
         self.condition = before._replace(
             state=lifecycle.state,
             reason=lifecycle.reason,
             welcomed=core.contact.welcomed,
-            moved=not core.guard.safe and origin in _MOVED,
+            moved=origin in _MOVED,
             origin=ActionOrigin.name_of(origin),
-            weights_version=step.weights_version if step else 0,
+            weights_version=step.weights_version if step and not safe else 0,
             figures=figures,
         )
         with self._turned:

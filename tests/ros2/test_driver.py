@@ -254,6 +254,7 @@ def test_the_lifecycle_of_the_driver_reaches_ros(hip: World) -> None:
     operator.estop(target="robot")
     wait_for_state(console, "inactive")
     wait_for_policy_state(console, "fault: emergency stop")
+    assert console.newest(f"{NODE}/policy_state")["values"]["origin"] == "safe"
     operator.reset(target="robot")
     operator.activate(target="robot")
     wait_for_state(console, "active")
