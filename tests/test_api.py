@@ -66,6 +66,7 @@ CLASSES = {
     "Takeover": {
         "command": "(self, action: 'Sequence[float]') -> 'None'",
         "wait": "(self) -> 'None'",
+        "check": "(self, action: 'Sequence[float | str]') -> 'list[float]'",
         "give_back": "(self) -> 'None'",
         "close": "(self) -> 'None'",
     },
