@@ -34,6 +34,7 @@ SPEC = RobotSpec("Echo", (Channel("joint", "1", -1.0, 1.0),), (Channel("action",
 _JOINTS = 12
 _CYCLE = 1000  # messages with different positions; the position shows which message a command answers
 _START = 60.0  # seconds for all processes to start
+_STOP = 20.0  # seconds for a process to end
 _DOMAIN = "101"
 _CLI = (sys.executable, "-m", "td3_robot.cli.main")
 
@@ -87,7 +88,11 @@ def peers(folder: Path) -> Iterator[None]:
             for process in started:
                 process.terminate()
             for process in started:
-                process.wait()
+                try:
+                    process.wait(_STOP)
+                except subprocess.TimeoutExpired:  # rclpy sometimes hangs while it shuts down
+                    process.kill()
+                    process.wait()
 
 
 def echo() -> None:

@@ -179,7 +179,7 @@ def test_the_python_api_works_or_names_the_missing_extra(installed: Environment)
     first, *errors = done.stdout.splitlines()
     assert first.endswith(" (8,)")
     assert len(errors) == 3
-    for error, extra in zip(errors, ("learner", "record", "sim"), strict=True):
+    for error, extra in zip(errors, ("train", "record", "sim"), strict=True):
         assert "not installed" in error or "has wheels for Python" in error
         assert f"'td3-robot[{extra}]'" in error or extra == "sim"
 

@@ -36,7 +36,8 @@ def test_echo_prints_one_line_for_each_message_of_a_topic(command: Any, tmp_path
     assert command("play", str(SESSION), "--rate", "10", "--monitor", f"{place}2").finish() == 0
     echo_of_none.interrupt()
     assert echo_of_none.finish() == 130
-    assert echo_of_none.lines == []
+    # On a busy machine, a Bye of the player can be lost. Then the echo logs a warning.
+    assert [line for line in echo_of_none.lines if line.startswith("{")] == []
 
 
 def test_echo_ends_when_its_output_is_closed(command: Any, tmp_path: Path) -> None:
