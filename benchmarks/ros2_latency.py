@@ -90,7 +90,7 @@ def peers(folder: Path) -> Iterator[None]:
             for process in started:
                 try:
                     process.wait(_STOP)
-                except subprocess.TimeoutExpired:  # rclpy sometimes hangs while it shuts down
+                except subprocess.TimeoutExpired:  # a node that hangs while it shuts down
                     process.kill()
                     process.wait()
 
