@@ -8,6 +8,7 @@ Td3RobotError                 an expected failure; exit code 2 unless noted
 ├── ProtocolError             bytes from a peer are not a message of this protocol
 ├── HandshakeError            a peer speaks another version, robot or configuration
 ├── EndpointError             an address cannot be bound or is not allowed
+│   └── EndpointBusyError     another process serves an address
 ├── KeysError                 a key, key folder or allow-list is missing, damaged or open to other users
 ├── CommandError              a policy server or robot does not carry out an operator's command (exit code: 1)
 ├── LifecycleError            the state of a node does not allow a command (exit code: 1)
@@ -66,6 +67,10 @@ class HandshakeError(Td3RobotError):
 
 class EndpointError(Td3RobotError):
     """An endpoint is busy, malformed or not allowed without keys."""
+
+
+class EndpointBusyError(EndpointError):
+    """Another process serves an ``ipc://`` endpoint."""
 
 
 class KeysError(Td3RobotError):

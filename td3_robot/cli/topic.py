@@ -1,18 +1,23 @@
-"""``td3-robot topic``: lists topics, shows the fields of their messages, and prints live messages."""
+"""``td3-robot topic``: lists topics, shows the fields of their messages, and prints live messages and rates."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import statistics
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from td3_robot.errors import EXIT_GOOD, UsageError
-from td3_robot.messages import MESSAGES, Message, Turn, wire_fields
+from td3_robot.messages import MESSAGES, Hello, Message, Turn, wire_fields
 from td3_robot.monitor import node as monitor_node
-from td3_robot.recording.entries import Entry
+from td3_robot.monitor.core import Monitor
+from td3_robot.recording.entries import Entry, printable
 from td3_robot.recording.values import Names, whole
-from td3_robot.runtime.arguments import Parser, integer
+from td3_robot.runtime.arguments import Parser, integer, real, suggest
 from td3_robot.runtime.node import Node
 from td3_robot.runtime.process import run_node
 from td3_robot.topics import MONITOR, TOPICS
@@ -22,19 +27,24 @@ from td3_robot.util.text import did_you_mean
 
 WATCHED = sorted(kind.NAME for kind in RECORDED - {Turn})
 """Topics that a monitor can subscribe to; only recorders get Turns."""
+_ROLES = {"simulator": ("simulator", "driver"), "policy server": ("policy",)}
+"""The roles of Hello that the column ``to`` of the list names with other words."""
 _EXAMPLES = """examples:
   td3-robot topic list
   td3-robot topic show step
   td3-robot topic echo step --run runs/walker2d --count 10
   td3-robot topic echo action --config robot.yaml --node policy | jq .message.action
 
-Either echo or the monitor can run, but not both at the same time. For rates and gaps use td3-robot monitor.
+  td3-robot topic hz step --run runs/walker2d
+  td3-robot topic info action --config robot.yaml
+
+Any number of these commands, monitors and recorders can run at the same time. They attach to running nodes.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    if arguments[:1] == ["echo"]:
-        return _echo(arguments[1:])
+    if arguments and arguments[0] in _LIVE:
+        return _LIVE[arguments[0]](arguments[1:])
     parser = Parser(
         prog="td3-robot topic", description="List topics, show the fields of their messages.", epilog=_EXAMPLES
     )
@@ -45,6 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     for command in (listing, showing):
         command.add_argument("--json", action="store_true", help="print one JSON object")
     commands.add_parser("echo", help="print live messages as lines of JSON; see echo --help")
+    commands.add_parser("hz", help="print the rate and the jitter of a live topic; see hz --help")
+    commands.add_parser("info", help="type, publishers and subscribers of a live topic; see info --help")
     options = parser.parse_args(arguments)
     if options.command == "list":
         print_rows(listed(), as_json=options.json)
@@ -54,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
             print(" ".join((kind.__doc__ or "").split()))
         print_rows(fields(kind), as_json=options.json)
     else:  # "td3-robot topic -- echo" lacks a topic; the parser of echo prints the error
-        return _echo([])
+        return _LIVE[options.command]([])
     return EXIT_GOOD
 
 
@@ -88,16 +100,143 @@ def _kind(topic: str) -> type[Message]:
     return MESSAGES[topic]
 
 
-def _echo(words: Sequence[str]) -> int:
-    parser = monitor_node.watcher_parser("Print each message of a topic as a line of JSON.", _EXAMPLES)
-    parser.prog = "td3-robot topic echo"
-    parser.add_argument("topic", metavar="TOPIC", help="a topic of td3-robot topic list")
+def _live_parser(command: str, description: str) -> argparse.ArgumentParser:
+    """The arguments of a command that shows a live topic."""
+    parser = monitor_node.watcher_parser(description, _EXAMPLES)
+    parser.prog = f"td3-robot topic {command}"
+    topic = parser.add_argument("topic", metavar="TOPIC", help="a topic of td3-robot topic list")
+    suggest(topic, lambda: WATCHED)
     parser.add_argument("--node", metavar="NAME", help="only messages of this publisher")
-    parser.add_argument("--count", type=integer(1), metavar="N", help="end after N messages")
+    return parser
+
+
+def _run(parser: argparse.ArgumentParser, words: Sequence[str], body: Callable[[Node, Any], None]) -> int:
     options = parser.parse_args(words)
     if _kind(options.topic).NAME not in WATCHED:
         raise UsageError(f"topic {options.topic!r} cannot be watched; allowed: {', '.join(WATCHED)}")
-    return run_node(MONITOR, options, lambda node: _listen(node, options))
+    return run_node(MONITOR, options, lambda node: body(node, options))
+
+
+def _echo(words: Sequence[str]) -> int:
+    parser = _live_parser("echo", "Print each message of a topic as a line of JSON.")
+    parser.add_argument("--count", type=integer(1), metavar="N", help="end after N messages")
+    return _run(parser, words, _listen)
+
+
+def _hz(words: Sequence[str]) -> int:
+    parser = _live_parser("hz", "Print the rate of a topic, by the clock of its publisher.")
+    seconds = real(above=True, unit="s")
+    parser.add_argument("--window", type=integer(2), default=1000, metavar="N", help="newest messages (default: 1000)")
+    parser.add_argument("--every", type=seconds, default=1.0, metavar="S", help="seconds between lines (default: 1)")
+    parser.add_argument("--seconds", type=seconds, metavar="S", help="end after S seconds")
+    parser.add_argument("--json", action="store_true", help="print each line as JSON")
+    return _run(parser, words, _measure)
+
+
+def _info(words: Sequence[str]) -> int:
+    parser = _live_parser("info", "Print type, publishers and subscribers of a topic.")
+    help_of_seconds = "seconds to wait for messages (default: 3)"
+    parser.add_argument("--seconds", type=real(above=True, unit="s"), default=3.0, metavar="S", help=help_of_seconds)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return _run(parser, words, _describe)
+
+
+_LIVE = {"echo": _echo, "hz": _hz, "info": _info}
+"""The commands that attach to running nodes."""
+
+
+def _measure(node: Node, options: argparse.Namespace) -> None:
+    """Print the rate of each publisher every ``--every`` seconds."""
+    times: dict[str, deque[int]] = {}
+    begun = shown = time.monotonic()
+
+    def receive(entry: Entry, message: Message, names: Names) -> None:
+        del message, names
+        if entry.topic == options.topic and options.node in (None, entry.publisher):
+            times.setdefault(entry.publisher, deque(maxlen=options.window)).append(entry.published)
+
+    def after(monitor: Monitor) -> bool:
+        nonlocal shown
+        del monitor
+        now = time.monotonic()
+        over = options.seconds is not None and now - begun >= options.seconds
+        if not over and now - shown < options.every:
+            return False
+        shown = now
+        rows = [{"publisher": name, **figures} for name, stamps in sorted(times.items()) if (figures := rate(stamps))]
+        lines = [json.dumps(row) if options.json else rate_line(row) for row in rows]
+        return not all(say(line) for line in lines or ([] if options.json else ["no rate yet"])) or over
+
+    node.listen(MONITOR, monitor_node.ACCEPTS)
+    monitor_node.watch(node, receive, after)
+
+
+def rate(stamps: Sequence[int]) -> dict[str, float]:
+    """The rate in Hz and the periods in ms between the times ``stamps`` (ns); empty with fewer than two times."""
+    periods = [(later - earlier) * 1e-6 for earlier, later in pairwise(stamps)]
+    if not periods or sum(periods) <= 0:
+        return {}
+    figures = {
+        "rate_hz": 1e3 / statistics.fmean(periods),
+        "min_ms": min(periods),
+        "max_ms": max(periods),
+        "std_dev_ms": statistics.pstdev(periods),
+    }
+    return {**{name: round(value, 3) for name, value in figures.items()}, "window": len(stamps)}
+
+
+def rate_line(row: Mapping[str, Any]) -> str:
+    """A row of :func:`rate` as a line for people."""
+    periods = f"min {row['min_ms']:.3f} ms, max {row['max_ms']:.3f} ms, std dev {row['std_dev_ms']:.3f} ms"
+    return f"{printable(row['publisher'])}: {row['rate_hz']:.2f} Hz, {periods}, window {row['window']}"
+
+
+def _describe(node: Node, options: argparse.Namespace) -> None:
+    """Watch for ``--seconds``, then print what is known about the topic."""
+    end = time.monotonic() + options.seconds
+    publishers: Counter[str] = Counter()
+    clients: dict[tuple[str, str], str] = {}  # the role of each node, by link and name
+
+    def receive(entry: Entry, message: Message, names: Names) -> None:
+        del names
+        if isinstance(message, Hello):
+            clients[entry.link, message.name] = message.role
+        if entry.topic == options.topic and options.node in (None, entry.publisher):
+            publishers[entry.publisher] += 1
+
+    node.listen(MONITOR, monitor_node.ACCEPTS)
+    monitor_node.watch(node, receive, lambda _: time.monotonic() >= end)
+    facts = {
+        "topic": options.topic,
+        "type": _kind(options.topic).__name__,
+        "rows": [row for row in listed() if row["topic"] == options.topic],
+        "publishers": dict(sorted(publishers.items())),
+        "subscribers": subscribers(options.topic, clients),
+    }
+    say(json.dumps(facts) if options.json else info_text(facts))
+
+
+def subscribers(topic: str, clients: Mapping[tuple[str, str], str]) -> list[str]:
+    """The subscribers of a topic: names of known clients of its links, else the role of the server.
+
+    Args:
+        clients: the role of each known node, by link and name.
+    """
+    found: set[str] = set()
+    for row in (row for row in listed() if row["topic"] == topic):
+        wanted = _ROLES.get(row["to"], (row["to"],))
+        names = {name for (link, name), role in clients.items() if link == row["link"] and role in wanted}
+        found |= names or {row["to"]}
+    return sorted(found)
+
+
+def info_text(facts: Mapping[str, Any]) -> str:
+    """The facts of ``topic info`` as text for people."""
+    seen = ", ".join(f"{printable(name)} ({count} messages)" for name, count in facts["publishers"].items())
+    known = ", ".join(printable(name) for name in facts["subscribers"])
+    rows = [f"  {row['from']} to {row['to']}: {row['rate']}; {row['queue']}" for row in facts["rows"]]
+    lines = [f"type: {facts['type']}", *rows, f"publishers: {seen or 'no message yet'}", f"subscribers: {known}"]
+    return "\n".join(lines)
 
 
 def _listen(node: Node, options: argparse.Namespace) -> None:
@@ -114,7 +253,7 @@ def _listen(node: Node, options: argparse.Namespace) -> None:
         head = {"publisher": entry.publisher, "number": entry.sequence, "time": entry.published * 1e-9}
         read = say(json.dumps({**head, "message": whole(message, names)}, default=_plain))
 
-    node.serve(MONITOR, monitor_node.ACCEPTS)
+    node.listen(MONITOR, monitor_node.ACCEPTS)
     monitor_node.watch(node, receive, lambda _: not read or printed == options.count)
 
 

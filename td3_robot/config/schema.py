@@ -191,6 +191,7 @@ class EndpointsConfig(Section, frozen=True):
     """Addresses of the links, ``ipc://PATH`` or ``tcp://HOST:PORT``; null for a private socket of the run.
 
     - ``policy``, ``learner``, ``supervisor``, ``recorder``, ``monitor``: the address at which this process listens.
+      Monitors and recorders also attach without an endpoint to nodes on their own machine.
     - ``keys``: folder of this machine's keys, see ``td3-robot keys``. With keys, every ``tcp://`` link is encrypted and
       admits known keys only. Without keys, links cannot connect to other machines.
     """

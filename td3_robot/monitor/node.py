@@ -33,10 +33,11 @@ _EXAMPLES = """examples:
   td3-robot monitor --run runs/walker2d
   td3-robot monitor --run runs/walker2d --json --seconds 10
   td3-robot monitor --run runs/walker2d --plotjuggler tcp://127.0.0.1:9872    (PlotJuggler: ZMQ Subscriber, MessagePack)
-  td3-robot monitor --config robot.yaml            watches a deployed policy server and robot; needs endpoints.monitor
+  td3-robot monitor --config robot.yaml            watches a deployed policy server and robot
   td3-robot monitor --endpoint ipc:///tmp/monitor.sock & td3-robot play walk.mcap --monitor ipc:///tmp/monitor.sock
 
-No node waits for a monitor. Messages that it misses appear as gaps. It ends with the run, or at Ctrl-C.
+Any number of monitors can attach to running nodes of this machine. No node waits for them. Messages that a monitor
+misses appear as gaps. It ends with the run, or at Ctrl-C.
 """
 
 
@@ -76,7 +77,7 @@ def _watch(node: Node, options: argparse.Namespace) -> None:
                 contextlib.closing(PlotJuggler(options.plotjuggler, anywhere=options.anywhere))
             )
             head, listener = f"PlotJuggler: {plotjuggler.endpoint}", plotjuggler.publish
-        node.serve(MONITOR, ACCEPTS)
+        node.listen(MONITOR, ACCEPTS)
         if head and not options.json:
             print(head, flush=True)
         watch(node, listener, after)

@@ -35,7 +35,7 @@ _DRAIN_CALLS = 100  # number of receive calls after _DRAIN; each call returns up
 _EXAMPLES = """examples:
   td3-robot record walk.mcap --run runs/walker2d
   td3-robot record walk.mcap --run runs/walker2d --split-mb 500
-  td3-robot record leg.mcap --config robot.yaml      (needs the same endpoints.recorder as the nodes)
+  td3-robot record leg.mcap --config robot.yaml
   td3-robot record walk.mcap --run runs/walker2d --weights-every 100      (fewer policies, a smaller file)
   td3-robot record fault.mcap --run runs/walker2d --ring-s 30    (a fault, or kill -USR1, writes a file)
 
@@ -88,7 +88,7 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
     path = options.out or node.run.path / "session.mcap"
     facts = facts_of_this_machine(node.config, attachments, deployed=node.folder is None)
     epoch = time.time_ns() - time.monotonic_ns()
-    node.serve(RECORDER, {"node": (Record,)})
+    node.listen(RECORDER, {"node": (Record,)})
     config = _settings(node.config.record, options)
     recorder = Recorder(path, facts, config, epoch)
     if config.ring_s:

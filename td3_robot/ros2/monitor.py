@@ -64,7 +64,7 @@ def _publish(node: Node) -> None:
         return not all(say(printable(remark)) for remark in new)
 
     with ros.spinning(ros_node):  # answers requests for the node's parameters
-        node.serve(MONITOR, ACCEPTS)
+        node.listen(MONITOR, ACCEPTS)
         say(f"the ROS node {ros_node.get_fully_qualified_name()} publishes the messages")
         watch(node, receive, after)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -13,7 +14,7 @@ from typing import Any
 
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Core, Input
-from td3_robot.errors import ConfigError, EndpointError
+from td3_robot.errors import ConfigError, EndpointBusyError, EndpointError, RunFolderError
 from td3_robot.messages import Command, Hello, Message, Start, Status
 from td3_robot.recording.boundary import Observer, RecordedCore
 from td3_robot.runtime.outbox import Outbox
@@ -21,7 +22,9 @@ from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.systemd import Notifier
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
+from td3_robot.transport import attach
 from td3_robot.transport import link as handshake
+from td3_robot.transport.endpoints import is_tcp
 from td3_robot.transport.interface import Transport
 from td3_robot.transport.link import ClientLink, ServerLink
 from td3_robot.transport.tap import RECORDED
@@ -92,6 +95,38 @@ class Node:
             raise ConfigError(f"endpoints.{link} is not set; allowed: ipc://PATH, tcp://HOST:PORT")
         return configured
 
+    def listeners(self, link: str) -> str:
+        """Return the ``ipc://`` endpoint at which any number of monitors or recorders attach; empty if there is none.
+
+        It is the endpoint of the link. If the link has no endpoint on this machine, it is beside the policy server's.
+        """
+        with contextlib.suppress(ConfigError, RunFolderError):
+            endpoint = self.endpoint(link)
+            if not is_tcp(endpoint):
+                return endpoint
+        policy = self.config.endpoints.policy
+        return attach.beside(policy, link) if policy and not self.folder else ""
+
+    def listen(self, link: str, accepts: dict[str, tuple[type[Message], ...]]) -> None:
+        """Serve the first free place of a link to monitors or recorders.
+
+        Raises:
+            ConfigError: the configuration sets neither this endpoint nor the policy server's.
+            EndpointError: the endpoint is busy, malformed or not allowed.
+        """
+        place = self.listeners(link)
+        named = getattr(self.config.endpoints, link)
+        only = not self.folder and not self.config.endpoints.policy  # --endpoint names exactly one place
+        if only or not place or (named and is_tcp(named)):
+            self.serve(link, accepts)
+            return
+        attach.prepare(place)
+        for endpoint in attach.places(place):
+            with contextlib.suppress(EndpointBusyError):
+                self._serve_at(endpoint, link, accepts)
+                return
+        raise EndpointError(f"endpoints.{link}: all {attach.PLACES} places of {place!r} are busy")
+
     def agreement(self) -> dict[str, str]:
         """Return the values that must be equal at all peers of a run.
 
@@ -101,12 +136,16 @@ class Node:
 
     def serve(self, link: str, accepts: dict[str, tuple[type[Message], ...]], spec: RobotSpec | None = None) -> None:
         """Bind the endpoint of a link. Raises EndpointError if the endpoint is busy, malformed or not allowed."""
+        self._serve_at(self.endpoint(link), link, accepts, spec)
+
+    def _serve_at(
+        self, endpoint: str, link: str, accepts: dict[str, tuple[type[Message], ...]], spec: RobotSpec | None = None
+    ) -> None:
         server = ServerLink(link, self.name, accepts, self.agreement(), secrets.randbits(63), spec)
-        endpoint = self.endpoint(link)
         try:
             bound = self.bus.serve(endpoint, server)
         except EndpointError as error:
-            raise EndpointError(f"endpoints.{link}: {error}") from None
+            raise type(error)(f"endpoints.{link}: {error}") from None
         if bound != endpoint:  # the operating system chose the port
             log.info("link %s is served at %s", link, bound)
 

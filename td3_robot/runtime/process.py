@@ -12,6 +12,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from td3_robot.config.realtime import RealtimeConfig
@@ -23,7 +24,9 @@ from td3_robot.runtime.arguments import check_name, run_or_config
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import LISTENERS, RECORDER
+from td3_robot.transport.attach import Search
 from td3_robot.transport.bus import Bus
+from td3_robot.transport.endpoints import is_tcp
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ClientLink
 from td3_robot.util.output import STANDARD_OUTPUT
@@ -95,14 +98,18 @@ def _apply_settings(role: str, name: str, config: Config, bus: Bus) -> None:
 
 
 def _connect_listeners(node: Node, bus: Bus) -> None:
-    """Connect to the supervisor if it started this process, and to recorder and monitor if they have an endpoint."""
+    """Connect to the supervisor if it started this process, and to the recorders and monitors of this process."""
     if LIFELINE in os.environ:
         bus.connect(node.endpoint("supervisor"), ClientLink("supervisor", node.hello("node"), ()))
         node.supervised = True
     for link in LISTENERS if node.role not in LISTENERS else ():
+        tap = None
         with contextlib.suppress(RunFolderError, ConfigError):  # the listener has no endpoint
             expected = link == RECORDER and node.config.record.enabled
-            bus.record(node.endpoint(link), ClientLink(link, node.hello("node"), ()), expected=expected)
+            tap = bus.record(node.endpoint(link), ClientLink(link, node.hello("node"), ()), expected=expected)
+        if place := node.listeners(link):
+            named = tap is not None and not is_tcp(node.endpoint(link))
+            bus.attach(Search(place, skip=named), partial(ClientLink, link, node.hello("node"), ()), tap)
 
 
 def _report_failure(node: Node | None, reason: str) -> None:

@@ -22,7 +22,7 @@ from td3_robot.runtime.child import STOPPED_CODES, Child, ChildState
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import LINKS
-from td3_robot.transport import endpoints
+from td3_robot.transport import attach, endpoints
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import AllowList, open_keys
 from td3_robot.transport.link import ServerLink
@@ -271,9 +271,10 @@ def _remove_stale(folder: Path) -> None:
     """
     homes = (endpoints.socket_home(), Path(tempfile.gettempdir()))
     ours = folder.name.startswith(endpoints.SOCKETS_PREFIX) and folder.parent in homes
-    if not ours or folder.is_symlink() or any(endpoints.answers(folder / link) for link in LINKS):
+    sockets = [Path(place) for link in LINKS for place in attach.places(str(folder / link))]
+    if not ours or folder.is_symlink() or any(endpoints.answers(path) for path in sockets):
         return
     with contextlib.suppress(OSError):
-        for link in LINKS:
-            (folder / link).unlink(missing_ok=True)
+        for path in sockets:
+            path.unlink(missing_ok=True)
         folder.rmdir()

@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from td3_robot.errors import EndpointError
 from td3_robot.messages import Bye, Hello, Message, Refused, Welcome
 from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport import codec, curve, endpoints
+from td3_robot.transport.attach import LOOK_PERIOD, Attaching, Search
 from td3_robot.transport.departures import Departures
 from td3_robot.transport.frames import Receiver
 from td3_robot.transport.interface import ClientGoneError, Transport
@@ -74,6 +75,9 @@ class Bus(Transport):
         self._tally = Tally()
         self._receiver = Receiver(_TURN, clock)
         self._taps: list[tuple[zmq.Socket[bytes], Tap]] = []
+        self._attaching: list[Attaching] = []
+        self._next_look = float("-inf")
+        self._lost: Counter[str] = Counter()  # counts of listeners that have detached
         self._paths: dict[Path, int] = {}  # socket files that this process serves, with their inodes
         self._behind: dict[str, float] = {}  # time (s) at which the bus found unread messages, by link
         self._next_timer = self._timed_at = self._awake_since = float("-inf")
@@ -124,21 +128,37 @@ class Bus(Transport):
         self._take[socket] = lambda now: self._from_server(client, self._receiver.frames(socket), now)
         self._introduce(client, self._clock())  # send Hello before any other message
 
-    def record(self, endpoint: str, client: ClientLink, *, expected: bool = False) -> None:
+    def record(self, endpoint: str, client: ClientLink, *, expected: bool = False, like: Tap | None = None) -> Tap:
         """Copy every message that this bus sends to the recorder or monitor at an endpoint.
 
         Args:
             endpoint: the endpoint of the recorder or monitor.
             client: the handshake with the recorder or monitor.
             expected: whether the run has this recorder, see :class:`~td3_robot.transport.tap.Tap`.
+            like: a tap whose numbers and kept messages the new tap continues.
 
         Raises:
             EndpointError: the endpoint is malformed or not allowed.
         """
         socket = self._connected(endpoint, client, immediate=True)
-        tap = Tap(client, lambda name, payload: self._write(socket, [name.encode(), payload]), expected)
+
+        def post(name: str, payload: bytes) -> bool:
+            return self._write(socket, [name.encode(), payload])
+
+        tap = like.fork(client, post) if like else Tap(client, post, expected)
         self._taps.append((socket, tap))
         self._take[socket] = lambda now: tap.receive(self._receiver.frames(socket), now)
+        return tap
+
+    def attach(self, search: Search, client: Callable[[], ClientLink], like: Tap | None = None) -> None:
+        """Copy every message that this bus sends also to the listeners that the search finds, while they listen.
+
+        Args:
+            search: finds the listeners of one link.
+            client: makes the handshake with one listener.
+            like: the tap of the listener that the configuration names, if there is one.
+        """
+        self._attaching.append(Attaching(search, client, like or Tap(client(), lambda *_: False), owned=like is None))
 
     def _connected(self, endpoint: str, client: ClientLink, *, immediate: bool = False) -> zmq.Socket[bytes]:
         """A connected DEALER socket. With ``immediate``, it accepts no messages while there is no connection."""
@@ -200,11 +220,27 @@ class Bus(Transport):
             tap.flush(self._clock(), at_once=True)
 
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
-        for _, tap in self._taps:
+        for tap in self._all_taps():
             tap.record_turn(now, inputs)
 
+    def _all_taps(self) -> Iterator[Tap]:
+        for _, tap in self._taps:
+            yield tap
+        for attaching in self._attaching:
+            if attaching.owned:
+                yield attaching.model
+
+    def _detach(self, tap: Tap) -> None:
+        """Close the connection to a listener, and keep the number of messages that it missed."""
+        socket = next(socket for socket, other in self._taps if other is tap)
+        self._lost += tap.counts()
+        self._taps.remove((socket, tap))
+        self._poller.unregister(socket)
+        del self._take[socket]
+        socket.close(linger=0)
+
     def dropped(self) -> Counter[str]:
-        total = super().dropped()
+        total = super().dropped() + self._lost
         for _, tap in self._taps:
             total += tap.counts()
         return total
@@ -264,6 +300,10 @@ class Bus(Transport):
             self._introduce(client, now)
         for _, tap in self._taps:
             tap.turn(now)
+        if now >= self._next_look:
+            self._next_look = now + LOOK_PERIOD
+            for attaching in self._attaching:
+                attaching.turn(self.record, self._detach)
         self._expire(now)
 
     def _expire(self, now: float) -> None:
@@ -344,13 +384,13 @@ class Bus(Transport):
                 raise
             raise ClientGoneError from None
         if sent:
-            for _, tap in self._taps:
+            for tap in self._all_taps():
                 tap.offer(link, message, payload)
         return sent
 
     def _offer(self, message: Message) -> None:
-        payload = codec.encode(message) if self._taps else b""
-        for _, tap in self._taps:
+        payload = codec.encode(message) if any(tap.needs(message) for tap in self._all_taps()) else b""
+        for tap in self._all_taps():
             tap.offer(RECORDER, message, payload)
 
     @staticmethod

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from td3_robot.errors import EndpointError
+from td3_robot.errors import EndpointBusyError, EndpointError
 
 SOCKETS_PREFIX = "td3-robot-"
 """Prefix of folders for sockets, see :func:`socket_home`."""
@@ -136,7 +136,7 @@ def _check_free(endpoint: str, path: Path) -> None:
     if not stat.S_ISSOCK(found.st_mode):
         raise EndpointError(f"endpoint {endpoint!r}: the path exists and is not a socket")
     if answers(path):
-        raise EndpointError(f"endpoint {endpoint!r} is busy: another process serves it")
+        raise EndpointBusyError(f"endpoint {endpoint!r} is busy: another process serves it")
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != SOCKET_MODE:
         raise EndpointError(
             f"endpoint {endpoint!r}: nobody serves this socket, but another program or user made it; "

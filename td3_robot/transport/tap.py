@@ -36,6 +36,7 @@ GATHERED_S = 0.1
 """Seconds between two sends. Each send wakes the recorder, which takes as much time as ten messages."""
 _GATHERED_BYTES = 1 << 16  # bytes after which a tap sends at once
 _STEPS = 2 * QUEUE_LENGTH  # number of Steps to remember, because a source repeats Steps when a learner reconnects
+_DEAF_S = 3.0  # seconds of silence after which a monitor gets no messages, so that a stopped monitor takes no memory
 _RECENT = 4  # number of newest messages of a topic to compare with a new message
 
 
@@ -54,6 +55,13 @@ class Deduplicator:
     def __init__(self) -> None:
         self._recent: dict[type[Message], deque[Message]] = {kind: deque(maxlen=_RECENT) for kind in RECORDED}
         self._steps: dict[tuple[int, int], None] = {}  # newest Steps, oldest first, by incarnation and sequence
+
+    def copy(self) -> Deduplicator:
+        """A Deduplicator that knows the same messages."""
+        result = Deduplicator()
+        result._recent = {kind: recent.copy() for kind, recent in self._recent.items()}
+        result._steps = dict(self._steps)
+        return result
 
     def is_new(self, message: Message) -> bool:
         """Whether this message is new and of a recorded type."""
@@ -110,9 +118,25 @@ class Tap:
         self._sent_bytes = 0
         self._reconnect_until: float | None = None  # time (s) until which the tap waits for the recorder to reconnect
         self._offered = 0
+        self._newest = 0  # number of the newest sent Record
+        self._deaf = False  # the monitor is connected and silent
         self._before_first = expected  # the tap expects a recorder, and none has connected yet
         self._due = float("-inf")
         self._missed = 0
+
+    def fork(self, session: ClientLink, post: Callable[[str, bytes], bool]) -> Tap:
+        """A tap for one more listener of this link. It has the same kept messages and continues the numbers."""
+        result = Tap(session, post, wall=self._wall)
+        result._sequence = self._sequence.copy()
+        result._duplicates = self._duplicates.copy()
+        result._offered = self._offered
+        for kind, entries in self._kept.items():
+            result._kept[kind].extend(_Entry(entry.number, entry.record) for entry in entries)
+        return result
+
+    def needs(self, message: Message) -> bool:
+        """Whether :meth:`offer` needs the payload of this message."""
+        return self._gathers or type(message) in self._kept
 
     def offer(self, link: str, message: Message, payload: bytes) -> None:
         """Record a message that this node has sent on a link."""
@@ -151,7 +175,7 @@ class Tap:
     def _gathers(self) -> bool:
         """Whether to gather messages: a recorder is connected or expected, and there is room."""
         room = len(self._gathered) < _MOST and self._gathered_bytes < _MOST_BYTES
-        return room and (self._waits or self._session.state == "welcome")
+        return room and (self._waits or (self._session.state == "welcome" and not self._deaf))
 
     @property
     def _waits(self) -> bool:
@@ -165,6 +189,10 @@ class Tap:
             An empty list, because a recorder sends no message to the core.
         """
         state, server = self._session.state, self._session.session
+        if self._deaf:  # the monitor missed the kept messages of the time in which it was stopped
+            self._deaf = False
+            self._gathered = [e for kept in self._kept.values() for e in kept if e.number > self._newest]
+            self._gathered.sort(key=lambda entry: entry.number)
         if self._session.receive(frames, now):
             # A recorder drops repeated messages. A monitor does not drop them, so it must get each message only once.
             new = self._to_recorder or server != self._session.session
@@ -195,6 +223,9 @@ class Tap:
             self._missed += len(self._gathered)
             self._gathered, self._gathered_bytes, self._reconnect_until = [], 0, None
         state = self._session.state
+        silent = now - self._session.received_at > _DEAF_S
+        if silent and not self._deaf and state == "welcome" and not self._to_recorder:
+            self._deaf, self._gathered, self._gathered_bytes = True, [], 0
         for message in self._session.due(now):
             self._post(message.NAME, codec.encode(message))
         self._note_loss(state, now)
@@ -233,6 +264,7 @@ class Tap:
             if self._post(Record.NAME, codec.encode_records([entry.record for entry in entries])):
                 for entry in entries:
                     entry.sent = True
+                self._newest = max(self._newest, entries[-1].number)
             if self._to_recorder:
                 self._sent.append((now, entries))
                 self._sent_bytes += _size(entries)

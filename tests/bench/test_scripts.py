@@ -100,6 +100,7 @@ def test_recording_size() -> None:
         ("live_weights", "--seconds"),
         ("recorded_training", "--blocks"),
         ("versus", "--rounds"),
+        ("watched", "--seconds"),
     ],
 )
 def test_a_wrong_number_gives_one_line_of_error(script: str, option: str) -> None:

@@ -135,7 +135,7 @@ def test_recorder_started_late_gets_the_policy_and_replay_checks_only_actions(ro
 
 def test_errors_name_the_missing_arguments_of_record(tmp_path: Path, capsys: Any) -> None:
     config = tmp_path / "robot.yaml"
-    config.write_text(yaml.safe_dump({"endpoints": {"policy": f"ipc://{tmp_path}/policy"}}))
+    config.write_text(yaml.safe_dump({"seed": 1}))
     for words, error in (
         ((), "give either --run DIR (to join a run) or --config FILE"),
         (("--config", str(config)), "--config needs OUT.mcap, the file to write"),

@@ -260,6 +260,32 @@ def test_a_monitor_gets_each_message_immediately(make_client: Make, make_step: M
         assert len(monitor.got) == number + 1
 
 
+def test_a_stopped_monitor_takes_no_memory_and_later_gets_the_states(make_client: Make, make_step: Make) -> None:
+    monitor = Recorder(make_client(link="monitor"))
+    monitor.tap.turn(0.0)
+    monitor.offer(make_step(0))
+    monitor.room, monitor.now = False, 10.0
+    monitor.tap.turn(monitor.now)  # no Heartbeat has been answered for 10 s
+    state = LifecycleChange("policy", "active", "fault", "", 1)
+    for message in (make_step(1), state, make_step(2)):
+        monitor.tap.offer("policy", message, codec.encode(message))
+    assert monitor.tap._gathered == []
+    monitor.room = True
+    monitor.tap.receive([Heartbeat.NAME.encode(), codec.encode(Heartbeat(1, 1))], monitor.now)
+    monitor.offer(make_step(3))
+    assert monitor.topics() == [("step", 0), ("lifecycle", 0), ("step", 3)]
+
+
+def test_a_tap_for_one_more_listener_continues_the_numbers(make_client: Make, make_step: Make) -> None:
+    first = Recorder(make_client(link="recorder"))
+    first.offer(Weights(1, 0, 0, "", b"w"), make_step(0), make_step(1))
+    second = Recorder(make_client(link="recorder"))
+    second.tap = first.tap.fork(second.tap._session, second._take)
+    second.tap.turn(0.0)
+    second.offer(make_step(1), make_step(2))
+    assert second.topics() == [("weights", 0), ("step", 2)]
+
+
 def test_pending_messages_are_sent_before_the_bye(recorder: Recorder, make_step: Make) -> None:
     recorder.offer(make_step(0))
     recorder.tap.offer("policy", make_step(1), codec.encode(make_step(1)))

@@ -1,0 +1,141 @@
+"""Finds the monitors and recorders that attach to a running node.
+
+A monitor or recorder serves the first free place of its link on this machine: ``ENDPOINT``, ``ENDPOINT.2``,
+``ENDPOINT.3``, …. Each node looks for these socket files and connects to them. So nobody edits a configuration, and the
+number of listeners is limited only by PLACES. Over a network, a listener needs an endpoint in the configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from td3_robot.errors import EndpointError
+from td3_robot.transport import endpoints
+from td3_robot.transport.link import ClientLink
+from td3_robot.transport.tap import Tap
+
+PLACES = 32
+"""The maximum number of monitors, and of recorders, of a node. It limits the work of a node."""
+LOOK_PERIOD = 1.0
+"""Seconds between two looks for new listeners."""
+
+_SETTLED_NS = 2_000_000_000  # age of a folder's last change after which a change cannot have the same time stamp
+_IPC = "ipc://"
+
+
+def beside(policy: str, link: str) -> str:
+    """The endpoint of monitors or recorders of a deployed robot; empty if there is none.
+
+    It is beside the socket of the policy server. If the server uses TCP, it is in a folder of this user, with the port
+    in its name.
+
+    Args:
+        policy: endpoint of the policy server.
+        link: ``monitor`` or ``recorder``.
+    """
+    if endpoints.is_tcp(policy):
+        port = policy.rpartition(":")[2]
+        return f"{_IPC}{_folder()}/{port}.{link}" if port != "*" else ""
+    return f"{endpoints.absolute(policy)}.{link}" if policy else ""
+
+
+def places(endpoint: str) -> list[str]:
+    """All places of an endpoint, best first. A TCP endpoint has only one place."""
+    if endpoints.is_tcp(endpoint):
+        return [endpoint]
+    return [endpoint, *(f"{endpoint}.{number}" for number in range(2, PLACES + 1))]
+
+
+def prepare(endpoint: str) -> None:
+    """Make the folder of an endpoint from :func:`beside`, if it does not exist.
+
+    Raises:
+        EndpointError: another user owns the folder, or may write in it.
+    """
+    folder = Path(endpoint.removeprefix(_IPC)).parent
+    if folder != _folder():
+        return
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not _is_private(folder):
+        raise EndpointError(f"endpoint {endpoint!r}: another user can write in the folder {str(folder)!r}; delete it")
+
+
+class Search:
+    """Looks for the listeners that serve the places of an endpoint.
+
+    Args:
+        endpoint: an ``ipc://`` endpoint.
+        skip: whether the node already connects to the first place, because its configuration names it.
+    """
+
+    def __init__(self, endpoint: str, *, skip: bool) -> None:
+        self._paths = {place: Path(place.removeprefix(_IPC)) for place in places(endpoints.absolute(endpoint))[skip:]}
+        self._folder = Path(endpoint.removeprefix(_IPC)).absolute().parent
+        self._changed = -1  # time of the folder's last change, in ns since 1970
+
+    def look(self) -> set[str] | None:
+        """Return the places that have a listener of this user; None if nothing has changed since the last call."""
+        try:
+            changed = self._folder.stat().st_mtime_ns
+        except OSError:
+            return set()
+        if changed == self._changed:
+            return None
+        self._changed = changed if time.time_ns() - changed > _SETTLED_NS else -1
+        if self._folder == _folder() and not _is_private(self._folder):
+            return set()
+        return {place for place, path in self._paths.items() if _is_ours(path)}
+
+
+@dataclass(eq=False)
+class Attaching:
+    """The listeners of one link that attach and detach while a node runs.
+
+    Attributes:
+        client: makes the handshake with one listener.
+        model: a tap whose numbers and kept messages each new tap continues.
+        owned: whether no listener has the model. Then the model only counts and keeps messages.
+        taps: the taps of the attached listeners, by endpoint.
+    """
+
+    search: Search
+    client: Callable[[], ClientLink]
+    model: Tap
+    owned: bool
+    taps: dict[str, Tap] = field(default_factory=dict)
+
+    def turn(self, connect: Callable[..., Tap], detach: Callable[[Tap], None]) -> None:
+        """Connect to the listeners that have attached, and forget those that have detached."""
+        served = self.search.look()
+        if served is None:
+            return
+        for place in self.taps.keys() - served:
+            detach(self.taps.pop(place))
+        for place in served - self.taps.keys():
+            with contextlib.suppress(EndpointError):  # the path is too long, so no listener can serve it
+                self.taps[place] = connect(place, self.client(), like=self.model)
+
+
+def _folder() -> Path:
+    """The folder for listeners of robots whose policy server uses TCP."""
+    return Path(tempfile.gettempdir()) / f"{endpoints.SOCKETS_PREFIX}listeners-{os.geteuid()}"
+
+
+def _is_private(folder: Path) -> bool:
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether the path is a socket of this user. A node sends its messages to no other user."""
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        return stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
+    return False

@@ -1,0 +1,64 @@
+"""A node finds the sockets of monitors and recorders, and of no other user."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from td3_robot.errors import EndpointError
+from td3_robot.transport import attach
+from td3_robot.transport.attach import Search, beside
+
+
+def listening(path: Path) -> socket.socket:
+    result = socket.socket(socket.AF_UNIX)
+    result.bind(str(path))
+    return result
+
+
+def test_a_search_finds_listeners_that_come_and_go(tmp_path: Path) -> None:
+    endpoint = beside(f"ipc://{tmp_path}/policy", "monitor")
+    search = Search(endpoint, skip=False)
+    assert search.look() == set()
+    with closing(listening(tmp_path / "policy.monitor")), closing(listening(tmp_path / "policy.monitor.7")):
+        (tmp_path / "policy.monitor.2").touch()  # a file, not a socket
+        assert search.look() == {endpoint, f"{endpoint}.7"}
+        assert Search(endpoint, skip=True).look() == {f"{endpoint}.7"}
+    (tmp_path / "policy.monitor").unlink()
+    assert search.look() == {f"{endpoint}.7"}
+
+
+def test_a_search_reads_an_unchanged_folder_only_once(tmp_path: Path) -> None:
+    search = Search(f"ipc://{tmp_path}/monitor", skip=False)
+    os.utime(tmp_path, (1.0, 1.0))
+    assert search.look() == set()
+    assert search.look() is None
+    assert Search(f"ipc://{tmp_path}/missing/monitor", skip=False).look() == set()
+
+
+def test_a_socket_of_another_user_is_no_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(listening(tmp_path / "monitor")):
+        monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+        assert Search(f"ipc://{tmp_path}/monitor", skip=False).look() == set()
+
+
+def test_listeners_of_a_tcp_server_meet_in_a_folder_of_this_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    endpoint = beside("tcp://0.0.0.0:5601", "monitor")
+    assert endpoint == beside("tcp://10.0.0.5:5601", "monitor") != beside("tcp://0.0.0.0:5602", "monitor")
+    assert beside("tcp://127.0.0.1:*", "monitor") == ""
+    attach.prepare(endpoint)
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    with closing(listening(folder / "5601.monitor")):
+        assert Search(endpoint, skip=False).look() == {endpoint}
+        folder.chmod(0o777)
+        assert Search(endpoint, skip=False).look() == set()
+        with pytest.raises(EndpointError, match="another user can write"):
+            attach.prepare(endpoint)
