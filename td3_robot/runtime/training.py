@@ -48,8 +48,6 @@ def train(prepared: Prepared, progress: Progress, watch: Watch | None = None) ->
         NodeError: a process cannot run, or died too often.
     """
     run, config, notices = prepared
-    for line in (f"training {config.task} for {config.total_steps:,} steps in {run.path}", *notices):
-        progress.say(line)
     run.write_run(config=config.to_yaml())
     begin = time.monotonic()
 
@@ -59,6 +57,9 @@ def train(prepared: Prepared, progress: Progress, watch: Watch | None = None) ->
 
     processes = launch.expand(launch.load(config.launch), config)
     with Supervisor(run, config, processes, progress.say) as supervisor:
+        # Ctrl-C after this line stops the processes.
+        for line in (f"training {config.task} for {config.total_steps:,} steps in {run.path}", *notices):
+            progress.say(line)
         try:
             code = supervisor.supervise(show)
         finally:
