@@ -26,7 +26,7 @@ PLACES = 32
 LOOK_PERIOD = 1.0
 """Seconds between two looks for new listeners."""
 
-_SETTLED_NS = 2_000_000_000  # age of a folder's last change after which a change cannot have the same time stamp
+_SETTLED = 2.0  # seconds after a folder's change in which another change could have the same time stamp
 _IPC = "ipc://"
 
 
@@ -78,7 +78,8 @@ class Search:
     def __init__(self, endpoint: str, *, skip: bool) -> None:
         self._paths = {place: Path(place.removeprefix(_IPC)) for place in places(endpoints.absolute(endpoint))[skip:]}
         self._folder = Path(endpoint.removeprefix(_IPC)).absolute().parent
-        self._changed = -1  # time of the folder's last change, in ns since 1970
+        self._changed = -1  # time stamp of the folder's last change
+        self._settled_at = 0.0  # time (s) from which another change has another time stamp
 
     def look(self) -> set[str] | None:
         """Return the places that have a listener of this user; None if nothing has changed since the last call."""
@@ -86,9 +87,11 @@ class Search:
             changed = self._folder.stat().st_mtime_ns
         except OSError:
             return set()
-        if changed == self._changed:
+        now = time.monotonic()
+        if changed != self._changed:
+            self._changed, self._settled_at = changed, now + _SETTLED
+        elif now >= self._settled_at:
             return None
-        self._changed = changed if time.time_ns() - changed > _SETTLED_NS else -1
         if self._folder == _folder() and not _is_private(self._folder):
             return set()
         return {place for place, path in self._paths.items() if _is_ours(path)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -32,11 +33,19 @@ def test_a_search_finds_listeners_that_come_and_go(tmp_path: Path) -> None:
     assert search.look() == {f"{endpoint}.7"}
 
 
-def test_a_search_reads_an_unchanged_folder_only_once(tmp_path: Path) -> None:
+def test_a_search_does_not_read_a_folder_that_is_unchanged_for_two_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     search = Search(f"ipc://{tmp_path}/monitor", skip=False)
+    assert search.look() == set()
+    now[0] += 1.9  # another change could have the same time stamp
+    assert search.look() == set()
+    now[0] += 0.1
+    assert search.look() is None
     os.utime(tmp_path, (1.0, 1.0))
     assert search.look() == set()
-    assert search.look() is None
     assert Search(f"ipc://{tmp_path}/missing/monitor", skip=False).look() == set()
 
 
