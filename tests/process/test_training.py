@@ -160,7 +160,7 @@ def test_emergency_stop_halts_a_training_until_activate(train: Any, asked: Any, 
 def test_sigterm_stops_a_training_like_ctrl_c_with_its_own_exit_code(train: Any, tmp_path: Path) -> None:
     """143 is 128 + SIGTERM, as for a driver. Ctrl-C gives 130."""
     run = train(100_000)
-    run.wait_for("^ready")
+    run.wait_for_steps(200)  # so that there is something to continue
     run.process.terminate()
     assert run.finish() == 143, run.output()
     assert "continue: td3-robot train --resume run" in run.output()
