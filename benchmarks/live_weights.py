@@ -24,7 +24,7 @@ import numpy as np
 
 from td3_robot.bench import example, harness
 from td3_robot.bench.peers import TIMEOUT, Robot
-from td3_robot.bundle import sha256
+from td3_robot.bundle import Bundle, sha256
 from td3_robot.errors import NodeError
 from td3_robot.messages import Weights
 from td3_robot.transport.bus import Bus
@@ -34,13 +34,12 @@ _TURN = 1.0  # seconds
 _BOUNDS_MS = (1, 2, 5)
 
 
-def learn(publishing: Event, endpoint: str, hidden: tuple[int, ...], every: float) -> None:
-    """Publish new weights every ``every`` seconds while the event is set."""
+def learn(publishing: Event, endpoint: str, bundle: Bundle, every: float) -> None:
+    """Publish a policy as new weights every ``every`` seconds while the event is set. Versions begin after its own."""
     bus = Bus()
     link = ServerLink("learner", "learner", {"policy": ()}, {}, 1)
     bus.serve(endpoint, link)
-    bundle = example.bundle(hidden)
-    version, due = 1, 0.0
+    version, due = int(bundle.provenance["version"]), 0.0
     while True:
         bus.receive(0.01)
         now = time.monotonic()
@@ -108,7 +107,7 @@ def main() -> int:
         endpoint = stack.enter_context(deployed(Path(folder), hidden))
         context = multiprocessing.get_context("spawn")
         publishing = context.Event()
-        arguments = (publishing, f"ipc://{folder}/learner", hidden, options.every)
+        arguments = (publishing, f"ipc://{folder}/learner", example.bundle(hidden), options.every)
         learner = context.Process(target=learn, args=arguments, daemon=True)
         learner.start()
         stack.callback(learner.terminate)

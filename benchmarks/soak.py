@@ -1,0 +1,373 @@
+"""Run a training or a deployment for an hour, sample its processes, and check that nothing grows.
+
+    python benchmarks/soak.py train [--minutes 60] [--every 10] [--out DIR] [--json]
+    python benchmarks/soak.py deploy [--minutes 60]
+    python benchmarks/soak.py report
+
+``train`` starts a training of Pendulum in real time (20 Hz), which records itself. ``deploy`` starts a policy server, a
+driver at 100 Hz, a recorder, and a learner that publishes new weights every second. Both have a monitor and an operator
+who takes the robot over for 5 s in each half minute.
+
+The samples go to ``DIR/KIND.csv`` (default: benchmarks/results/reliability). ``report`` draws the plots in docs/images
+from these files, and writes the tables into docs/explanation/reliability.md. The exit code is 1 if something grows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import math
+import multiprocessing
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from live_weights import learn
+from reliability import DATA, write_soak
+from soak_driver import SPEC
+
+import td3_robot as tr
+from td3_robot.bench import harness
+from td3_robot.bundle import Bundle, layer_shapes
+from td3_robot.errors import CommandError, NodeError
+from td3_robot.messages import Action, Step
+from td3_robot.recording import info
+from td3_robot.recording.reader import Session
+from td3_robot.runtime.run_folder import RunFolder
+
+HERE = Path(__file__).parent
+TRAINING = (
+    "pacing.mode=realtime",
+    "network.hidden=[64, 64]",
+    "learner.batch_size=64",
+    "learner.precision=fp32",
+    "learner.compile=false",
+    "learner.learning_starts=200",
+    "learner.buffer_size=5000",  # full within the warm-up, so that the buffer takes no more memory after it
+    "evaluation.every=0",
+    "record.enabled=true",
+    "record.weights_every=100",
+)
+WARM_UP = 0.25  # share of the time before the first sample that counts
+MEMORY_MB_PER_H, MEMORY_SHARE = 4.0, 0.05
+"""A process grows if the slope of its memory is above both bounds: MB per hour, and share of its memory per hour."""
+LATENCY_GROWTH = 1.5  # the median latency of the last tenth may be this many times that of the first tenth
+
+_Sample = dict[str, float]
+"""Columns of one sample: ``rss`` and ``uss`` in MB, ``files``, ``threads``, ``cpu`` in s, ``disk`` in MB."""
+
+
+def operate(endpoint: str, robot: str, action: list[float]) -> None:
+    """Take over a robot for 5 s, give it back, ask for the state, and begin again 30 s later."""
+    operator = tr.connect(endpoint, timeout=30)
+    while True:
+        due = time.monotonic() + 30
+        with contextlib.suppress(CommandError), operator.takeover(robot) as takeover:
+            end = time.monotonic() + 5
+            while time.monotonic() < end:
+                takeover.command(action)
+                takeover.wait()
+        with contextlib.suppress(CommandError):
+            operator.state()
+        time.sleep(max(0.0, due - time.monotonic()))
+
+
+def teach(endpoint: str, bundle: Bundle, every: float) -> None:
+    """Publish new weights every ``every`` seconds."""
+    publishing = multiprocessing.Event()
+    publishing.set()
+    learn(publishing, endpoint, bundle, every)
+
+
+class Processes:
+    """The processes of a soak test, by name, and their logs in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.found: dict[str, psutil.Process] = {}
+        self._commands: list[subprocess.Popen[bytes]] = []
+        self._functions: list[Any] = []
+
+    def command(self, name: str, *words: str) -> None:
+        """Start a Python command in the folder."""
+        with (self._folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen([sys.executable, *words], cwd=self._folder, stdout=log, stderr=log)
+        self._commands.append(process)
+        self.found[name] = psutil.Process(process.pid)
+
+    def verb(self, name: str, *words: str) -> None:
+        """Start a td3-robot command in the folder."""
+        self.command(name, "-m", "td3_robot.cli.main", *words)
+
+    def function(self, name: str, target: Callable[..., None], *arguments: Any) -> None:
+        """Run a function in a new process."""
+        process = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
+        process.start()
+        assert process.pid
+        self._functions.append(process)
+        self.found[name] = psutil.Process(process.pid)
+
+    def adopt_children(self, name: str) -> None:
+        """Add the children of a command under their names in the run."""
+        for child in self.found[name].children():
+            words = child.cmdline()
+            if "--name" in words:
+                self.found[words[words.index("--name") + 1]] = child
+
+    def sample(self) -> dict[str, _Sample]:
+        """Return a sample of each process.
+
+        Raises:
+            NodeError: a process has ended.
+        """
+        samples = {}
+        for name, process in self.found.items():
+            try:
+                with process.oneshot():
+                    memory, used = process.memory_full_info(), process.cpu_times()
+                    samples[name] = {
+                        "rss": memory.rss / 1e6,
+                        "uss": memory.uss / 1e6,
+                        "files": process.num_fds(),
+                        "threads": process.num_threads(),
+                        "cpu": used.user + used.system,
+                    }
+            except (psutil.NoSuchProcess, psutil.ZombieProcess) as error:
+                raise NodeError(f"{name} has ended; see {self._folder / name}.log") from error
+        return samples
+
+    def end(self) -> None:
+        """Stop the functions, then the commands, the newest first. The recordings are whole after it."""
+        for function in self._functions:
+            function.terminate()
+            function.join(30)
+        for process in reversed(self._commands):
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def start_training(processes: Processes, folder: Path) -> None:
+    sets = [word for item in TRAINING for word in ("--set", item)]
+    processes.verb("supervisor", "train", "pendulum", "--out", "run", "--steps", "100000000", *sets)
+    wait(folder / "supervisor.log", "ready:")
+    processes.adopt_children("supervisor")
+    processes.verb("monitor", "monitor", "--run", "run", "--json", "--every", "60")
+    run = RunFolder(folder / "run")
+    processes.function("operator", operate, run.endpoint("policy", run.config()), "sim-0", [0.5])
+
+
+def start_deployment(processes: Processes, folder: Path) -> None:
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(SPEC, (64, 64)).items()}
+    bundle = Bundle(SPEC, (64, 64), tensors, provenance={"version": 1})
+    bundle.save(folder / "policy.safetensors")
+    endpoints = {name: f"ipc://{folder}/{name}" for name in ("policy", "learner", "recorder")}
+    config = {
+        "endpoints": endpoints,
+        "safety": {"safe_action": {"torque": 0.0}, "recovery": "automatic"},
+        "record": {"enabled": True},
+    }
+    (folder / "robot.yaml").write_text(json.dumps(config))  # JSON is YAML
+    others = {name: endpoint for name, endpoint in endpoints.items() if name != "learner"}  # it takes no Steps
+    (folder / "driver.yaml").write_text(json.dumps({**config, "endpoints": others}))
+    (folder / "run").mkdir()
+    deployed = ("--config", "robot.yaml")
+    recording = ("run/session.mcap", "--split-s", "600", "--weights-every", "100")
+    processes.verb("recorder", "record", *recording, *deployed)
+    wait(folder / "recorder.log", "recording into")
+    processes.verb("policy", "policy", "--bundle", "policy.safetensors", *deployed)
+    processes.function("learner", teach, endpoints["learner"], bundle, 1.0)
+    processes.command("driver", str(HERE / "soak_driver.py"), "--config", "driver.yaml")
+    wait(folder / "driver.log", "inactive -> active")
+    processes.verb("monitor", "monitor", *deployed, "--json", "--every", "60")
+    processes.function("operator", operate, endpoints["policy"], "leg", [0.5])
+
+
+START = {"train": start_training, "deploy": start_deployment}
+
+
+def wait(log: Path, text: str) -> None:
+    """Wait until a log contains a text.
+
+    Raises:
+        NodeError: the text does not come within a minute.
+    """
+    end = time.monotonic() + 60
+    while text not in log.read_text():
+        if time.monotonic() > end:
+            raise NodeError(f"{log.name} does not contain {text!r} after 60 s:\n{log.read_text()}")
+        time.sleep(0.1)
+
+
+def size(folder: Path) -> float:
+    """Return the size of all files of a folder in MB."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total / 1e6
+
+
+_Rows = dict[str, list[tuple[float, _Sample]]]
+"""Time in s and sample, by process. The row ``run`` has the disk and the latency."""
+
+
+def soak(kind: str, minutes: float, every: float, folder: Path) -> tuple[_Rows, float]:
+    """Run the processes and sample them. Return the samples, and the wall time of the start in s."""
+    rows: _Rows = defaultdict(list)
+    processes = Processes(folder)
+    try:
+        START[kind](processes, folder)
+        begun, wall = time.monotonic(), time.time()
+        while (passed := time.monotonic() - begun) < 60 * minutes:
+            for name, sample in processes.sample().items():
+                rows[name].append((passed, sample))
+            rows["run"].append((passed, {"disk": size(folder / "run")}))
+            time.sleep(max(0.0, begun + passed + every - time.monotonic()))
+    finally:
+        processes.end()
+    return rows, wall
+
+
+def add_latency(rows: _Rows, begun: float, every: float, recordings: Sequence[Path]) -> None:
+    """Add the latency between two samples to the row ``run``, in ms: median, 99th percentile and longest."""
+    trips = latencies(recordings)
+    for passed, sample in rows["run"]:
+        within = trips[np.abs(trips[:, 0] - begun - passed - every / 2) < every / 2, 1]
+        if len(within):
+            median, late, longest = np.percentile(within, (50, 99, 100)) * 1e3
+            sample |= {"median_ms": float(median), "p99_ms": float(late), "longest_ms": float(longest)}
+
+
+def latencies(recordings: Sequence[Path]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return a row for each Action of a recording: wall time of its Step, and seconds from the Step to the Action.
+
+    The latency is the way of the Step to the server and the server's work. Each process notes the time after it has
+    sent, so single latencies are below 0 if the machine is too busy to run both processes.
+    """
+    sent: dict[tuple[str, int], int] = {}
+    rows: list[tuple[float, float]] = []
+    for entry, message in Session(recordings).messages():
+        if isinstance(message, Step):
+            sent[message.source, message.sequence] = entry.published
+        elif isinstance(message, Action) and (step := sent.pop((message.source, message.answers), 0)):
+            rows.append((step * 1e-9, (entry.published - step) * 1e-9))
+    return np.array(rows).reshape(-1, 2)
+
+
+def missing(recordings: Iterable[Path]) -> dict[str, int]:
+    """Return the number of missing messages of each topic in all recordings together."""
+    total: dict[str, int] = defaultdict(int)
+    for path in recordings:
+        for topic, stream in info.examine(path)["topics"].items():
+            total[topic] += stream["missing"]
+    return {topic: count for topic, count in total.items() if count}
+
+
+def main() -> int:
+    parser = harness.Options("python benchmarks/soak.py", "Check that nothing grows in an hour.", ("train", "deploy"))
+    parser.add_argument("kind", choices=(*START, "report"), help="what to run, or report: make plots and tables")
+    parser.number("--minutes", 60.0, "N", "minutes to run", low=0.1)
+    parser.number("--every", 10.0, "S", "seconds between samples", low=0.5)
+    parser.add_argument("--out", type=Path, default=DATA, metavar="DIR", help=f"folder of the data (default: {DATA})")
+    options = parser.parse(None)
+    if options.kind == "report":
+        write_soak(options.out)
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="td3-robot-soak-"))
+    rows, begun = soak(options.kind, options.minutes, options.every, folder)
+    samples, recordings = options.out / f"{options.kind}.csv", sorted((folder / "run").glob("*.mcap"))
+    save(samples, rows)
+    add_latency(rows, begun, options.every, recordings)
+    save(samples, rows)
+    report: harness.Report = {
+        "machine": harness.describe("td3-robot", "numpy", "pyzmq"),
+        "kind": options.kind,
+        "minutes": options.minutes,
+        "recordings": len(recordings),
+        "missing": missing(recordings),
+        **judge(rows),
+    }
+    (options.out / f"{options.kind}.json").write_text(json.dumps(report, indent=1) + "\n")
+    if report["grows"]:
+        print(f"soak.py: the files of the processes are in {folder}", file=sys.stderr)
+    else:
+        shutil.rmtree(folder)
+    harness.show(report, options.json, _lines)
+    return 1 if report["grows"] else 0
+
+
+def save(path: Path, rows: _Rows) -> None:
+    """Write the samples as CSV: time, process, quantity, value."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("time_s", "process", "quantity", "value"))
+        for name, samples in rows.items():
+            for passed, sample in samples:
+                writer.writerows((f"{passed:.1f}", name, key, f"{value:.5g}") for key, value in sample.items())
+
+
+def judge(rows: _Rows) -> dict[str, Any]:
+    """Compare the samples after the warm-up, and name everything that grows."""
+    end = rows["run"][-1][0]
+    late = {
+        name: [(passed, sample) for passed, sample in samples if passed >= WARM_UP * end]
+        for name, samples in rows.items()
+    }
+    processes, grows = {}, []
+    for name, samples in late.items():
+        if name == "run":
+            continue
+        figures = {key: trend(samples, key) for key in ("rss", "uss", "files", "threads")}
+        slope = figures["uss"]["slope_per_h"]
+        if slope > max(MEMORY_MB_PER_H, MEMORY_SHARE * figures["uss"]["first"]):
+            grows.append(f"memory of {name}: {slope:.1f} MB/h")
+        grows += [f"{key} of {name}" for key in ("files", "threads") if figures[key]["last"] > figures[key]["first"]]
+        processes[name] = figures
+    run = {key: trend(late["run"], key) for key in ("disk", "median_ms", "p99_ms")}
+    if run["median_ms"]["last"] > LATENCY_GROWTH * run["median_ms"]["first"]:
+        grows.append("latency")
+    longest = max(sample.get("longest_ms", 0.0) for _, sample in late["run"])
+    return {"processes": processes, "run": run, "longest_ms": longest, "grows": grows}
+
+
+def trend(samples: Sequence[tuple[float, _Sample]], key: str) -> dict[str, float]:
+    """Return the medians of the first and the last tenth, and the slope of the least-squares line, per hour."""
+    values = np.array([(passed, sample[key]) for passed, sample in samples if key in sample]).reshape(-1, 2)
+    tenth = math.ceil(len(values) / 10)
+    slope = float(np.polyfit(values[:, 0] / 3600, values[:, 1], 1)[0]) if len(values) > 1 else 0.0
+    first, last = (float(np.median(part[:, 1])) if len(part) else 0.0 for part in (values[:tenth], values[-tenth:]))
+    return {"first": first, "last": last, "slope_per_h": slope}
+
+
+def _lines(report: harness.Report) -> Iterator[str]:
+    yield f"{report['kind']}, {report['minutes']:g} minutes; the first {WARM_UP:.0%} are warm-up"
+    yield f"{'process':<12} {'USS first':>10} {'USS last':>10} {'MB/h':>7} {'files':>9} {'threads':>9}"
+    for name, figures in report["processes"].items():
+        uss, files, threads = (figures[key] for key in ("uss", "files", "threads"))
+        yield (
+            f"{name:<12} {uss['first']:10.1f} {uss['last']:10.1f} {uss['slope_per_h']:7.2f} "
+            f"{files['first']:4.0f}–{files['last']:<4.0f} {threads['first']:4.0f}–{threads['last']:<4.0f}"
+        )
+    run = report["run"]
+    yield f"disk: {run['disk']['slope_per_h']:.1f} MB/h"
+    yield f"latency: median {run['median_ms']['first']:.2f} ms, at the end {run['median_ms']['last']:.2f} ms"
+    yield f"missing in the recordings: {report['missing'] or 'nothing'}"
+    yield f"grows: {', '.join(report['grows']) or 'nothing'}"
+
+
+if __name__ == "__main__":
+    harness.run_script(main)

@@ -1,0 +1,64 @@
+"""The fault matrix (benchmarks/faults.py): its choice of cells, its table in the documents, and one measured cell."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the scripts importable."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+@pytest.mark.usefixtures("scripts")
+def test_page_shows_the_matrix_of_the_data(tmp_path: Path) -> None:
+    import reliability
+
+    page = tmp_path / "page.md"
+    page.write_text(reliability.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    reliability.write_faults(page=page)
+    assert page.read_text(encoding="utf-8") == reliability.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("scripts")
+def test_every_cell_is_measured_or_left_out_or_named() -> None:
+    """The matrix has 7 faults, 6 processes and 3 uses."""
+    import faults
+    import reliability
+
+    report = json.loads((reliability.DATA / "faults.json").read_text())
+    assert len({*report["cells"], *report["left_out"], *report["not_run"]}) == 7 * 6 * 3
+    for cell in report["left_out"]:
+        fault, process, use = cell.split("/")
+        assert faults.left_out((fault, process, use)) == report["left_out"][cell]
+
+
+def test_unknown_cell_is_refused(tmp_path: Path) -> None:
+    done = run("--only", "kill/policy/nowhere", "--out", str(tmp_path / "out.json"))
+    assert done.returncode == 2
+    assert "--only is ['kill/policy/nowhere']; no cell has this name" in done.stderr
+
+
+@pytest.mark.slow
+def test_killed_policy_server_of_a_robot(tmp_path: Path) -> None:
+    """The deadline of the driver is 500 ms. Another 200 ms are the recovery time."""
+    done = run("--quick", "--only", "kill/policy/deploy", "--out", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stderr
+    cell = json.loads((tmp_path / "out.json").read_text())["cells"]["kill/policy/deploy"]
+    assert "failed" not in cell
+    assert cell["missing_in_recording"] == 0
+    assert 0 < cell["safe_s"] < cell["robot_goes_on_s"]
+
+
+def run(*words: str) -> Any:
+    command = [sys.executable, str(SCRIPTS / "faults.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)

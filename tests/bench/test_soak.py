@@ -1,0 +1,72 @@
+"""The soak test (benchmarks/soak.py): its verdict, its tables in the documents, and a short run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the scripts importable."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+def rows(**slopes: float) -> Any:
+    """An hour of samples of one process, one a minute. Every quantity is 20, and has the given slope per hour."""
+    quantities = ("rss", "uss", "files", "threads", "disk", "median_ms", "p99_ms", "longest_ms")
+    samples = [
+        (60.0 * minute, {name: 20 + slopes.get(name, 0.0) * minute / 60 for name in quantities}) for minute in range(61)
+    ]
+    return {"policy": samples, "run": samples}
+
+
+@pytest.mark.usefixtures("scripts")
+@pytest.mark.parametrize(
+    ("slopes", "grows"),
+    [
+        ({}, []),
+        ({"uss": 3.9, "disk": 1000.0, "files": -3.0}, []),
+        ({"uss": 4.1}, ["memory of policy: 4.1 MB/h"]),
+        ({"files": 2.0, "threads": 2.0}, ["files of policy", "threads of policy"]),
+        ({"median_ms": 10.0}, []),  # after the warm-up from 22.5 to 30 ms
+        ({"median_ms": 60.0}, ["latency"]),
+    ],
+)
+def test_verdict_names_what_grows_after_the_warm_up(slopes: dict[str, float], grows: list[str]) -> None:
+    """Allowed: 4 MB of memory per hour, any growth of the disk, and a latency of 1.5 times the first."""
+    import soak
+
+    assert soak.judge(rows(**slopes))["grows"] == grows
+
+
+@pytest.mark.usefixtures("scripts")
+def test_page_shows_the_tables_of_the_data(tmp_path: Path) -> None:
+    import reliability
+
+    page = tmp_path / "docs" / "explanation" / "page.md"
+    page.parent.mkdir(parents=True)
+    page.write_text(reliability.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    reliability.write_soak(page=page)
+    assert page.read_text(encoding="utf-8") == reliability.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_short_soak_of_a_deployment(tmp_path: Path) -> None:
+    """The verdict of a few seconds means nothing, so the test looks only at what was measured."""
+    words = [sys.executable, str(SCRIPTS / "soak.py"), "deploy", "--minutes", "0.15", "--every", "1"]
+    done = subprocess.run([*words, "--out", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    report = json.loads((tmp_path / "deploy.json").read_text())
+    assert set(report["processes"]) == {"policy", "driver", "learner", "recorder", "monitor", "operator"}
+    assert report["missing"] == {}
+    assert all(figures["uss"]["last"] > 1 for figures in report["processes"].values())
+    assert report["longest_ms"] > 0
+    assert report["run"]["disk"]["last"] > report["run"]["disk"]["first"] > 0
