@@ -5,19 +5,23 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TRAIN_READY := $(VENV)/.train-ready
 READY := $(VENV)/.ready
+RELEASE := $(VENV)/release
+RELEASE_READY := $(RELEASE)/.ready
 ROS2_READY := $(VENV)/ros2/.ready
 
 # Tests and trainings start many processes. With .pyc files they do not each compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-all check docs format clean help
+.PHONY: train test test-all check docs audit sbom format clean help
 
 help:
 	@echo "make train     set up, train Walker2D with three processes, print where the curve is"
 	@echo "make test      set up, run the tests but the slow ones"
 	@echo "make test-all  set up, run every test"
-	@echo "make check     set up, ruff, mypy --strict and the document checks"
+	@echo "make check     set up, ruff, mypy --strict, bandit and the document checks"
 	@echo "make docs      set up, build the documentation site in build/site, check its links"
+	@echo "make audit     set up, fail if a package has a known vulnerability"
+	@echo "make sbom      set up, list the packages in build/sbom.json (CycloneDX)"
 	@echo "make format    set up, format the code"
 	@echo "make clean     remove the virtual environment and build leftovers"
 
@@ -53,11 +57,31 @@ check: $(READY) docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive td3_robot sims
 	$(BIN)/python docs/produce.py --check
 	$(BIN)/python benchmarks/results/report.py --check
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The tools of a release have many requirements, so they have an environment of their own.
+$(RELEASE_READY): Makefile
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.9' 'cyclonedx-bom>=7'
+	touch $(RELEASE_READY)
+
+# Without --strict, pip-audit passes if it gets no answer. The database knows torch 2.13.0, but not its build 2.13.0+cpu.
+audit: $(READY) $(RELEASE_READY)
+	mkdir -p build
+	$(BIN)/python -m pip --disable-pip-version-check freeze --exclude-editable > build/requirements.txt
+	sed -i 's/+[A-Za-z0-9.]*$$//' build/requirements.txt
+	$(RELEASE)/bin/pip-audit --strict --no-deps --disable-pip --requirement build/requirements.txt $(AUDIT)
+
+SBOM_OF ?= $(BIN)/python
+sbom: $(READY) $(RELEASE_READY)
+	mkdir -p build
+	$(RELEASE)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file build/sbom.json $(SBOM_OF)
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

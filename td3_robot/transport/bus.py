@@ -106,6 +106,9 @@ class Bus(Transport):
                 self._register(self._gatekeeper.socket, self._gatekeeper.read)
             curve.as_server(socket, server.link, self.keys)
             server.may = self.keys.may
+        elif endpoints.is_tcp(endpoint):
+            # With a ZAP domain, libzmq refuses ZMTP 1.0. A web page can write ZMTP 1.0 into the body of a HTTP request.
+            socket.setsockopt(zmq.ZAP_DOMAIN, server.link.encode())
         departures = Departures(socket, server)
         self._departures[server.link] = departures
         self._register(departures.monitor, departures.read)
