@@ -15,7 +15,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from td3_robot.cli.bench import BENCHMARKS
 from td3_robot.cli.ros2 import NODES
 from td3_robot.cli.verbs import COMMANDS, find, listing
-from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_USAGE, Td3RobotError, exit_code_of
+from td3_robot.errors import (
+    EXIT_CHECK_FAILED,
+    EXIT_GOOD,
+    EXIT_USAGE,
+    ArgumentError,
+    Td3RobotError,
+    UsageError,
+    exit_code_of,
+)
 from td3_robot.runtime.arguments import COMPLETING
 from td3_robot.util.extras import missing
 from td3_robot.util.output import discard_output
@@ -39,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # a parser has printed the help or an error
         return int(stop.code or 0)
     except Td3RobotError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        dashes = "--" if isinstance(error, ArgumentError) else ""
+        print(f"{name}: {dashes}{error}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
         problem = missing(error)
@@ -69,6 +78,8 @@ def _run(words: Sequence[str]) -> int:
 
         print(f"td3-robot {__version__}", flush=True)
         return EXIT_GOOD
+    if words[0].startswith("-"):
+        raise UsageError(f"there is no option {words[0]} before a command; allowed: --help, --version")
     return find(COMMANDS, words[0], "command").run(words[1:])
 
 

@@ -56,6 +56,7 @@ COMMANDS: dict[str, Verb] = {
     ),
     "new": Verb("td3_robot.cli.new:main", "write the skeleton of a driver or a task, with its test", _TOOLS),
     "monitor": Verb("td3_robot.monitor.node:main", "watch a training or a robot live; feed PlotJuggler", _TOOLS),
+    "dashboard": Verb("td3_robot.dashboard.command:main", "show a training or a robot on a web page, live", _TOOLS),
     "topic": Verb("td3_robot.cli.topic:main", "list topics, show their fields, and print messages live", _TOOLS),
     "bench": Verb("td3_robot.cli.bench:main", "measure speed and memory", _TOOLS),
     "doctor": Verb("td3_robot.cli.doctor:main", "check what is installed and what is missing", _TOOLS),
@@ -97,5 +98,5 @@ def listing(table: Mapping[str, Verb]) -> str:
         if verb.group != group:
             group = verb.group
             lines.append(f"{group}:")
-        lines.append(f"  {name:<8} {verb.purpose}")
+        lines.append(f"  {name:<9} {verb.purpose}")
     return "\n".join(lines)

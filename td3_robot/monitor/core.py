@@ -53,7 +53,7 @@ class Monitor:
         self._faults = Faults()
         self._unreadable = ""
         self._stamps: OrderedDict[tuple[str, int, int], int] = OrderedDict()
-        self._loop_ms: dict[str, list[float]] = {}
+        self.loop_ms: dict[str, list[float]] = {}
         self._begun: float | None = None
         self._reported = 0.0
 
@@ -74,7 +74,7 @@ class Monitor:
         """
         begun = now if self._begun is None else self._begun
         elapsed, self._reported = now - self._reported, now
-        loop_ms, self._loop_ms = self._loop_ms, {}
+        loop_ms, self.loop_ms = self.loop_ms, {}
         return {
             "time": round((self._epoch + int(now * 1e9)) * 1e-9, 3),
             "elapsed_s": round(now - begun, 3),
@@ -141,7 +141,7 @@ class Monitor:
         """Compute the loop time that ends with this Step."""
         answered = self._stamps.get((step.source, step.incarnation, step.answered))
         if answered is not None and step.answered != step.sequence:
-            self._loop_ms.setdefault(step.source, []).append((step.stamp - answered) * 1e-6)
+            self.loop_ms.setdefault(step.source, []).append((step.stamp - answered) * 1e-6)
         self._stamps[step.source, step.incarnation, step.sequence] = step.stamp
         while len(self._stamps) > _STEPS:
             self._stamps.popitem(last=False)

@@ -25,6 +25,8 @@ _EXTRAS = {
     "minari": "minari",
     "h5py": "minari",
     "argcomplete": "completion",
+    "starlette": "dashboard",
+    "uvicorn": "dashboard",
 }
 _ROS = (
     *("rclpy", "rcl_interfaces", "lifecycle_msgs", "diagnostic_msgs", "sensor_msgs", "std_msgs", "std_srvs"),
@@ -40,6 +42,7 @@ NEEDED = {
     "export --format parquet": ("mcap", "pyarrow"),
     "export --format ros2": ("mcap", "rosbags"),
     "export --format minari": ("mcap", "minari"),
+    "dashboard": ("starlette", "uvicorn"),
     "ros2": ("rclpy",),
     "ros2 monitor": ("rclpy", "rosbags"),
     "bundle export --onnx": ("onnx",),

@@ -83,4 +83,4 @@ def read_yaml(text: str) -> Any:
         yaml.YAMLError: the text is not YAML, or a map has a duplicate key.
         ValueError, RecursionError: a value cannot be read.
     """
-    return yaml.load(text, _Loader)
+    return yaml.load(text, _Loader)  # nosec B506 # _Loader is a SafeLoader, which makes plain values only

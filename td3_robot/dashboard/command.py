@@ -1,0 +1,194 @@
+"""``td3-robot dashboard``: serves a web page that shows a training or a robot live."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import ipaddress
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import webbrowser
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from td3_robot.errors import EXIT_GOOD, EndpointError, UsageError, exit_code_of
+from td3_robot.runtime.arguments import Parser, integer, run_or_config
+
+_PORT = 8421
+_EXAMPLES = """examples:
+  td3-robot dashboard --run runs/walker2d --open
+  td3-robot dashboard --config robot.yaml          watches a deployed policy server and robot
+  td3-robot dashboard --runs runs                  compares all runs in a folder
+  td3-robot dashboard --config robot.yaml --host robot.local --cert robot.pem --key robot.key
+
+It prints two addresses, each with a secret token. With "view", people see the page. With "operate", they may also stop
+and command the robots. Any number of people can open them.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    _check(options)
+    import uvicorn
+
+    from td3_robot.dashboard.guard import OPERATOR, VIEWER, Guard
+
+    with _listening(options.host, options.port) as listener, contextlib.ExitStack() as stack:
+        port = listener.getsockname()[1]
+        scheme = "https" if options.cert else "http"
+        names = _names(options.host)
+        tokens = {role: secrets.token_urlsafe(24) for role in (VIEWER, OPERATOR)}
+        app = stack.enter_context(_app(options, lambda: server.should_exit))
+        hosts = frozenset(allowed for name in names for allowed in _hosts(name, port))
+        guard = Guard(app, scheme, hosts, tokens, f"td3_robot_{port}")
+        settings = uvicorn.Config(
+            guard,
+            log_config=None,  # an access log would hold the token
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+            ssl_certfile=options.cert,
+            ssl_keyfile=options.key,
+        )
+        server = uvicorn.Server(settings)
+        view, operate = (f"{scheme}://{names[0]}:{port}/?token={token}" for token in tokens.values())
+        for number in (signal.SIGTERM, signal.SIGHUP):  # uvicorn raises SIGTERM again after its own shutdown
+            signal.signal(number, _leave)
+        print(f"operate: {operate}\nview: {view}", flush=True)
+        if options.open:
+            stack.enter_context(_opened(operate))
+        server.run(sockets=[listener])
+    return EXIT_GOOD
+
+
+@contextlib.contextmanager
+def _app(options: argparse.Namespace, closing: Callable[[], bool]) -> Iterator[Any]:
+    """The application that the options name. A live view attaches to the nodes while the block runs."""
+    if options.runs is not None:
+        from td3_robot.dashboard import compare
+
+        if not options.runs.is_dir():
+            raise UsageError(f"--runs {str(options.runs)!r}: there is no such folder")
+        yield compare.app(options.runs)
+        return
+    from td3_robot.dashboard.live import Live
+    from td3_robot.dashboard.server import Dashboard
+
+    folder, config = run_or_config("dashboard", options)
+    live = Live(folder, config)
+    live.start()
+    try:
+        yield Dashboard(_title(options), live, folder, config, closing).app()
+    finally:
+        live.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="td3-robot dashboard",
+        description="Show a training or a robot on a web page.",
+        epilog=_EXAMPLES,
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--run", type=Path, metavar="DIR", help="folder of the run to show")
+    where.add_argument("--config", metavar="FILE", help="configuration of the robot to show, without a run")
+    where.add_argument("--runs", type=Path, metavar="FOLDER", help="compare all runs in this folder")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a key of FILE"
+    )
+    parser.add_argument(
+        "--port",
+        type=integer(most=65535),
+        default=_PORT,
+        metavar="P",
+        help="port of the page; 0 for a free port (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="name or address under which browsers reach this machine; needs --cert and --key unless it is loopback "
+        "(default: %(default)s)",
+    )
+    parser.add_argument("--cert", metavar="FILE", help="TLS certificate of HOST, in PEM format")
+    parser.add_argument("--key", metavar="FILE", help="private key of the certificate, in PEM format")
+    parser.add_argument("--open", action="store_true", help="open the operator's page in a browser")
+    return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise UsageError if the page would be readable beyond this machine without TLS."""
+    if (options.cert is None) != (options.key is None):
+        raise UsageError("--cert and --key belong together: give both or none")
+    for option, file in (("--cert", options.cert), ("--key", options.key)):
+        if file is not None and not os.path.isfile(file):
+            raise UsageError(f"{option} {file!r}: there is no such file")
+    address = _address(options.host)
+    if address is not None and address.is_unspecified:
+        raise UsageError(f"--host is {options.host!r}; allowed: one name or address of this machine")
+    loopback = options.host == "localhost" or (address is not None and address.is_loopback)
+    if not loopback and options.cert is None:
+        raise UsageError(f"--host {options.host!r} is not loopback, so it needs TLS: give --cert and --key")
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host)
+    return None
+
+
+def _names(host: str) -> list[str]:
+    """The names of the host in the address of the page, the printed name first."""
+    name = f"[{host}]" if ":" in host else host.lower()
+    return [name, "localhost"] if name == "127.0.0.1" else [name]
+
+
+def _hosts(name: str, port: int) -> list[str]:
+    """The values of the Host header for a name. Browsers leave out the usual port."""
+    return [f"{name}:{port}", name] if port in (80, 443) else [f"{name}:{port}"]
+
+
+@contextlib.contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """Listen at an address. Raises EndpointError if this is not possible."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server((address[0], port), family=family)
+    except OSError as error:
+        advice = "; --port 0 takes a free port" if error.errno == errno.EADDRINUSE else ""
+        raise EndpointError(f"--host {host} --port {port}: {error.strerror or error}{advice}") from None
+    with listener:
+        yield listener
+
+
+@contextlib.contextmanager
+def _opened(address: str) -> Iterator[None]:
+    """Open the page in a browser.
+
+    The browser gets a private file that leads to the page. Other users could read the token in a browser's arguments.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="td3-robot-dashboard-"))
+    try:
+        file = folder / "open.html"
+        file.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">', encoding="utf-8")
+        webbrowser.open(file.as_uri())
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _leave(number: int, frame: Any) -> None:
+    del frame
+    raise SystemExit(exit_code_of(number))
+
+
+def _title(options: argparse.Namespace) -> str:
+    return str(options.run.absolute().name if options.run else Path(options.config).name)

@@ -1,0 +1,209 @@
+"""Collects what the page shows live: the newest message of each node, and a bounded history of figures."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from td3_robot.config.schema import Config
+from td3_robot.core_types import ROBOT_ROLES
+from td3_robot.errors import Td3RobotError
+from td3_robot.messages import ActionOrigin, Hello, Message, Phase, Status, Step
+from td3_robot.monitor.core import Monitor
+from td3_robot.monitor.node import ACCEPTS
+from td3_robot.recording.entries import Entry
+from td3_robot.recording.values import Names
+from td3_robot.runtime.node import Node
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.topics import MONITOR
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.keys import open_keys
+
+PERIOD = 0.5
+"""Seconds between two snapshots."""
+HISTORY = 1200
+"""The maximum number of points in the history, which is 10 minutes."""
+BINS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+"""Upper edges of the bins of the latency histogram, in ms. The last bin has no upper edge."""
+
+_ROBOTS = 16  # maximum number of robots of one source in a snapshot
+_NODES = 64  # maximum number of nodes whose newest messages are kept
+_TRENDS = ("steps_per_s", "updates_per_s", "replay_ratio", "staleness_updates", "return_mean")
+
+
+class Live:
+    """Attaches to the nodes of a run or a robot in a thread. Attaches again after a run starts again.
+
+    Args:
+        folder: folder of the run; None without a run.
+        config: the configuration of the robot. A run's configuration is read from its folder.
+
+    Attributes:
+        number: number of the newest snapshot, from 1. 0 means that there is no snapshot yet.
+        newest: the newest snapshot as JSON. Any thread may read it.
+    """
+
+    def __init__(self, folder: RunFolder | None, config: Config) -> None:
+        self.number = 0
+        self.newest = b"{}"
+        self._folder, self._config = folder, config
+        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="live", daemon=True)
+        self._forget()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join(5.0)
+
+    def history(self) -> bytes:
+        """The history as a JSON list of maps, oldest first."""
+        with self._lock:
+            return msgspec.json.encode(list(self._history))
+
+    def _forget(self) -> None:
+        self._clients: dict[str, Hello] = {}
+        self._statuses: dict[str, Status] = {}
+        self._steps: dict[str, Step] = {}
+        self._latency: dict[str, list[int]] = {}
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            problem = "no node runs"
+            try:
+                self._attach()
+            except Td3RobotError as error:
+                problem = str(error)
+            self._forget()
+            self._publish({"problem": problem, "nodes": [], "robots": []})
+            self._ended.wait(1.0)
+
+    def _attach(self) -> None:
+        """Receive messages until the dashboard ends, or until the run ends or starts again.
+
+        Raises:
+            Td3RobotError: the run does not run, or the link for monitors cannot be served.
+        """
+        config = self._folder.config() if self._folder else self._config
+        bus = Bus(keys=open_keys(config.endpoints.keys))
+        node = Node(MONITOR, "dashboard", time.time_ns() // 1_000_000, self._folder, config, bus)
+        endpoints = self._endpoints()
+        try:
+            node.listen(MONITOR, ACCEPTS)
+            monitor = Monitor(time.time_ns() - time.monotonic_ns(), self._take)
+            due = time.monotonic() + PERIOD
+            while not self._ended.is_set():
+                monitor.step(bus.receive(0.05), time.monotonic())
+                if time.monotonic() >= due:
+                    due = time.monotonic() + PERIOD
+                    self._publish(self._snapshot(monitor))
+                    if self._endpoints() != endpoints:
+                        return
+        finally:
+            bus.close("done")
+
+    def _endpoints(self) -> Any:
+        return self._folder.read_run().get("endpoints") if self._folder else None
+
+    def _take(self, entry: Entry, message: Message, names: Names) -> None:
+        """Keep the newest message of each kind that the page shows."""
+        del entry, names
+        if isinstance(message, Hello):
+            _keep(self._clients, message.name, message)
+        elif isinstance(message, Status):
+            _keep(self._statuses, message.node, message)
+        elif isinstance(message, Step):
+            _keep(self._steps, message.source, message)
+
+    def _snapshot(self, monitor: Monitor) -> dict[str, Any]:
+        for source, times in monitor.loop_ms.items():
+            counts = self._latency.setdefault(source, [0] * (len(BINS_MS) + 1))
+            for milliseconds in times:
+                counts[bisect.bisect_left(BINS_MS, milliseconds)] += 1
+        report = monitor.report(time.monotonic())
+        figures = next((item.figures for item in self._statuses.values() if "env_steps" in item.figures), {})
+        return {
+            "problem": "" if report["topics"] else "no node has sent a message yet",
+            "nodes": self._nodes(report),
+            "figures": figures,
+            "loop_ms": report["loop_ms"],
+            "latency": self._latency,
+            "faults": report["faults"][-50:],
+            "robots": [robot for step in self._steps.values() for robot in _robots(step)],
+            "specs": {name: hello.spec for name, hello in self._clients.items() if hello.role in ROBOT_ROLES},
+        }
+
+    def _nodes(self, report: dict[str, Any]) -> list[dict[str, Any]]:
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for name, topic in report["topics"].items():
+            topics.setdefault(name.rpartition("/")[0], []).append(topic)
+        rows = []
+        for name in sorted(topics.keys() | report["states"].keys() | self._statuses.keys()):
+            status, own = self._statuses.get(name), topics.get(name, [])
+            rows.append(
+                {
+                    "name": name,
+                    "role": self._clients[name].role if name in self._clients else "",
+                    "state": report["states"].get(name) or (status.state if status else ""),
+                    "detail": status.detail if status else "",
+                    "rate_hz": sum(topic["rate_hz"] or 0.0 for topic in own),
+                    "age_s": min((topic["age_s"] for topic in own), default=None),
+                    "missing": sum(topic["missing"] for topic in own),
+                    "counters": {key: value for key, value in status.counters.items() if value} if status else {},
+                    "figures": status.figures if status else {},
+                }
+            )
+        return rows
+
+    def _publish(self, snapshot: dict[str, Any]) -> None:
+        point = {name: value for name, value in snapshot.get("figures", {}).items() if name in _TRENDS}
+        point["loop_ms"] = max((times["median"] for times in snapshot.get("loop_ms", {}).values()), default=None)
+        point["time"] = round(time.time(), 3)
+        whole = {**snapshot, "point": point, "metrics": self._metrics_version()}
+        with self._lock:
+            self._history.append(point)
+        self.newest = msgspec.json.encode(whole)  # infinite limits and NaN become null
+        self.number += 1
+
+    def _metrics_version(self) -> str:
+        """A text that changes when ``metrics.jsonl`` changes; empty without the file."""
+        with contextlib.suppress(OSError):
+            found = (self._folder.metrics_file if self._folder else Path()).stat()
+            return f"{found.st_mtime_ns}-{found.st_size}" if self._folder else ""
+        return ""
+
+
+def _keep(newest: dict[str, Any], name: str, message: Message) -> None:
+    newest[name] = message
+    while len(newest) > _NODES:
+        del newest[next(iter(newest))]
+
+
+def _robots(step: Step) -> list[dict[str, Any]]:
+    """The newest values of the first robots of a source."""
+    return [
+        {
+            "source": step.source,
+            "index": index,
+            "robots": len(step.phase),
+            "phase": Phase(step.phase[index]).name.lower(),
+            "episode": int(step.episode[index]),
+            "episode_step": int(step.episode_step[index]),
+            "reward": float(step.reward[index]),
+            "origin": ActionOrigin.name_of(step.origin_of(index)),
+            "observation": step.observation[index].tolist(),
+            "action": step.action[index].tolist(),
+        }
+        for index in range(min(len(step.phase), _ROBOTS))
+    ]

@@ -1,0 +1,117 @@
+"""The dashboard's pages and data: the page, its live stream, and the curves of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from td3_robot.config.schema import Config
+from td3_robot.dashboard.actions import LONGEST, act
+from td3_robot.dashboard.guard import OPERATOR, ROLE
+from td3_robot.dashboard.live import BINS_MS, HISTORY, PERIOD, Live
+from td3_robot.runtime import metrics
+from td3_robot.runtime.run_folder import RunFolder
+
+STATIC = Path(__file__).parent / "static"
+_POINTS = 2000  # maximum number of points of a curve
+_LOOK = 0.1  # seconds between two looks for a new snapshot
+
+
+class Dashboard:
+    """Answers the requests of the page.
+
+    Args:
+        title: name of the run or configuration.
+        live: the newest snapshot and the history.
+        folder: folder of the run; None without a run.
+        config: the configuration of the robot, if there is no run.
+        closing: returns whether the server ends. Then the live streams end, too.
+    """
+
+    def __init__(
+        self, title: str, live: Live, folder: RunFolder | None, config: Config, closing: Callable[[], bool]
+    ) -> None:
+        self._title = title
+        self._live = live
+        self._folder = folder
+        self._config = config
+        self._closing = closing
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/", self._page),
+                Route("/about", self._about),
+                Route("/events", self._events),
+                Route("/metrics", self._metrics),
+                Route("/act", self._act, methods=["POST"]),
+                Mount("/static", StaticFiles(directory=STATIC)),
+            ]
+        )
+
+    async def _page(self, request: Request) -> Response:
+        del request
+        return FileResponse(STATIC / "index.html")
+
+    async def _about(self, request: Request) -> Response:
+        facts = {"title": self._title, "role": request.scope[ROLE], "bins_ms": BINS_MS, "history": HISTORY}
+        return _json({**facts, "period_s": PERIOD})
+
+    async def _events(self, request: Request) -> Response:
+        del request
+        return StreamingResponse(self._stream(), media_type="text/event-stream")
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        """Yield the history, then each new snapshot. A slow viewer misses snapshots: the server keeps none for it."""
+        yield b"retry: 1000\nevent: history\ndata: " + self._live.history() + b"\n\n"
+        sent = 0
+        while not self._closing():
+            if self._live.number != sent:
+                sent = self._live.number
+                yield b"data: " + self._live.newest + b"\n\n"
+            await asyncio.sleep(_LOOK)
+
+    async def _act(self, request: Request) -> Response:
+        if request.scope[ROLE] != OPERATOR:
+            return PlainTextResponse("refused: only the operator's address may command the robots\n", 403)
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > LONGEST:
+                return PlainTextResponse(f"refused: the request is longer than {LONGEST} bytes\n", 413)
+        try:
+            return _json(await run_in_threadpool(act, body, self._folder, self._config))
+        except msgspec.DecodeError as error:  # a ValidationError is a DecodeError
+            return PlainTextResponse(f"refused: {error}\n", 400)
+
+    def _metrics(self, request: Request) -> Response:
+        """The records of ``metrics.jsonl`` as columns. Starlette calls this function in a thread."""
+        del request
+        file = self._folder.metrics_file if self._folder else None
+        kinds = ("train", "evaluation")
+        return _json({kind: columns(metrics.read(file, kind) if file and file.exists() else []) for kind in kinds})
+
+
+def columns(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The numbers of records by name, one list for each name; None where a record lacks the name.
+
+    If there are too many records, every n-th record and the newest record remain.
+    """
+    stride = -(-len(records) // _POINTS)
+    kept = records[::-1][::stride][::-1] if records else []
+    names = {name: None for record in kept for name, value in record.items() if type(value) in (int, float)}
+    return {name: [record.get(name) for record in kept] for name in names}
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,60 @@
+// Charts and small helpers of the pages.
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+const COLOURS = ["#1976d2", "#e8710a", "#2e9e4f", "#c2185b", "#7b4fd0", "#00838f", "#a1662f", "#8a8f00"];
+const charts = [];
+
+function number(value, digits = 4) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value !== "number") return String(value);
+  return Number.isInteger(value) ? value.toLocaleString("en") : Number(value.toPrecision(digits)).toLocaleString("en", { maximumSignificantDigits: digits });
+}
+
+function cell(row, text, kind = "td", name = "") {
+  const made = row.appendChild(document.createElement(kind));
+  made.textContent = text;
+  if (name) made.className = name;
+  return made;
+}
+
+// A chart that follows its place's width and the colour scheme. Its labels name the series.
+class Chart {
+  constructor(id, { time = false, bars = false, values = null } = {}) {
+    Object.assign(this, { place: $(id), time, bars, values, labels: [], data: null, plot: null });
+    new ResizeObserver(() => this.plot && this.plot.setSize(this.size())).observe(this.place);
+    charts.push(this);
+  }
+
+  size() {
+    return { width: Math.max(200, this.place.clientWidth), height: 230 };
+  }
+
+  // Bands fill the space between two series: { series: [upper, lower], fill: colour }. Colours name one for each series.
+  set(labels, data, { bands = [], colours = COLOURS } = {}) {
+    const same = this.plot && labels.join("\n") === this.labels.join("\n");
+    Object.assign(this, { labels, data, bands, colours });
+    if (same) this.plot.setData(data);
+    else this.draw();
+  }
+
+  draw() {
+    if (this.plot) this.plot.destroy();
+    this.plot = null;
+    if (!this.data || !this.data[0].length || this.place.clientWidth === 0) return;
+    const style = getComputedStyle(document.documentElement);
+    const axis = { stroke: style.getPropertyValue("--quiet"), grid: { stroke: style.getPropertyValue("--grid"), width: 1 }, ticks: { stroke: style.getPropertyValue("--grid") } };
+    const paths = this.bars ? uPlot.paths.bars({ size: [0.8] }) : undefined;
+    const series = this.labels.map((label, index) => ({
+      label, stroke: this.colours[index % this.colours.length], width: 1.5, spanGaps: true, paths,
+      fill: this.bars ? this.colours[index % this.colours.length] + "80" : undefined,
+    }));
+    const first = { ...axis, values: this.values ? (plot, splits) => splits.map(this.values) : undefined };
+    const x = this.values ? { label: "bin", value: (plot, raw) => (raw === null ? "–" : this.values(raw)) } : this.time ? { label: "time" } : { label: "steps" };
+    this.plot = new uPlot(
+      { ...this.size(), bands: this.bands, scales: { x: { time: this.time } }, axes: [first, { ...axis, size: 70 }], series: [x, ...series] },
+      this.data, this.place);
+  }
+}
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((chart) => chart.draw()));

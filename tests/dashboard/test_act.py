@@ -1,0 +1,74 @@
+"""An operator commands a real policy server and a real robot driver with the page in a real Chromium."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.dashboard.browser import Page
+from tests.dashboard.conftest import Site
+from tests.process.test_faults import PATIENT, POLICY, SAFE, Robot, bundle, periods
+
+DEADLINE = 5000 // 20
+"""Control periods of 20 ms within which a click must stop the robot. On an idle machine a stop takes 1 or 2."""
+RESULT = "document.querySelector('#result').textContent"
+
+
+@pytest.fixture
+def robot(tmp_path: Path) -> Iterator[Robot]:
+    made = Robot(tmp_path)
+    yield made
+    made.end()
+
+
+def test_the_stop_button_stops_a_robot_within_its_deadline(
+    page: Page, serve: Callable[..., Site], robot: Robot
+) -> None:
+    robot.configure(**PATIENT)
+    server, _ = robot.serve(), robot.drive()
+    running = robot.running()
+    site = serve("--config", "robot.yaml")
+
+    page.open(site.address)
+    page.wait("document.querySelector('#why').textContent.startsWith('You can only watch')")
+    assert page.run("[...document.querySelectorAll('[data-verb]')].every((button) => button.disabled)")
+    page.click("#estop")
+
+    page.open(site.operate)
+    page.wait("!document.querySelector('#estop').disabled")
+    page.wait("document.querySelector('[data-node=leg]')?.cells[1].textContent === 'active'")
+    assert SAFE not in robot.record()[running:]  # a viewer's click did nothing
+    begin = len(robot.record())
+    page.click("#estop")
+    safe = robot.wait_for(SAFE, begin)
+    assert periods(robot.record()[begin:safe]) <= DEADLINE
+    page.wait(f"{RESULT}.startsWith('estop: done, confirmed by leg; the policy server is fault')")
+    page.wait("document.querySelector('[data-node=leg]').cells[1].textContent === 'fault'")
+
+    page.run("window.confirm = () => true")
+    for verb, state in (("activate", "an emergency stop is in force"), ("reset", "server is inactive")):
+        page.click(f"#actions [data-verb={verb}]")
+        page.wait(f"{RESULT}.startsWith('{verb}: ') && {RESULT}.includes('{state}')")
+    page.click("#actions [data-verb=activate]")
+    robot.wait_for(POLICY, safe)
+    page.wait(f"{RESULT}.startsWith('activate: done, confirmed by leg')")
+    bundle(0.25, version=4).save(robot.folder / "other.safetensors")
+    page.run("document.querySelector('#policy').value = 'other.safetensors'")
+    for verb, torque in (("load", "apply 0.250000"), ("rollback", POLICY)):
+        begin = len(robot.record())
+        page.click(f"#actions [data-verb={verb}]")
+        robot.wait_for(torque, begin)
+        page.wait(f"{RESULT}.startsWith('{verb}: done')")
+    for verb in ("unfreeze", "freeze", "deactivate"):
+        page.click(f"#actions [data-verb={verb}]")
+        page.wait(f"{RESULT}.startsWith('{verb}: done')")
+    robot.wait_for(SAFE, begin)
+
+    server.kill()
+    server.wait()
+    robot.serve(log="again.log")
+    page.wait("/^(in)?active$/.test(document.querySelector('[data-node=policy]')?.cells[1].textContent)")
+    page.wait("document.querySelector('#connection').textContent === 'live'")
+    assert page.problems == []

@@ -1,0 +1,74 @@
+"""The dashboard's page in a real Chromium."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dashboard.browser import Page
+from tests.dashboard.conftest import RECORDS, Site, make_run
+
+SHOWN = "document.querySelector('[data-name=\"{}\"]')?.cells[2].textContent"
+
+
+def test_the_page_shows_the_numbers_of_metrics_jsonl(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    site = serve("--run", "run")
+    page.open(site.address)
+    page.wait("document.querySelectorAll('#records tbody tr').length > 0")
+    for kind in ("train", "evaluation"):
+        last = [record for record in RECORDS if record["kind"] == kind][-1]
+        for name, value in last.items():
+            if name != "kind":
+                assert float(page.run(SHOWN.format(f"{kind}.{name}"))) == value, name
+    page.wait("document.querySelectorAll('#chart-return canvas').length === 1")
+    assert page.run("returns.data") == [[1000, 2000], [-12.25, 31.0625], [10.0, 123.456789]]
+    with run.metrics_file.open("a") as file:
+        file.write('{"kind": "evaluation", "env_steps": 3000, "eval_return_mean": 222.5}\n')
+    page.wait(SHOWN.format("evaluation.eval_return_mean") + " === '222.5'")
+    assert page.run("location.href") == f"http://127.0.0.1:{site.port}/"  # the token is gone from the address
+    assert page.problems == []
+
+
+@pytest.mark.parametrize(("width", "dark"), [(360, True), (1440, False)])
+def test_the_layout_fits_phones_and_desktops(
+    page: Page, serve: Callable[..., Site], tmp_path: Path, width: int, dark: bool
+) -> None:
+    make_run(tmp_path / "run")
+    page.layout(width, 800, dark=dark)
+    page.open(serve("--run", "run").address)
+    page.wait("document.querySelectorAll('#chart-return canvas').length === 1")
+    assert page.run("document.documentElement.scrollWidth") <= width
+    page.press("Tab", 9)
+    assert page.run("document.activeElement.textContent") == "Skip to the content"
+    back = page.run("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, back[4:-1].split(","))) < 200) == dark
+    assert page.problems == []
+
+
+@pytest.mark.slow
+def test_the_page_follows_a_training_and_connects_again_to_the_next_one(
+    page: Page, serve: Callable[..., Site], train: Callable[..., Any], command: Callable[..., Any]
+) -> None:
+    first = train(200_000, "learner.replay_ratio=0.05")
+    first.wait_for_steps(300)
+    page.open(serve("--run", "run").address)
+    page.wait("document.querySelector('[data-node=learner]')?.cells[1].textContent === 'ready'")
+    page.wait("document.querySelector('[data-node=sim-0]')?.cells[1].textContent === 'active'")
+    page.wait("+document.querySelector('[data-node=sim-0]').cells[2].textContent.replace(',', '') > 0")
+    page.wait("[...document.querySelectorAll('#tiles dt')].some((it) => it.textContent === 'steps/s')")
+    page.wait("trend.length > 5 && trend.at(-1).steps_per_s > 0")
+    page.wait("document.querySelectorAll('#channels tbody tr').length === 22 + 6")
+    assert "action from: policy" in page.run("document.querySelector('#robot-facts').textContent")
+    page.wait("document.querySelectorAll('#chart-latency canvas, #chart-channels canvas').length === 2")
+    first.interrupt()
+    assert first.finish() == 130
+    page.wait("document.querySelector('#problem').hidden === false")
+    second = command("train", "--resume", "run", "--log-every", "0.2")
+    page.wait("document.querySelector('#problem').hidden && document.querySelector('[data-node=sim-0]')")
+    second.interrupt()
+    assert second.finish() == 130
+    assert page.problems == []
