@@ -3,6 +3,7 @@
 Td3RobotError                 an expected failure; exit code 2 unless noted
 ├── ConfigError               a configuration key, value or file is wrong
 ├── UsageError                a command line is wrong
+│   └── ArgumentError         an argument of a Python function is wrong
 ├── BundleError               a policy, weights message or checkpoint is damaged, hostile or for another robot
 ├── DivergenceError           training has diverged; more updates would destroy the policy
 ├── ProtocolError             bytes from a peer are not a message of this protocol
@@ -43,6 +44,20 @@ class ConfigError(Td3RobotError):
 
 class UsageError(Td3RobotError):
     """A command line is wrong."""
+
+
+class ArgumentError(UsageError, ValueError):
+    """An argument of a Python function has a value that is not allowed.
+
+    A command whose option has the name of the argument prints the error with ``--`` before the name.
+
+    Args:
+        name: the argument, for example ``target``.
+        problem: its value, and what is allowed.
+    """
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name} {problem}")
 
 
 class BundleError(Td3RobotError):

@@ -15,15 +15,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from td3_robot.bundle import sha256
-from td3_robot.errors import CommandError, UsageError
+from td3_robot.errors import ArgumentError, CommandError, UsageError
 from td3_robot.messages import LARGEST, LONGEST_PAYLOAD, Command, LifecycleChange, Message, Reply, Teleop
 from td3_robot.policies import Policy, load_policy
-from td3_robot.runtime.arguments import check_name
+from td3_robot.runtime.arguments import NAME, NAME_RULE
 from td3_robot.safety.lifecycle import State
 from td3_robot.transport import endpoints
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import AllowList, open_keys
 from td3_robot.transport.link import ClientLink, hello
+from td3_robot.util import arguments
 from td3_robot.util.text import one_line
 
 _LONGEST_REASON = 1000  # characters
@@ -57,7 +58,7 @@ class Operator:
     unconfigured, inactive, active, fault or finalized. ``detail`` is a map with more facts about the node.
 
     The methods raise a CommandError if the node refuses the command or does not answer in time, or if a connected robot
-    does not follow the command. They raise a UsageError if an argument is not allowed.
+    does not follow the command. They raise an ArgumentError if an argument is not allowed.
 
     Args:
         endpoint: address of the policy server.
@@ -144,11 +145,12 @@ class Operator:
             The takeover, which is also a context manager. It has its own connection.
 
         Raises:
-            UsageError: the index is out of range.
+            ArgumentError: the name or the index is not allowed.
             CommandError: the server refuses, or does not answer in time.
         """
-        if not 0 <= index < 2**32:
-            raise UsageError(f"takeover: index is {index}; allowed: 0 to {2**32 - 1}")
+        if not arguments.text("robot", robot):
+            raise ArgumentError("robot", "is ''; allowed: the name of a source, as Operator.state lists it")
+        index = arguments.whole("index", index, 0, 2**32 - 1)
         connection = ExitStack()
         try:
             bus = connection.enter_context(self._connection(f"operator-{os.getpid()}-{secrets.token_hex(4)}"))
@@ -254,7 +256,10 @@ class Takeover:
         Raises:
             ValueError: the action has a wrong length, or a value is not a finite number.
         """
-        values = [float(value) for value in action]
+        try:
+            values = [float(value) for value in action]
+        except (TypeError, ValueError):
+            raise ValueError(f"{one_line(repr(action))} is not an action; allowed: a sequence of numbers") from None
         if len(values) != len(self.actions) or not all(abs(value) <= LARGEST for value in values):
             raise ValueError(f"{values[:8]} is not an action; allowed: {len(self.actions)} finite number(s)")
         return values
@@ -325,11 +330,12 @@ def connect(endpoint: str, keys: str | Path | None = None, *, timeout: float = 5
     Raises:
         EndpointError: the endpoint is malformed, or needs keys.
         KeysError: the keys cannot be used.
-        ValueError: the timeout is not above 0.
+        ArgumentError: the timeout is not above 0.
+        TypeError: an argument has a wrong type.
     """
-    if not 0 < timeout < float("inf"):  # excludes NaN
-        raise ValueError(f"timeout is {timeout}; allowed: above 0 s")
-    opened = open_keys(str(keys) if keys is not None else None)
+    timeout = arguments.seconds("timeout", timeout)
+    endpoint = arguments.text("endpoint", endpoint)
+    opened = open_keys(str(arguments.path("keys", keys)) if keys is not None else None)
     endpoints.check(endpoint, bind=False, keys=opened is not None)
     return Operator(endpoint, opened, timeout)
 
@@ -338,15 +344,15 @@ def make_command(verb: str, target: str = "", reason: str = "", version: int = 0
     """Make a Command. :class:`td3_robot.messages.Command` describes its fields.
 
     Raises:
-        UsageError: the target is not a name, the version is out of range, or the reason is too long.
+        ArgumentError: the target is not a name, the version is out of range, or the reason is too long.
+        TypeError: an argument has a wrong type.
     """
-    if target:
-        check_name("--target", target)
-    if not 0 <= version < 2**63:
-        raise UsageError(f"{verb}: version is {version}; allowed: 0 to {2**63 - 1}")
-    reason = reason.encode("utf-8", "replace").decode()  # a terminal may pass invalid Unicode
+    if arguments.text("target", target) and not NAME.fullmatch(target):
+        raise ArgumentError("target", f"is {one_line(repr(target))}; allowed: {NAME_RULE}")
+    version = arguments.whole("version", version, 0, 2**63 - 1)
+    reason = arguments.text("reason", reason).encode("utf-8", "replace").decode()  # a terminal may pass invalid Unicode
     if len(reason) > _LONGEST_REASON and verb != "estop":  # a long reason must not prevent a stop
-        raise UsageError(f"--reason has {len(reason)} characters; at most {_LONGEST_REASON} are allowed")
+        raise ArgumentError("reason", f"has {len(reason)} characters; at most {_LONGEST_REASON} are allowed")
     digest = sha256(payload) if payload else ""
     return Command(secrets.randbits(63), target, verb, reason[:_LONGEST_REASON], version, digest, payload)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from td3_robot.errors import BundleError
 from td3_robot.policy.actor import Actor
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import Float32
-from td3_robot.util import resources
+from td3_robot.util import arguments, resources
 from td3_robot.util.text import similar
 
 _SUFFIX = ".safetensors"
@@ -36,15 +37,19 @@ def find_policy(name: str | Path) -> Path:
 
     Raises:
         BundleError: there is no such policy, or the folder holds no policy.
+        TypeError: the name is not text and not a path.
     """
+    if not isinstance(name, str | os.PathLike):
+        allowed = f"a run folder, a {_SUFFIX} file or a shipped policy, as text or pathlib.Path"
+        raise arguments.wrong_type("policy", name, allowed)
     shipped = shipped_policies()
     if str(name) in shipped:
         return shipped[str(name)]
     path = Path(name)
     with contextlib.suppress(OSError):  # the name is too long for a file
-        if path.is_dir():
+        if str(name) and path.is_dir():  # an empty name does not mean the working folder
             return _policy_of_run(RunFolder(path))
-        if path.exists():
+        if str(name) and path.exists():
             return path
     alike = similar(str(name), [*shipped, *_policies_beside(path)])
     allowed = f"allowed: a run folder, a {_SUFFIX} file, or a shipped policy ({', '.join(shipped)})"
@@ -109,12 +114,14 @@ class Policy:
         Raises:
             ValueError: the array has another shape, or a value is not a finite number.
         """
-        given = np.asarray(observation)
         size = self.spec.observation_size
+        needed = f"robot {self.spec.name!r} needs [{size}] or [N, {size}]"
+        try:
+            given = np.asarray(observation)
+        except ValueError:
+            raise ValueError(f"observation has rows of different lengths; {needed}") from None
         if given.ndim not in (1, 2) or given.shape[-1] != size:
-            raise ValueError(
-                f"observation has shape {list(given.shape)}; robot {self.spec.name!r} needs [{size}] or [N, {size}]"
-            )
+            raise ValueError(f"observation has shape {list(given.shape)}; {needed}")
         if given.dtype.kind not in "fiu":
             raise ValueError(f"observation has dtype {given.dtype}; allowed: real numbers")
         with np.errstate(over="ignore"):  # the next check finds values that are too large
@@ -138,6 +145,7 @@ def load_policy(source: str | Path) -> Policy:
 
     Raises:
         BundleError: there is no such policy, or its file is damaged. The error suggests similar names.
+        TypeError: ``source`` is not text and not a path.
     """
     file = find_policy(source)
     return Policy(Bundle.load(file), str(file))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from td3_robot.messages import Message, Phase, Step, wire_fields
 from td3_robot.specs import Float32, RobotSpec
-from td3_robot.util import extras
+from td3_robot.util import arguments, extras
 
 if TYPE_CHECKING:
     import pandas
@@ -94,7 +94,7 @@ class Recording:
         Raises:
             SessionError: the recording has no such messages, or is damaged.
         """
-        self._session.require((topic,))
+        self._require(topic)
         for _, message in self._session.messages((topic,)):
             yield message
 
@@ -111,7 +111,7 @@ class Recording:
         """
         from td3_robot.recording.export import check_one_kind
 
-        self._session.require((topic,))
+        self._require(topic)
         check_one_kind(self._session, (topic,))
         parts: dict[str, list[NDArray[Any]]] = {"received_s": []}
         for entry, message in self._session.messages((topic,)):
@@ -172,10 +172,13 @@ class Recording:
 
         with extras.advice():
             import pandas
-        self._session.require((topic,))
+        self._require(topic)
         names = check_one_kind(self._session, (topic,))
         messages = self._session.messages((topic,))
         return pandas.DataFrame.from_records([row for item in messages for row in rows(*item, names)])
+
+    def _require(self, topic: str) -> None:
+        self._session.require((arguments.text("topic", topic),))
 
 
 def open_recording(*files: str | Path) -> Recording:
@@ -186,10 +189,15 @@ def open_recording(*files: str | Path) -> Recording:
 
     Raises:
         SessionError: a file cannot be read, is not a recording, or is damaged. ``td3-robot recover`` mends damage.
+        ValueError: no file is given, or a file is given twice.
         ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
     """
     with extras.advice():
         from td3_robot.recording.reader import Session
     if not files:
         raise ValueError("no file given; open_recording needs one recording, or all its parts")
-    return Recording(Session([Path(file) for file in files]))
+    paths = [arguments.path("file", file) for file in files]
+    for number, file in enumerate(paths):
+        if file.resolve() in [other.resolve() for other in paths[:number]]:
+            raise ValueError(f"file {str(file)!r} is given twice; allowed: each part of a recording once")
+    return Recording(Session(paths))

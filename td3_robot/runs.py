@@ -22,7 +22,7 @@ from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.supervisor import Watch
 from td3_robot.runtime.training import evaluate_final, finished, stopped
 from td3_robot.runtime.training import train as train_processes
-from td3_robot.util import extras
+from td3_robot.util import arguments, extras
 
 _KINDS = ("evaluation", "train", "offline")
 
@@ -76,10 +76,10 @@ class Run:
 
     @property
     def final_policy(self) -> Policy:
-        """The policy at the end of the training.
+        """The policy at the newest end of the training. A training that was stopped has one, too.
 
         Raises:
-            BundleError: the run has not ended yet.
+            BundleError: the training has not ended yet, or nothing was learned.
         """
         file = RunFolder(self.path).policy_file
         if not file.exists():
@@ -129,6 +129,7 @@ class Run:
             RunFolderError: another process trains in the folder.
             NodeError: a process cannot run, or died too often.
         """
+        _check_callback(callback)
         with extras.advice():
             prepared = resumed_run(self.path, None, *_settings(overrides, total_steps=total_steps))
         return self if finished(prepared) else _train(prepared, callback, progress)
@@ -168,6 +169,7 @@ def train(
     Raises:
         ConfigError: the configuration does not exist, or a key or value is wrong.
         ValueError: neither ``config`` nor ``task`` is given, or a key is given twice.
+        TypeError: an argument has a wrong type.
         RunFolderError: ``out`` already holds files.
         ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
         NodeError: a process cannot run, or died too often.
@@ -175,9 +177,12 @@ def train(
     """
     if config is None and task is None:
         raise ValueError("train needs a configuration or a task")
-    settings, arguments = _settings(overrides, task=task, total_steps=total_steps, seed=seed)
+    source = None if config is None else str(arguments.path("config", config))
+    folder = None if out is None else arguments.path("out", out)
+    settings, names = _settings(overrides, task=task, total_steps=total_steps, seed=seed)
+    _check_callback(callback)
     with extras.advice():
-        prepared = new_run(config, settings, Path(out) if out is not None else None, arguments)
+        prepared = new_run(source, settings, folder, names)
     return _train(prepared, callback, progress)
 
 
@@ -187,7 +192,12 @@ def open_run(path: str | Path) -> Run:
     Raises:
         RunFolderError: the folder holds no run.
     """
-    return Run(RunFolder.open(Path(path)).path.absolute())
+    return Run(RunFolder.open(arguments.path("path", path)).path.absolute())
+
+
+def _check_callback(callback: Callback | None) -> None:
+    if callback is not None and not callable(callback):
+        raise arguments.wrong_type("callback", callback, "a function of one TrainingProgress, or None")
 
 
 def _train(prepared: Prepared, callback: Callback | None, progress: bool) -> Run:
@@ -229,7 +239,9 @@ def _watch(callback: Callback, total_steps: int) -> Watch:
 def _settings(overrides: Mapping[str, Any] | None, **named: str | int | None) -> tuple[list[str], dict[str, str]]:
     """Return the configuration keys, each as ``KEY=VALUE``, and the argument that set each key, for errors."""
     given = {key: value for key, value in named.items() if value is not None}
-    settings = dict(overrides or {})
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise arguments.wrong_type("overrides", overrides, "a dict of configuration keys and values")
+    settings = {arguments.text("a key of overrides", key): value for key, value in (overrides or {}).items()}
     if twice := given.keys() & settings.keys():
         raise ValueError(f"{min(twice)} is given twice: as an argument and in overrides")
     lines = [f"{key}={json.dumps(value, default=_plain)}" for key, value in {**settings, **given}.items()]
@@ -237,5 +249,9 @@ def _settings(overrides: Mapping[str, Any] | None, **named: str | int | None) ->
 
 
 def _plain(value: Any) -> Any:
-    """Return the JSON value of a path or of a numpy number."""
-    return os.fspath(value) if isinstance(value, os.PathLike) else value.item()
+    """Return the JSON value of a path, or of a number or an array of numpy."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if not hasattr(value, "tolist"):
+        raise arguments.wrong_type("a value of overrides", value, "numbers, text, lists, dicts and None")
+    return value.tolist()

@@ -30,5 +30,14 @@ def test_every_quoted_error_is_in_the_code() -> None:
     assert [text for text in quoted if text not in code] == []
 
 
+@pytest.mark.parametrize("page", ["guarantees", "security"])
+def test_every_named_test_exists(page: str) -> None:
+    text = (ROOT / "docs" / "explanation" / f"{page}.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", text))
+    tests = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    assert len(named) >= 15
+    assert [name for name in sorted(named) if f"def {name}(" not in tests] == []
+
+
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8")) <= 9000

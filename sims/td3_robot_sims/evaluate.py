@@ -17,12 +17,12 @@ import yaml
 from numpy.typing import NDArray
 
 from td3_robot.config.schema import EvaluationConfig
-from td3_robot.errors import BundleError, Td3RobotError, UsageError
+from td3_robot.errors import ArgumentError, BundleError, Td3RobotError
 from td3_robot.policies import Policy, load_policy, shipped_policies
 from td3_robot.policy.actor import Actor
 from td3_robot.runtime.arguments import POLICY_HELP, Parser, integer, suggest
 from td3_robot.runtime.progress import Working
-from td3_robot.util import extras, resources
+from td3_robot.util import arguments, extras, resources
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Environment
 from td3_robot_sims.rollout import SEED_OFFSET, Episode
@@ -86,37 +86,35 @@ def evaluate(
         video: file to write the first episode to: .mp4, .mkv, .webm or .gif; None for no video.
 
     Raises:
-        ValueError: a number is too low.
+        ValueError: a number is too low, or the video cannot be written.
+        TypeError: an argument has a wrong type.
         BundleError: the policy does not exist, its file is damaged, or it is for another robot than ``task``.
         ConfigError: the task does not exist, or the task from the policy file needs a module that is not imported.
         ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
-        UsageError: the video cannot be written.
     """
-    for name, given, least in (("episodes", episodes, 1), ("max_steps", max_steps, 1), ("seed", seed, 0)):
-        if given < least:
-            raise ValueError(f"{name} is {given}; allowed: at least {least}")
+    episodes, max_steps = arguments.whole("episodes", episodes, 1), arguments.whole("max_steps", max_steps, 1)
+    seed = arguments.whole("seed", seed, 0)
+    film = None if video is None else arguments.path("video", video)
     policy = policy if isinstance(policy, Policy) else load_policy(policy)
-    label = f"policy {policy.source!r}"
-    if task is None:
-        task = str(policy.provenance.get("task", policy.spec.name))
-        tasks.refuse_import(task, label, "--task {task}")
+    task = _trained_task(policy, "task={task!r}") if task is None else arguments.text("task", task)
     environment = tasks.make(task)
     try:
         if difference := environment.spec.difference(policy.spec):
-            raise BundleError(f"{label} is for another robot than {task!r}: {difference}")
-        results = _run(environment, Actor(policy.bundle), episodes, seed + SEED_OFFSET, max_steps, video)
+            raise BundleError(f"policy {policy.source!r} is for another robot than {task!r}: {difference}")
+        results = _run(environment, Actor(policy.bundle), episodes, seed + SEED_OFFSET, max_steps, film)
     finally:
         environment.close()
     returns, lengths = zip(*results, strict=True)
     return Evaluation(task, np.array(returns, np.float64), np.array(lengths, np.int64))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+def main(words: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(words)
     policy = load_policy(options.policy)
+    task = _trained_task(policy, "--task {task}") if options.task is None else options.task
     numbers = {"episodes": options.episodes, "seed": options.seed, "max_steps": options.max_steps}
     with redirect_stdout(sys.stderr):  # a task may print; keep this out of the result
-        result = evaluate(policy, task=options.task, video=options.video, **numbers)
+        result = evaluate(policy, task=task, video=options.video, **numbers)
     _report(result, policy, options)
     return 0
 
@@ -144,12 +142,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _trained_task(policy: Policy, remedy: str) -> str:
+    """Return the task of a policy's training. ``remedy`` and the errors are those of :func:`tasks.refuse_import`."""
+    task = str(policy.provenance.get("task", policy.spec.name))
+    tasks.refuse_import(task, f"policy {policy.source!r}", remedy)
+    return task
+
+
 def _run(
-    environment: Environment, actor: Actor, count: int, seed: int, max_steps: int, video: str | Path | None
+    environment: Environment, actor: Actor, count: int, seed: int, max_steps: int, video: Path | None
 ) -> list[Episode]:
     """Run the episodes; with ``video``, write the first one as a video."""
     results: list[Episode] = []
-    with _video(Path(video), environment) if video else nullcontext() as film:
+    with _video(video, environment) if video else nullcontext() as film:
 
         def frame() -> None:
             if film and not results:
@@ -205,11 +210,11 @@ def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]
     period = environment.spec.control_period
     every = max(1, round(1 / (period * _FRAME_RATE)))
     if path.suffix not in (".mp4", ".gif", ".mkv", ".webm"):
-        raise UsageError(f"--video {str(path)!r}: the name must end in .mp4, .mkv, .webm or .gif")
+        raise ArgumentError("video", f"{str(path)!r}: the name must end in .mp4, .mkv, .webm or .gif")
     if not path.parent.is_dir():
-        raise UsageError(f"--video {str(path)!r}: the folder {str(path.parent)!r} does not exist")
+        raise ArgumentError("video", f"{str(path)!r}: the folder {str(path.parent)!r} does not exist")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"--video {str(path)!r}: a file cannot be written there")
+        raise ArgumentError("video", f"{str(path)!r}: a file cannot be written there")
     if path.suffix == ".gif":
         writer = imageio.get_writer(path, duration=1000 * period * every, loop=0)
     else:
@@ -224,7 +229,8 @@ def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]
             try:
                 writer.append_data(environment.render())
             except OSError as error:  # its other lines contain the encoder's command line
-                raise UsageError(f"--video {str(path)!r} cannot be written: {str(error).splitlines()[0]}") from None
+                problem = f"{str(path)!r} cannot be written: {str(error).splitlines()[0]}"
+                raise ArgumentError("video", problem) from None
         count += 1
 
     try:

@@ -138,7 +138,7 @@ class LearnerConfig(Section, frozen=True):
         if self.offline_updates and not self.recordings:
             raise ValueError(
                 f"learner.offline_updates is {self.offline_updates} and learner.recordings is empty; "
-                "name recordings with --from, or set offline_updates to 0"
+                "name recordings with learner.recordings (--from), or set offline_updates to 0"
             )
         for (key, choice), implied in IMPLIED.items():
             for other, needed in implied.items():

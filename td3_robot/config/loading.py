@@ -75,7 +75,7 @@ def parse(
     _expand_record(tree, {})
     for override in overrides:
         others = tree.get("record", {})
-        _override(tree, override)
+        _override(tree, override, flags or {})
         _expand_record(tree, others)
     _replace_launch_a2c(tree, "--set")
     learner = tree.get("learner", {})
@@ -86,7 +86,8 @@ def parse(
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         text = _readable(str(error), tree)
-        raise ConfigError(f"{_culprits(text, overrides, flags or {}) or source}: {text}") from None
+        culprits = _culprits(text, overrides, flags or {}) or source
+        raise ConfigError(text if text.startswith(f"{culprits} is ") else f"{culprits}: {text}") from None
 
 
 def _expand_record(tree: dict[str, Any], others: Any) -> None:
@@ -125,9 +126,9 @@ def _put(tree: dict[str, Any], key: str, value: Any, source: str) -> None:
     tree[last] = value
 
 
-def _override(tree: dict[str, Any], override: str) -> None:
+def _override(tree: dict[str, Any], override: str, flags: Mapping[str, str]) -> None:
     key, equals, text = override.partition("=")
-    source = f"--set {override!r}"
+    source = flags.get(key, f"--set {override!r}")
     if not equals or not key:
         raise ConfigError(f"{source}: expected KEY=VALUE, for example learner.batch_size=128")
     try:

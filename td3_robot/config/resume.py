@@ -71,7 +71,7 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
         raise UsageError(
             "the configuration differs from the run's: "
             f"{'; '.join(f'{key} is {old} in the run, {new} now' for key, old, new in values)}; "
-            f"to change it, add {' '.join(f'--set {key}={new}' for key, _, new in values)}"
+            f"to change it, add {' '.join(f'--set {key}={new}' for key, _, new in values)} (in Python: to overrides)"
         )
     return [f"{key}: {_text(old)} → {_text(new)}" for key, (old, new) in changed.items()]
 

@@ -263,12 +263,13 @@ class Config(Section, frozen=True):
         if learner.learning_starts >= self.total_steps and not learner.offline_updates:
             raise ValueError(
                 f"learner.learning_starts is {learner.learning_starts} and total_steps is {self.total_steps}: "
-                "the learner would make no update; learning_starts must be below total_steps"
+                f"the learner would make no update; allowed: total_steps above {learner.learning_starts}, or a lower "
+                "learner.learning_starts"
             )
         if learner.offline_updates and self.pacing.mode == "realtime":
             raise ValueError(
                 f"learner.offline_updates is {learner.offline_updates} and pacing.mode is 'realtime': robots would act "
-                "at random during these updates; train offline first (--steps 1), then set learner.start_from"
+                "at random during these updates; train offline first (total_steps 1), then set learner.start_from"
             )
         if learner.batch_size > learner.buffer_size:
             raise ValueError(

@@ -126,6 +126,8 @@ def _layers(state: dict[str, Float32], source: str) -> dict[str, Float32]:
     indices = sorted({int(match[1]) for match in found.values()})
     if indices != list(range(0, 2 * len(indices), 2)):
         raise BundleError(f"{source}: its actor has layers {indices[:8]}; every second one must be an activation")
+    if len(found) != 2 * len(indices):
+        raise BundleError(f"{source}: its actor has a layer without weight or bias")
     order = {index: layer for layer, index in enumerate(indices)}
     return {f"actor.{order[int(match[1])]}.{match[2]}": state[name] for name, match in found.items()}
 

@@ -21,6 +21,9 @@ from td3_robot.util.text import did_you_mean, similar
 
 POLICY_HELP = "a policy file, a run folder (its best policy, else its final one), or a shipped policy such as walker2d"
 COMPLETING = "_ARGCOMPLETE"
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+"""Names of processes and robots."""
+NAME_RULE = "1 to 64 letters, digits, '_', '-' and '.'"
 """Environment variable that a shell sets when it asks for completions, see argcomplete."""
 _ALLOWED = "; allowed: "
 _LARGEST = 2**63 - 1  # default limit of whole numbers
@@ -143,8 +146,8 @@ def add_index(parser: argparse.ArgumentParser) -> None:
 
 def check_name(option: str, name: str) -> None:
     """Check the name of a process; raise UsageError if it is not allowed."""
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
-        raise UsageError(f"{option} is {name!r}; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
+    if not NAME.fullmatch(name):
+        raise UsageError(f"{option} is {name!r}; allowed: {NAME_RULE}")
 
 
 def suggest(action: argparse.Action, names: Callable[[], Iterable[str]]) -> None:

@@ -100,7 +100,8 @@ def _refuse_task(source: str) -> None:
     if source.partition(":")[0] in tasks.BACKENDS if ":" in source else source in tasks.names():
         raise UsageError(
             f"CONFIG is {source!r}, which is a task; allowed: a YAML file, or the name of a shipped one; "
-            f"to train this task with the default configuration: td3-robot train --task {source}"
+            f"to train this task with the default configuration: td3-robot train --task {source} "
+            f"(in Python: task={source!r})"
         )
 
 
@@ -122,37 +123,47 @@ def resumed_run(
     newest = max(run.checkpoints.glob("checkpoint-*.safetensors"), default=None)
     if newest and checkpoint.of_another_program(newest):
         raise UsageError(
-            f"--resume: {newest.name} is of A2C in version 0.1.0; this version cannot continue it, but can use its "
+            f"{newest.name} is of A2C in version 0.1.0; this version cannot continue it, but can use its "
             "policies; start a new run"
         )
+    what = (flags or {}).get("total_steps", "total_steps")
+    for override in overrides:
+        key, _, text = override.partition("=")
+        if key == "total_steps" and text.isdecimal():  # the configuration would compare other keys with it first
+            _check_steps(run, int(text), what)
     before = run.trained_with() or run.config()
     wanted = configuration.load(source or run.config_file, overrides, flags)
     _check_installed(wanted)
     config, device_memory, notices = resolve(wanted, before)
     changed = changes.accepted(before, config, {override.partition("=")[0] for override in overrides})
-    _check_progress(run, before, config, (flags or {}).get("total_steps", "total_steps"))
+    if config.total_steps != before.total_steps:
+        _check_steps(run, config.total_steps, what)
+    _check_progress(run, before)
     notices = [*notices, *(f"changed: {line}" for line in changed), *_check(config, run.path, device_memory)]
     with run.locked():
         files.write_atomically(run.config_file, config.to_yaml().encode())
     return Prepared(run, config, notices)
 
 
-def _check_progress(run: RunFolder, before: Config, config: Config, what: str) -> None:
-    """Check that the run has not passed its new ``total_steps``, and has a checkpoint if it needs one.
-
-    Args:
-        what: name of the option or key that sets the total steps.
-    """
+def _check_steps(run: RunFolder, total: int, what: str) -> None:
+    """Check that the run has not passed its new ``total_steps``. ``what`` is the option or key that sets them."""
     made = run.steps_made()
-    if config.total_steps != before.total_steps and config.total_steps < made:
-        raise UsageError(f"{what} is {config.total_steps}; the run in {run.path} has already made {made}")
+    if total < made:
+        raise UsageError(
+            f"{what} is {total}; the run in {run.path} has already made {made} steps; allowed: {made} or more"
+        )
+
+
+def _check_progress(run: RunFolder, before: Config) -> None:
+    """Check that the run has a checkpoint if it needs one."""
+    made = run.steps_made()
     if any(run.checkpoints.glob("checkpoint-*.safetensors")):
         return
     damaged = any(run.checkpoints.glob("checkpoint-*.damaged"))
     # A lock-step run without a checkpoint starts from the beginning, and repeats the same steps bit for bit.
     if damaged or (made and run.policy_file.exists() and before.timing != "lockstep"):
         raise UsageError(
-            f"--resume: the run in {run.path} has made {made} steps and has no whole checkpoint in {run.checkpoints}; "
+            f"the run in {run.path} has made {made} steps and has no whole checkpoint in {run.checkpoints}; "
             "restore one, or start a new run"
         )
 

@@ -66,7 +66,8 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
     if not keys and not local(endpoint):
         raise EndpointError(
             f"endpoint {endpoint!r} is beyond loopback, and there are no keys: make them with 'td3-robot keys create "
-            f"NAME', exchange them with 'td3-robot keys allow', and set endpoints.keys to their folder"
+            "NAME', exchange them with 'td3-robot keys allow', and name their folder (endpoints.keys, or the argument "
+            "keys)"
         )
 
 

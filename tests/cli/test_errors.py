@@ -177,12 +177,12 @@ def test_a_folder_without_permission_gives_exit_code_2(fail: Callable[[str], tup
         (
             "train walker2d --steps 1e3",
             "td3-robot train: --steps: learner.learning_starts is 10000 and total_steps is 1000: the learner would "
-            "make no update; learning_starts must be below total_steps",
+            "make no update; allowed: total_steps above 10000, or a lower learner.learning_starts",
         ),
         (
             "train walker2d --offline 100",
             "td3-robot train: --offline: learner.offline_updates is 100 and learner.recordings is empty; "
-            "name recordings with --from, or set offline_updates to 0",
+            "name recordings with learner.recordings (--from), or set offline_updates to 0",
         ),
         (
             "train walker2d --set learner.batch_size=0",

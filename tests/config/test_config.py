@@ -172,6 +172,15 @@ def test_files_that_cannot_be_read_or_parsed(tmp_path: Path) -> None:
     assert configuration.load(tmp_path / "empty.yaml") == Config()
 
 
+def test_a_file_makes_plain_values_and_runs_no_code(tmp_path: Path) -> None:
+    """PyYAML's unsafe loaders would call the function that this tag names."""
+    mark = tmp_path / "it-ran"
+    (tmp_path / "evil.yaml").write_text(f"seed: !!python/object/apply:os.mkdir [{mark}]\n")
+    with pytest.raises(ConfigError, match="is not YAML: could not determine a constructor for the tag"):
+        configuration.load(tmp_path / "evil.yaml")
+    assert not mark.exists()
+
+
 def test_every_key_of_the_agreement_is_a_key() -> None:
     for key in Config().agreement():
         value: object = Config()

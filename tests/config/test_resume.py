@@ -39,7 +39,7 @@ def test_declared_changes_are_accepted_and_listed(declared: set[str]) -> None:
         (
             ["learner.batch_size=128"],
             set(),
-            r"is 256 in the run, 128 now; to change it, add --set learner\.batch_size=128$",
+            r"is 256 in the run, 128 now; to change it, add --set learner\.batch_size=128 \(in Python: to overrides\)$",
         ),
         (["learner.batch_size=128", "robots=2"], {"robots"}, "batch_size is 256 in the run"),
         (["learner.batch_size=128"], {"lear"}, "batch_size is 256 in the run"),
@@ -51,7 +51,7 @@ def test_declared_changes_are_accepted_and_listed(declared: set[str]) -> None:
         (
             ["learner.threads=2"],
             set(),
-            r"learner\.threads is 1 in the run, 2 now; to change it, add --set learner\.threads=2$",
+            r"threads is 1 in the run, 2 now; to change it, add --set learner\.threads=2 \(in Python: to overrides\)$",
         ),
         (["learner.device=cuda"], set(), r'learner\.device is "cpu" in the run, "cuda" now'),
         (["task=Ant"], {"task"}, 'task is "Walker2D" in the run and cannot become "Ant": the run.s policy'),

@@ -200,6 +200,14 @@ def test_tensors_that_require_gradients_are_read(tmp_path: Path, spec: RobotSpec
     assert sb3.read(rewrite(model, policy=marked), spec).hidden == (16, 8)
 
 
+def test_a_layer_without_bias_is_refused(tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path]) -> None:
+    model = saved(tmp_path)
+    state = torch.load(io.BytesIO(zipfile.ZipFile(model).read("policy.pth")), weights_only=True)
+    del state["actor.mu.0.bias"]
+    with pytest.raises(BundleError, match="its actor has a layer without weight or bias"):
+        sb3.read(rewrite(model, policy=saved_by_torch(state)), spec)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

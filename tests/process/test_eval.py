@@ -176,5 +176,5 @@ def test_evaluate_in_python_agrees_with_the_command(policy: Path, capsys: pytest
     assert result.task == again.task == "Walker2D"
     with pytest.raises(td3_robot.Td3RobotError, match="is for another robot than 'Ant'"):
         td3_robot.evaluate(policy, task="Ant")
-    with pytest.raises(ValueError, match="episodes is 0; allowed: at least 1"):
+    with pytest.raises(ValueError, match="episodes is 0; allowed: whole numbers from 1"):
         td3_robot.evaluate(policy, episodes=0)

@@ -270,7 +270,7 @@ def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
         ((*kept, "--set", "network.hidden=[32,32]"), "learner.batch_size is 32 in the run, 256 now"),
         (("--set", "seed=1"), "seed is 0 in the run and cannot become 1"),
         (("--set", "learner.bach_size=1"), "did you mean 'batch_size'"),
-        (("--steps", "100"), "learner.learning_starts is 500 and total_steps is 100"),
+        (("--steps", "100"), "--steps is 100; the run in run has already made"),
         (("--set", "total_steps=510"), "total_steps is 510; the run in run has already made"),
     ):
         refused = command("train", "--resume", "run", *arguments)

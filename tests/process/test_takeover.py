@@ -71,7 +71,7 @@ def test_takeover_over_real_links(robot: Recorded, capsys: Any) -> None:
     endpoint = f"ipc://{robot.folder}/policy"
     at = robot.wait_for(POLICY)
     first, second = tr.connect(endpoint, timeout=60), tr.connect(endpoint, timeout=60)
-    with pytest.raises(tr.Td3RobotError, match="index is -1; allowed: 0 to 4294967295"):
+    with pytest.raises(tr.Td3RobotError, match="index is -1; allowed: whole numbers from 0 to 4294967295"):
         first.takeover("leg", -1)
 
     with first.takeover("leg", reason="test") as leg:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from td3_robot_sims import tables, tasks
+from td3_robot_sims.evaluate import evaluate
 
+from td3_robot.bench import example
 from td3_robot.errors import ConfigError
 from td3_robot.specs import RobotSpec
 
@@ -76,3 +79,14 @@ def test_tables_have_a_row_for_each_channel(capsys: pytest.CaptureFixture[str]) 
 def test_an_unknown_task_has_no_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert tables.main(["Walker3D"]) == 2
     assert "similar ones: Walker2D" in capsys.readouterr().err
+
+
+def test_the_task_in_a_policy_file_imports_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil_task.py").write_text("raise SystemExit('this code ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    policy = example.bundle()
+    policy.provenance["task"] = "gymnasium:evil_task:Evil-v0"
+    policy.save(tmp_path / "policy.safetensors")
+    with pytest.raises(ConfigError, match="would import module 'evil_task'; to allow this: task='gymnasium"):
+        evaluate(tmp_path / "policy.safetensors")
+    assert "evil_task" not in sys.modules

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from td3_robot.messages import Action, Bye, Command, Hello, Step, Welcome
 from td3_robot.transport import bus as bus_module
 from td3_robot.transport import codec, curve
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.keys import REVOCATION_TIME, AllowList, KeyFolder
+from td3_robot.transport.keys import CLIENT, REVOCATION_TIME, ROLES, AllowList, KeyFolder
 from td3_robot.transport.link import ClientLink, ServerLink
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")
@@ -300,6 +301,65 @@ def test_only_a_key_with_the_operator_role_may_command(
     pump(lambda got: bool(of(got[0], Bye)), server)
     with pytest.raises(HandshakeError, match="may not be operator here"):
         pump(lambda _: False, server, client)
+
+
+@pytest.mark.parametrize("role", [*ROLES, CLIENT])
+def test_a_key_connects_only_in_its_roles(
+    role: str, tmp_path: Path, make_locked: Make, make_hello: Make, stranger: Make
+) -> None:
+    """A server that serves every role welcomes a key in the role of its entry, and refuses it in every other role."""
+    folder = KeyFolder(tmp_path / "server")
+    folder.create("server")
+    dealer, (public, secret) = stranger(), zmq.curve_keypair()
+    dealer.curve_publickey, dealer.curve_secretkey = public, secret
+    dealer.curve_serverkey = folder.identity().public.encode()
+    folder.allow("guest", public.decode(), role)
+    server = make_locked(folder)
+    session = ServerLink("policy", "server", dict.fromkeys(ROLES, ()), {}, 1)
+    dealer.connect(server.serve("tcp://127.0.0.1:*", session))
+    for number, wanted in enumerate(ROLES):
+        hello = make_hello(wanted, name=f"guest-{number}", client=number)
+        dealer.send_multipart([b"hello", codec.encode(hello)])
+        end = time.monotonic() + _PATIENCE
+        while not dealer.poll(0) and time.monotonic() < end:
+            server.receive(0.01)
+        topic, payload = dealer.recv_multipart(zmq.DONTWAIT)
+        may = wanted == role or (role == CLIENT and wanted != "operator")
+        assert topic == (b"welcome" if may else b"refused"), wanted
+        assert may or f"may not be {wanted} here" in codec.decode("refused", payload).reason
+
+
+def test_a_copy_of_the_servers_own_key_works_until_the_server_has_a_new_key_pair(
+    tmp_path: Path, make_locked: Make, make_hello: Make, pump: Make, of: Make
+) -> None:
+    """A thief has a copy of the robot's key folder. The copy may even be an operator of this robot."""
+    folder, copy = KeyFolder(tmp_path / "server"), KeyFolder(tmp_path / "copy")
+    folder.create("server")
+    shutil.copytree(folder.path, copy.path)
+
+    def connect() -> tuple[Bus, Bus]:
+        server, thief = make_locked(folder), make_locked(copy)
+        bound = server.serve("tcp://127.0.0.1:*", ServerLink("policy", "server", {"operator": (Command,)}, {}, 1))
+        thief.connect(bound, ClientLink("policy", make_hello("operator", name="op"), ()))
+        return server, thief
+
+    pump(lambda got: bool(of(got[1], Welcome)), *connect())
+    folder.secret_file.unlink()
+    public = folder.create("server").public
+    copy.allow("server", public, "server:policy")  # the public key is no secret
+    server, thief = connect()
+    pump(lambda _: bool(server.dropped()["denied"] and thief.dropped()["not-allowed"]), server, thief)
+
+
+@pytest.mark.parametrize("link", ["learner", "recorder"])
+def test_the_server_of_one_link_cannot_be_the_server_of_another(
+    link: str, folders: Folders, make_locked: Make, make_server: Make, make_client: Make, pump: Make
+) -> None:
+    """The robot trusts this server on the link policy. The server does not become its learner or its recorder."""
+    server, robot = make_locked(folders[0]), make_locked(folders[1])
+    robot.connect(server.serve("tcp://127.0.0.1:*", make_server(link=link)), make_client(link=link))
+    got, _ = pump(lambda _: bool(robot.dropped()["not-the-server"]), server, robot)
+    assert got == []
 
 
 def test_a_routing_identity_of_another_key_is_ignored(linked: Linked, make_step: Make, pump: Make, of: Make) -> None:

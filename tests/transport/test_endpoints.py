@@ -51,7 +51,7 @@ def test_endpoints_beyond_loopback_need_keys(endpoint: str, bind: bool) -> None:
         endpoints.check(endpoint, bind=bind)
     assert str(caught.value) == (
         f"endpoint {endpoint!r} is beyond loopback, and there are no keys: make them with 'td3-robot keys create "
-        "NAME', exchange them with 'td3-robot keys allow', and set endpoints.keys to their folder"
+        "NAME', exchange them with 'td3-robot keys allow', and name their folder (endpoints.keys, or the argument keys)"
     )
     endpoints.check(endpoint, bind=bind, keys=True)
 

@@ -1,0 +1,76 @@
+"""Checks arguments of the Python API. Each error names the argument, its value and what is allowed."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+import os
+from pathlib import Path
+from typing import Any
+
+from td3_robot.errors import ArgumentError
+from td3_robot.util.text import one_line
+
+
+def path(name: str, value: Any) -> Path:
+    """Return an argument that names a file or a folder.
+
+    Raises:
+        TypeError: the argument is not text and not a path.
+        ArgumentError: it is empty, or no path can have this value.
+    """
+    allowed = "the path of a file or folder, as text or pathlib.Path"
+    if not isinstance(value, str | os.PathLike):
+        raise wrong_type(name, value, allowed)
+    if not str(value) or "\0" in str(value):
+        raise ArgumentError(name, f"is {str(value)!r}; allowed: {allowed}")
+    return Path(value)
+
+
+def text(name: str, value: Any) -> str:
+    """Return an argument that is text. Raises TypeError for any other type."""
+    if not isinstance(value, str):
+        raise wrong_type(name, value, "text")
+    return value
+
+
+def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return an argument that is a whole number of Python or numpy.
+
+    Args:
+        least, most: the inclusive range; None for no highest number.
+
+    Raises:
+        TypeError: the argument is not a whole number.
+        ArgumentError: the number is outside the range.
+    """
+    allowed = f"whole numbers from {least}" + (f" to {most}" if most is not None else "")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise wrong_type(name, value, allowed) from None
+    if number < least or (most is not None and number > most):
+        raise ArgumentError(name, f"is {number}; allowed: {allowed}")
+    return number
+
+
+def seconds(name: str, value: Any) -> float:
+    """Return an argument that is a finite time above 0, in s.
+
+    Raises:
+        TypeError: the argument is not a number.
+        ArgumentError: the time is not finite or not above 0.
+    """
+    allowed = "numbers above 0 s"
+    if not isinstance(value, numbers.Real):
+        raise wrong_type(name, value, allowed)
+    number = float(value)
+    if not (math.isfinite(number) and number > 0):
+        raise ArgumentError(name, f"is {number:g}; allowed: {allowed}")
+    return number
+
+
+def wrong_type(name: str, value: Any, allowed: str) -> TypeError:
+    """Return the error for an argument of a wrong type."""
+    return TypeError(f"{name} is {one_line(repr(value))}, of type {type(value).__name__}; allowed: {allowed}")
