@@ -176,7 +176,7 @@ class RecordConfig(Section, frozen=True):
     split_s: NonNegative = 0.0
     ring_s: NonNegative = 0.0
     ring_mb: Positive = 256.0
-    weights_every: Natural = 1
+    weights_every: Natural = 100
 
     def __post_init__(self) -> None:
         for name in ("split_mb", "split_s"):

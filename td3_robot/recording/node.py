@@ -46,7 +46,7 @@ _OPTIONS = {
     "split_s": "begin a new file after X seconds",
     "ring_s": "keep only the last X seconds; write them on a fault or SIGUSR1 (not with --split-…)",
     "ring_mb": "memory of the ring, in megabytes",
-    "weights_every": "record every X-th of the learner's policies; 0: none (default: 1, all)",
+    "weights_every": "record every X-th of the learner's policies; 1: all; 0: none (default: 100)",
 }
 _TYPES = {"weights_every": integer()}
 

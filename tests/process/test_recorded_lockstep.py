@@ -11,7 +11,13 @@ from td3_robot.messages import SimulatorState
 from td3_robot.recording.reader import Session
 from td3_robot.replay import check as replay
 
-LOCKSTEP = ("record=true", "checkpoint.every=250", "learner.publish_every=100", "learner.replay_ratio=0.2")
+LOCKSTEP = (
+    "record=true",
+    "record.weights_every=1",
+    "checkpoint.every=250",
+    "learner.publish_every=100",
+    "learner.replay_ratio=0.2",
+)
 
 
 def reports_of(*parts: Path) -> dict[str, replay.Outcome]:

@@ -168,7 +168,7 @@ def test_recorder_joins_and_leaves_a_running_training(
     run = train(200_000, "learner.replay_ratio=0.05")
     run.wait_for_steps(300)
     (tmp_path / "notes.txt").write_text("left knee oiled")
-    recorder = command("record", "by-hand.mcap", "--run", "run", "--attach", "notes.txt")
+    recorder = command("record", "by-hand.mcap", "--run", "run", "--attach", "notes.txt", "--weights-every", "1")
     recorder.wait_for("recording")
     run.until("a recording of all nodes", lambda: (tmp_path / "by-hand.mcap").stat().st_size > 200_000)
     recorder.interrupt()

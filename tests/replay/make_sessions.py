@@ -36,6 +36,7 @@ from tests.replay.stages import LEG, Deployed, Stage, Training, leg_policy, repe
 FOLDER = Path(__file__).parent / "sessions"
 SMALL = (
     "record=true",
+    "record.weights_every=1",
     "network.hidden=[8]",
     "learner.batch_size=16",
     "learner.publish_every=40",

@@ -84,7 +84,7 @@ def test_one_part_of_a_session_shows_no_difference(path: Path, tmp_path: Path) -
     whole = Session([path])
     seconds = (whole.end - whole.begin) * 1e-9
     facts = Facts(whole.metadata, [item for item in whole.attachments.values() if item.name == CONFIG])
-    recorder = Recorder(tmp_path / "a.mcap", facts, RecordConfig(split_s=seconds / 3), whole.begin)
+    recorder = Recorder(tmp_path / "a.mcap", facts, RecordConfig(split_s=seconds / 3, weights_every=1), whole.begin)
     peers: dict[tuple[str, int], Peer] = {}
     for entry in whole.entries():
         hello = handshake.hello("node", entry.publisher, client=0, incarnation=entry.incarnation)
