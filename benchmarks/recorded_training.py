@@ -104,7 +104,7 @@ def measure(
     with Supervisor(run, config, processes, lambda _: None) as supervisor, _Recorders(run, folder) as recorders:
 
         def point(status: Status) -> Point:
-            pids = [child.popen.pid for child in supervisor.children if child.popen]
+            pids = [it.process.pid for it in supervisor.children if isinstance(it.process, subprocess.Popen)]
             training = sum(processor_seconds(pid) or 0.0 for pid in pids)
             return Point(status.figures["env_steps"], status.figures["wall_s"], training, recorders.processor_seconds())
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 from td3_robot.errors import exit_code_of
 from td3_robot.messages import Status
+from td3_robot.runtime.hosts import Hosts, Running, Start
 from td3_robot.runtime.launch import Process
-from td3_robot.runtime.process import LIFELINE, STOP_SIGNALS
+from td3_robot.runtime.process import STOP_SIGNALS
 from td3_robot.runtime.run_folder import RunFolder
 
 STOPPED_CODES = {0, *(code for number in STOP_SIGNALS for code in (exit_code_of(number), -number))}
@@ -37,51 +35,37 @@ class Child:
     """A process that the supervisor starts and restarts.
 
     Attributes:
-        popen: the running process; None if no process runs.
+        process: the running process; None if no process runs.
         incarnation: number of the newest start.
         status: newest Status since the newest start; None before the first Status.
         deaths: times (s, ``time.monotonic``) of the deaths after which the supervisor restarted the process.
         started_at: time of the newest start (s, the supervisor's clock).
     """
 
-    def __init__(self, process: Process, run: RunFolder) -> None:
+    def __init__(self, process: Process, run: RunFolder, hosts: Hosts) -> None:
         self.name = process.name
         self.row = process.row
         self.state = ChildState.STARTING
-        self.popen: subprocess.Popen[bytes] | None = None
+        self.process: Running | None = None
         self.incarnation = 0
         self.status: Status | None = None
         self.started_at = 0.0
         self.deaths: list[float] = []
         self.log: Path = run.logs / f"{process.name}.log"
-        self._run = run.path
+        self._hosts = hosts
 
     @property
     def running(self) -> bool:
-        return self.popen is not None and self.popen.poll() is None
+        return self.process is not None and self.process.poll() is None
 
     @property
     def ready(self) -> bool:
         return self.state is not ChildState.STARTING
 
-    def start(self, lifeline: int, now: float) -> None:
-        """Start the process.
-
-        Args:
-            lifeline: file descriptor that the process gets in the environment variable LIFELINE.
-            now: the time (s, the supervisor's clock).
-        """
-        arguments = ["--run", str(self._run), "--name", self.name, "--incarnation", str(self.incarnation)]
-        with self.log.open("ab") as output:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", self.row.module, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self.row.environment, LIFELINE: str(lifeline), "PYTHONUNBUFFERED": "1"},
-                pass_fds=(lifeline,),
-                start_new_session=True,  # Ctrl-C reaches only the supervisor, which forwards it once
-            )
+    def start(self, now: float) -> None:
+        """Start the process at time ``now`` (s, the supervisor's clock)."""
+        start = Start(self.name, self.row.module, self.row.environment, self.incarnation, self.log)
+        self.process = self._hosts.start(start)
         self.state, self.status, self.started_at = ChildState.STARTING, None, now
 
     def report(self, status: Status) -> None:
@@ -101,9 +85,9 @@ class Child:
         self.incarnation += 1
 
     def send_signal(self, number: signal.Signals) -> None:
-        if self.popen:
+        if self.process:
             with contextlib.suppress(ProcessLookupError):
-                self.popen.send_signal(number)
+                self.process.send_signal(number)
 
     def last_log_line(self) -> str:
         with contextlib.suppress(OSError):

@@ -146,6 +146,7 @@ def _catch_signals(node: Node) -> None:
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, handle)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # a process of Ray blocks SIGINT, and we inherit that
 
 
 def _follow_lifeline() -> None:

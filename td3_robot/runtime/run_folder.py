@@ -68,8 +68,13 @@ class RunFolder:
         return run
 
     def config(self) -> Config:
-        """Read the resolved configuration of the run. Raises ConfigError if the file is damaged."""
-        return configuration.load(self.config_file)
+        """Read the resolved configuration of the run, with the keys of the running training if it has its own.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        keys = self.read_run().get("keys")
+        return configuration.load(self.config_file, [f"endpoints.keys={json.dumps(keys)}"] if keys else [])
 
     def trained_with(self) -> Config | None:
         """Read the configuration of the newest training of this run; None before the first training."""

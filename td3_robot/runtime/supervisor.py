@@ -19,12 +19,13 @@ from td3_robot.core_types import Peer
 from td3_robot.errors import EXIT_USAGE, NodeError, exit_code_of
 from td3_robot.messages import Status
 from td3_robot.runtime.child import STOPPED_CODES, Child, ChildState
+from td3_robot.runtime.hosts import Hosts, ThisMachine
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import LINKS
 from td3_robot.transport import attach, endpoints
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.keys import AllowList, open_keys
+from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ServerLink
 
 READY_TIMEOUT = 300.0
@@ -54,15 +55,25 @@ class Supervisor:
         config: the run's configuration.
         processes: the processes to start.
         say: prints one line for the user.
+        hosts: where the processes are started; None for this machine.
 
     Attributes:
         signal: number of the newest signal that asked to stop; 0 without a signal.
     """
 
-    def __init__(self, run: RunFolder, config: Config, processes: list[Process], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        config: Config,
+        processes: list[Process],
+        say: Callable[[str], None],
+        hosts: Hosts | None = None,
+    ) -> None:
         self.run = run
         self.config = config
-        self.children = [Child(process, run) for process in processes]
+        self.children: list[Child] = []
+        self._processes = processes
+        self._hosts = hosts or ThisMachine(run.path)
         self._say = say
         self.signal = 0
         self._interrupts = 0
@@ -70,7 +81,6 @@ class Supervisor:
         self._clock = 0.0  # seconds that the supervisor has run; time during which it was suspended does not count
 
     def __enter__(self) -> Supervisor:
-        keys = open_keys(self.config.endpoints.keys)
         facts = self.run.read_run()
         with contextlib.ExitStack() as resources:
             # Install signal handlers first, because a signal must not skip the clean-up of the other resources.
@@ -78,11 +88,11 @@ class Supervisor:
             for number in _CAUGHT if threading.current_thread() is threading.main_thread() else ():
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                     resources.callback(signal.signal, number, signal.signal(number, self._signalled))
-            self._open(resources, keys, facts)
+            self._open(resources, facts)
             self._resources = resources.pop_all()
         return self
 
-    def _open(self, resources: contextlib.ExitStack, keys: AllowList | None, facts: Mapping[str, Any]) -> None:
+    def _open(self, resources: contextlib.ExitStack, facts: Mapping[str, Any]) -> None:
         """Make the folder for sockets, publish the endpoints in the run folder, and serve the supervisor's link."""
         # A lock-step run without a checkpoint starts from the beginning again, with the same incarnation numbers.
         begun = self.config.timing != "lockstep" or self.run.has_checkpoints
@@ -91,16 +101,15 @@ class Supervisor:
             _remove_stale(Path(str(facts["sockets"])))
         sockets = Path(tempfile.mkdtemp(prefix=endpoints.SOCKETS_PREFIX, dir=endpoints.socket_home()))
         resources.callback(shutil.rmtree, sockets, ignore_errors=True)
+        resources.enter_context(self._hosts)
         addresses = {link: getattr(self.config.endpoints, link) or f"ipc://{sockets}/{link}" for link in LINKS}
+        addresses |= self._hosts.endpoints()
         resources.callback(self._withdraw_endpoints)
         self.run.write_run(endpoints=addresses, sockets=str(sockets), starts=start, supervisor_pid=os.getpid())
+        self.children = [Child(process, self.run, self._hosts) for process in self._hosts.place(self._processes)]
         for child in self.children:
             child.incarnation = start * _STARTS
-        self._lifeline, write_end = os.pipe()
-        resources.callback(os.close, self._lifeline)
-        resources.callback(os.close, write_end)
-        os.set_inheritable(self._lifeline, True)
-        self.bus = Bus(keys=keys)
+        self.bus = Bus(keys=open_keys(self.run.config().endpoints.keys))
         resources.callback(self.bus.close)
         accepts = {"node": (Status,)}
         link = ServerLink("supervisor", "supervisor", accepts, self.config.agreement(), secrets.randbits(63))
@@ -128,7 +137,7 @@ class Supervisor:
             NodeError: a process died too often, or was not ready in time.
         """
         for child in self.children:
-            child.start(self._lifeline, self._clock)
+            child.start(self._clock)
         announced = False
         last = time.monotonic()
         while not self._interrupts:
@@ -165,9 +174,9 @@ class Supervisor:
     def _reap(self) -> None:
         """Handle the processes that have ended."""
         for child in self.children:
-            if child.popen is None or (code := child.popen.poll()) is None:
+            if child.process is None or (code := child.process.poll()) is None:
                 continue
-            child.popen = None
+            child.process = None
             if code == 0 and child.row.ends_run:
                 self._await_last_report(child)
             if code == 0 and child.state is ChildState.FINISHED:
@@ -189,7 +198,7 @@ class Supervisor:
             reason = "" if code in STOPPED_CODES or code < 0 else f" ({child.last_log_line()})"
             self._say(f"{child.name} {what}{reason}; starting it again")
             child.prepare_restart()
-            child.start(self._lifeline, self._clock)
+            child.start(self._clock)
         elif child.row.essential:
             rule = child.row.restart
             raise NodeError(
@@ -228,10 +237,10 @@ class Supervisor:
 
     def _collect(self, child: Child) -> None:
         """Read the exit code of a stopped process. If it is unexpected, tell the user."""
-        if child.popen is None:
+        if child.process is None:
             return
-        code = child.popen.wait()
-        child.popen = None
+        code = child.process.wait()
+        child.process = None
         child.state = ChildState.OVER
         if code not in STOPPED_CODES:
             self._exit_code = max(self._exit_code, code if code > 0 else 1)

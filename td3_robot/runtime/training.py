@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from td3_robot.errors import EXIT_GOOD, NodeError
 from td3_robot.learner.evaluations import evaluation_record
 from td3_robot.runtime import launch, metrics
+from td3_robot.runtime.hosts import Hosts
 from td3_robot.runtime.prepare import Prepared
 from td3_robot.runtime.progress import Progress
 from td3_robot.runtime.run_folder import RunFolder
@@ -35,7 +36,7 @@ class Trained(NamedTuple):
     signal: int
 
 
-def train(prepared: Prepared, progress: Progress, watch: Watch | None = None) -> Trained:
+def train(prepared: Prepared, progress: Progress, watch: Watch | None = None, hosts: Hosts | None = None) -> Trained:
     """Run the processes of a training until its end. The caller holds the lock of the run folder.
 
     Args:
@@ -43,6 +44,7 @@ def train(prepared: Prepared, progress: Progress, watch: Watch | None = None) ->
         progress: shows what happens.
         watch: callback, about ten times a second, with the newest Status of each process. If it returns False, the
             training stops.
+        hosts: where the processes are started; None for this machine.
 
     Raises:
         NodeError: a process cannot run, or died too often.
@@ -56,7 +58,7 @@ def train(prepared: Prepared, progress: Progress, watch: Watch | None = None) ->
         return watch(statuses) if watch else None
 
     processes = launch.expand(launch.load(config.launch), config)
-    with Supervisor(run, config, processes, progress.say) as supervisor:
+    with Supervisor(run, config, processes, progress.say, hosts) as supervisor:
         # Ctrl-C after this line stops the processes.
         for line in (f"training {config.task} for {config.total_steps:,} steps in {run.path}", *notices):
             progress.say(line)

@@ -1,0 +1,118 @@
+"""Where the processes of a run are started: on this machine, or on other hosts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from td3_robot.runtime.launch import Process
+from td3_robot.runtime.process import LIFELINE
+
+
+class Start(NamedTuple):
+    """One start of a process.
+
+    Attributes:
+        name: name of the process in the run.
+        module: the Python module to run.
+        environment: environment variables to set.
+        incarnation: number of this start.
+        log: file to which the output of the process is appended.
+    """
+
+    name: str
+    module: str
+    environment: Mapping[str, str]
+    incarnation: int
+    log: Path
+
+    def command(self, run: Path | str) -> list[str]:
+        """Return the command line of the process, with its run folder."""
+        arguments = ["--run", str(run), "--name", self.name, "--incarnation", str(self.incarnation)]
+        return [sys.executable, "-m", self.module, *arguments]
+
+
+class Running(Protocol):
+    """A process that was started. ``subprocess.Popen`` is one."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, or minus the number of the signal that killed the process; None while it runs."""
+
+    def wait(self) -> int:
+        """Wait for the end of the process and return its code."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal."""
+
+
+class Hosts(Protocol):
+    """The hosts of a run. The supervisor enters them as a context; at exit, all their processes end."""
+
+    def __enter__(self) -> Hosts: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def place(self, processes: Sequence[Process]) -> list[Process]:
+        """Return the processes to start on these hosts."""
+
+    def endpoints(self) -> Mapping[str, str]:
+        """Return the endpoints of links that other hosts must reach, by link. All other links are private sockets."""
+
+    def start(self, start: Start) -> Running:
+        """Start a process."""
+
+
+class Lifeline:
+    """A pipe that ends processes together with this process, even if SIGKILL ends it."""
+
+    def __init__(self) -> None:
+        self.read_end, self._write_end = os.pipe()
+        os.set_inheritable(self.read_end, True)
+
+    def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a process that follows this lifeline. The process must inherit ``read_end``."""
+        return {**environment, LIFELINE: str(self.read_end), "PYTHONUNBUFFERED": "1"}
+
+    def close(self) -> None:
+        os.close(self.read_end)
+        os.close(self._write_end)
+
+
+class ThisMachine:
+    """Starts the processes of a run on this machine.
+
+    Args:
+        run: path of the run folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+
+    def __enter__(self) -> ThisMachine:
+        self._lifeline = Lifeline()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lifeline.close()
+
+    def place(self, processes: Sequence[Process]) -> list[Process]:
+        return list(processes)
+
+    def endpoints(self) -> Mapping[str, str]:
+        return {}
+
+    def start(self, start: Start) -> Running:
+        with start.log.open("ab") as output:
+            return subprocess.Popen(
+                start.command(self._run),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._lifeline.environment({**os.environ, **start.environment}),
+                pass_fds=(self._lifeline.read_end,),
+                start_new_session=True,  # Ctrl-C reaches only the supervisor, which forwards it once
+            )
