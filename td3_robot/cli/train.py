@@ -14,6 +14,7 @@ from typing import Any
 from td3_robot.config.reference import all_keys
 from td3_robot.errors import EXIT_GOOD, RunFolderError, UsageError
 from td3_robot.runtime.arguments import Parser, integer, open_run, real, suggest
+from td3_robot.runtime.hosts import Hosts
 from td3_robot.runtime.prepare import Prepared, new_run, resumed_run
 from td3_robot.runtime.progress import Progress, Working
 from td3_robot.runtime.training import evaluate_final, finished, stopped, train
@@ -36,6 +37,7 @@ _EXAMPLES = """examples:
   td3-robot train walker2d --set learner.batch_size=128 --set simulators=2
   td3-robot train walker2d --from runs/walker2d/session.mcap
   td3-robot train walker2d --from runs/walker2d/session.mcap --offline 20000
+  td3-robot train walker2d --cluster auto --set cluster.simulators=8
   td3-robot train --resume runs/ant-3
   td3-robot train --resume runs/ant-3 --steps 400000 --set learner.learning_rate=1e-4
 """
@@ -43,6 +45,10 @@ _EXAMPLES = """examples:
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
+    if options.cluster:
+        from td3_robot.cluster.hosts import check_address  # only a training on a cluster needs Ray
+
+        check_address(options.cluster)
     prepared = _resumed(options) if options.resume else _new(options)
     run = prepared.run
     if final := finished(prepared):
@@ -50,7 +56,8 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_GOOD
     progress = Progress(sys.stderr, prepared.config.total_steps, options.log_every, run.steps_made())
     with run.locked():
-        trained = train(prepared, progress)
+        hosts = _cluster(options.cluster, prepared, progress) if options.cluster else None
+        trained = train(prepared, progress, hosts=hosts)
         if trained.exit_code != EXIT_GOOD:
             progress.say(f"{stopped(run)}: td3-robot train --resume {_quoted(run.path)}")
             return trained.exit_code
@@ -67,6 +74,12 @@ def main(arguments: Sequence[str]) -> int:
     print(f"returns: {returns}")
     print(_next_steps(prepared))
     return EXIT_GOOD
+
+
+def _cluster(address: str, prepared: Prepared, progress: Progress) -> Hosts:
+    from td3_robot.cluster.hosts import RayHosts
+
+    return RayHosts(address, prepared.run, prepared.config, progress.say)
 
 
 def _parser() -> Parser:
@@ -97,6 +110,11 @@ def _parser() -> Parser:
         "--offline", type=integer(), metavar="N", help="with --from: updates before the first environment step"
     )
     parser.add_argument("--resume", type=Path, metavar="DIR", help="continue this run; name the keys that change")
+    parser.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="train on a Ray cluster: auto for the cluster of this machine, or HOST:PORT",
+    )
     override = parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a configuration key"
     )
@@ -115,7 +133,7 @@ def _new(options: argparse.Namespace) -> Prepared:
     if options.config is None and options.task is None:
         raise UsageError("no CONFIG and no --task given; for example: td3-robot train walker2d_fast")
     try:
-        return new_run(options.config, _overrides(options), options.out, _flags(options))
+        return new_run(options.config, _overrides(options), options.out, _flags(options), cluster=bool(options.cluster))
     except RunFolderError as error:
         holds_run = options.out and (options.out / "config.yaml").exists()
         hint = f", or continue it with --resume {_quoted(options.out)}" if holds_run else ""
@@ -127,7 +145,9 @@ def _resumed(options: argparse.Namespace) -> Prepared:
         if getattr(options, flag[2:]) is not None:
             raise UsageError(f"{flag} cannot be combined with --resume; allowed: CONFIG, --steps and --set")
     open_run("--resume", options.resume)
-    return resumed_run(options.resume, options.config, _overrides(options), _flags(options))
+    return resumed_run(
+        options.resume, options.config, _overrides(options), _flags(options), cluster=bool(options.cluster)
+    )
 
 
 def _flags(options: argparse.Namespace) -> dict[str, str]:

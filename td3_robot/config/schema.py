@@ -14,6 +14,7 @@ import yaml
 from msgspec import Meta
 
 from td3_robot import noises
+from td3_robot.config.cluster import ClusterConfig
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.config.realtime import RealtimeConfig
@@ -236,6 +237,7 @@ class Config(Section, frozen=True):
     endpoints: EndpointsConfig = EndpointsConfig()
     realtime: RealtimeConfig = RealtimeConfig()
     ros2: Ros2Config = Ros2Config()
+    cluster: ClusterConfig = ClusterConfig()
 
     def __post_init__(self) -> None:
         self._check_learner()

@@ -54,6 +54,8 @@ def new_run(
     overrides: Sequence[str],
     out: Path | None,
     flags: Mapping[str, str] | None = None,
+    *,
+    cluster: bool = False,
 ) -> Prepared:
     """Create a run.
 
@@ -63,6 +65,7 @@ def new_run(
         out: the new run folder; None for ``runs/CONFIG-DATE-TIME``, or ``runs/TASK-DATE-TIME`` without a source.
         flags: full name of an overridden key, mapped to the command-line option that sets this key. Errors contain
             this option.
+        cluster: whether the run trains on a cluster.
 
     Raises:
         UsageError, ConfigError, BundleError, …: a check failed; nothing was written.
@@ -72,6 +75,8 @@ def new_run(
     else:
         _refuse_task(str(source))
         wanted = configuration.load(source, overrides, flags)
+    if cluster:
+        wanted = _on_cluster(wanted)
     _check_installed(wanted)
     config, device_memory, notices = resolve(wanted)
     if start := config.learner.start_from:
@@ -106,7 +111,12 @@ def _refuse_task(source: str) -> None:
 
 
 def resumed_run(
-    folder: Path, source: str | None, overrides: Sequence[str], flags: Mapping[str, str] | None = None
+    folder: Path,
+    source: str | None,
+    overrides: Sequence[str],
+    flags: Mapping[str, str] | None = None,
+    *,
+    cluster: bool = False,
 ) -> Prepared:
     """Open a run, and write the configuration to resume with.
 
@@ -114,7 +124,7 @@ def resumed_run(
         folder: the run folder.
         source: a configuration file, or the name of a shipped one; None for the configuration of the run.
         overrides: configuration keys to change, each as ``KEY=VALUE``.
-        flags: see :func:`new_run`.
+        flags, cluster: see :func:`new_run`.
 
     Raises:
         UsageError, ConfigError, …: the run cannot be resumed with this configuration; nothing was written.
@@ -133,9 +143,13 @@ def resumed_run(
             _check_steps(run, int(text), what)
     before = run.trained_with() or run.config()
     wanted = configuration.load(source or run.config_file, overrides, flags)
+    declared = {override.partition("=")[0] for override in overrides}
+    if cluster:
+        wanted = _on_cluster(wanted)
+        declared |= {"simulators"}
     _check_installed(wanted)
     config, device_memory, notices = resolve(wanted, before)
-    changed = changes.accepted(before, config, {override.partition("=")[0] for override in overrides})
+    changed = changes.accepted(before, config, declared)
     if config.total_steps != before.total_steps:
         _check_steps(run, config.total_steps, what)
     _check_progress(run, before)
@@ -143,6 +157,11 @@ def resumed_run(
     with run.locked():
         files.write_atomically(run.config_file, config.to_yaml().encode())
     return Prepared(run, config, notices)
+
+
+def _on_cluster(config: Config) -> Config:
+    """Return the configuration with the number of simulators on a cluster."""
+    return replace(config, simulators=config.cluster.simulators or config.simulators)
 
 
 def _check_steps(run: RunFolder, total: int, what: str) -> None:

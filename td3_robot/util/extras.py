@@ -27,6 +27,7 @@ _EXTRAS = {
     "argcomplete": "completion",
     "starlette": "dashboard",
     "uvicorn": "dashboard",
+    "ray": "cluster",
 }
 _ROS = (
     *("rclpy", "rcl_interfaces", "lifecycle_msgs", "diagnostic_msgs", "sensor_msgs", "std_msgs", "std_srvs"),
@@ -43,6 +44,7 @@ NEEDED = {
     "export --format ros2": ("mcap", "rosbags"),
     "export --format minari": ("mcap", "minari"),
     "dashboard": ("starlette", "uvicorn"),
+    "train --cluster": ("ray",),
     "ros2": ("rclpy",),
     "ros2 monitor": ("rclpy", "rosbags"),
     "bundle export --onnx": ("onnx",),

@@ -1,0 +1,145 @@
+"""Starts processes on one host of a Ray cluster. Ray runs an :class:`Agent` as an actor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from td3_robot.runtime.hosts import Lifeline, Start
+from td3_robot.transport import endpoints
+from td3_robot.util import files
+
+_LONGEST_OUTPUT = 1 << 20  # bytes of output that one report holds
+_REMOVER = "import os, shutil, sys; os.read(int(sys.argv[1]), 1); shutil.rmtree(sys.argv[2], ignore_errors=True)"
+"""A program that waits for the end of the agent and then removes its folder."""
+_STARTER = """
+import subprocess, sys
+process = subprocess.Popen(sys.argv[2:], pass_fds=[int(sys.argv[1])], stdin=subprocess.DEVNULL, stdout=sys.stderr)
+print(process.pid, flush=True)
+print(process.wait(), flush=True)
+"""
+"""A program that starts another program, and prints its process number and later its exit code.
+
+When an actor ends, Ray kills its children. It does not kill their children, so a learner can save its checkpoint.
+"""
+_KILLED = -int(signal.SIGKILL)
+
+
+class Report(NamedTuple):
+    """State of a process: its exit code (None while it runs), and its output since the last report."""
+
+    code: int | None
+    output: bytes
+
+
+class Agent:
+    """The processes on one host. They end with the agent, and Ray ends the agent with the program that made it."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix=endpoints.SOCKETS_PREFIX, dir=endpoints.socket_home()))
+        self._lifeline = Lifeline()
+        self._nodes: dict[str, _Node] = {}
+        # Ray limits the threads of its actors by this variable. The nodes choose their threads themselves.
+        self._environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        remover = [sys.executable, "-c", _REMOVER, str(self._lifeline.read_end), str(self._folder)]
+        self._remover = _Node(self._lifeline, remover, self._environment, self._folder / "remover.output")
+
+    def folder(self) -> str:
+        """Return the folder of this agent. Each policy server has its run folder there, shared with its simulators."""
+        return str(self._folder)
+
+    @staticmethod
+    def sees(file: str, content: str) -> bool:
+        """Return whether this host can read a file and finds this content."""
+        try:
+            return Path(file).read_text(encoding="utf-8") == content
+        except OSError:
+            return False
+
+    @staticmethod
+    def free_port() -> int:
+        """Return a TCP port that is free now."""
+        with socket.create_server(("", 0)) as probe:
+            return int(probe.getsockname()[1])
+
+    def write(self, contents: Mapping[str, bytes]) -> None:
+        """Write files into the folder. Only this user may read them."""
+        for name, content in contents.items():
+            path = self._folder / name
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.write_atomically(path, content, 0o600)
+
+    def start(self, start: Start, run: str) -> None:
+        """Start a process.
+
+        Args:
+            start: the process.
+            run: path of its run folder on this host.
+        """
+        environment = {**self._environment, **start.environment}
+        output = self._folder / f"{start.name}.output"
+        self._nodes[start.name] = _Node(self._lifeline, start.command(run), environment, output)
+
+    def send_signal(self, name: str, number: int) -> None:
+        self._nodes[name].send_signal(number)
+
+    def reports(self) -> dict[str, Report]:
+        """Return the state of each process, with its new output."""
+        return {name: node.report() for name, node in self._nodes.items()}
+
+    def close(self) -> None:
+        """Kill the processes that still run, and remove the folder."""
+        for node in self._nodes.values():
+            node.send_signal(signal.SIGKILL)
+            node.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Node:
+    """A process that follows a lifeline, and its starter."""
+
+    def __init__(
+        self, lifeline: Lifeline, command: Sequence[str], environment: Mapping[str, str], output: Path
+    ) -> None:
+        self._output = output
+        with output.open("wb") as file:
+            self._starter = subprocess.Popen(
+                [sys.executable, "-c", _STARTER, str(lifeline.read_end), *command],
+                stdout=subprocess.PIPE,
+                stderr=file,
+                env=lifeline.environment(environment),
+                pass_fds=(lifeline.read_end,),
+                start_new_session=True,
+            )
+        assert self._starter.stdout
+        self._answers = self._starter.stdout
+        self._pid = int(self._answers.readline())
+        self._code: int | None = None
+        self._reported = 0  # bytes of output
+
+    def wait(self) -> None:
+        self._starter.wait()
+
+    def send_signal(self, number: int) -> None:
+        if self._starter.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, number)
+
+    def report(self) -> Report:
+        """Return the state of the process, with the output since the last report."""
+        if self._code is None and self._starter.poll() is not None:
+            self._code = int(self._answers.readline() or _KILLED)  # no answer if the starter itself was killed
+        with self._output.open("rb") as file:
+            file.seek(self._reported)
+            output = file.read(_LONGEST_OUTPUT)
+        self._reported += len(output)
+        return Report(None if len(output) == _LONGEST_OUTPUT else self._code, output)

@@ -1,0 +1,93 @@
+"""Each mistake with ``--cluster`` gives one line, which names the thing, its value and what is allowed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from td3_robot.cli.main import main
+from td3_robot.config import loading as configuration
+from td3_robot.errors import ConfigError
+from td3_robot.runtime.run_folder import RunFolder
+from tests.conftest import Command
+
+pytest.importorskip("ray")
+from td3_robot.cluster import hosts
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("timing=lockstep", "timing is 'lockstep'"),
+        ("endpoints.policy=ipc:///tmp/p", "endpoints.policy is 'ipc:///tmp/p'; with --cluster it must be null"),
+        ("endpoints.learner=tcp://127.0.0.1:5555", "endpoints.learner is 'tcp://127.0.0.1:5555'"),
+        ("endpoints.keys=/tmp/keys", "endpoints.keys is '/tmp/keys'; with --cluster it must be null"),
+    ],
+)
+def test_settings_that_do_not_fit_a_cluster_are_named(override: str, message: str, tmp_path: Path) -> None:
+    config = configuration.parse({}, [override])
+    with pytest.raises(ConfigError) as caught:
+        hosts.RayHosts("auto", RunFolder(tmp_path), config, print)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("cluster.simulators=0", "cluster.simulators is 0; it must be a whole number >= 1"),
+        ("cluster.simulators=65", "cluster.simulators is 65; it must be a whole number <= 64"),
+        ("cluster.simulator_cpus=-1", "cluster.simulator_cpus is -1"),
+        ("cluster.simulator=4", "cluster.simulator"),
+    ],
+)
+def test_wrong_values_are_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configuration.parse({}, [override])
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1:1", ": nothing answers there (Connection refused)"),
+        ("localhost", "; allowed: auto, or HOST:PORT"),
+        ("localhost:0", "; allowed: auto, or HOST:PORT"),
+    ],
+)
+def test_an_address_without_a_cluster_is_named(command: Callable[..., Command], address: str, reason: str) -> None:
+    run = command("train", "pendulum", "--cluster", address, "--out", "run")
+    assert run.finish() == 2
+    assert not (run.cwd / "run").exists()
+    assert f"td3-robot train: --cluster is {address!r}{reason}" in run.output()
+
+
+def test_without_ray_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "td3_robot.cluster.hosts")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["train", "pendulum", "--cluster", "auto", "--out", "run"]) != 0
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "'td3-robot[cluster]'" in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("count", "cpus", "each", "expected"),
+    [
+        (4, (4, 4), 1.0, [2, 2]),
+        (5, (8, 2), 1.0, [5, 0]),  # 8-5=3 cores stay free there, more than 2
+        (3, (2, 2, 2), 1.0, [1, 1, 1]),
+        (2, (4, 1), 0.0, [2, 0]),
+    ],
+)
+def test_simulators_are_shared_by_free_cores(
+    count: int, cpus: tuple[int, ...], each: float, expected: list[int]
+) -> None:
+    all_hosts = [hosts.Host(str(number), "10.0.0.1", float(cores), 0.0, True) for number, cores in enumerate(cpus)]
+    chosen = list(hosts.share(count, all_hosts, each))
+    assert [chosen.count(host) for host in all_hosts] == expected

@@ -1,0 +1,103 @@
+"""Trainings on a Ray cluster of three hosts. The hosts share this machine; all links between them use TCP with keys."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from td3_robot.runtime import metrics
+from tests.cluster.conftest import Cluster
+from tests.conftest import Command, poll_until
+
+SMALL = (
+    "cluster.simulators=4",
+    "network.hidden=[64, 64]",
+    "learner.batch_size=64",
+    "learner.learning_starts=500",
+    "learner.precision=fp32",
+    "learner.compile=false",
+    "checkpoint.every=1000",
+)
+
+
+@pytest.fixture
+def train(command: Callable[..., Command], cluster: Cluster) -> Callable[..., Command]:
+    def start(*overrides: str, options: tuple[str, ...] = ("pendulum", "--out", "run")) -> Command:
+        sets = [word for item in (*SMALL, *overrides) for word in ("--set", item)]
+        words = ("train", *options, "--log-every", "0.5", "--cluster", cluster.address)
+        return command(*words, *sets, environment=cluster.environment)
+
+    return start
+
+
+def nothing_is_left(cluster: Cluster, run: Path) -> None:
+    poll_until(lambda: not cluster.left_behind(), lambda: f"left behind: {cluster.left_behind()}")
+    assert not (run / "keys").exists()
+    facts = json.loads((run / "run.json").read_text())
+    assert (facts["keys"], facts["endpoints"], facts["sockets"]) == (None, {}, None)
+
+
+@pytest.mark.slow
+def test_four_simulators_on_two_hosts_learn_the_pendulum(
+    train: Callable[..., Command], cluster: Cluster, tmp_path: Path
+) -> None:
+    """The pendulum hangs down at about -1200 and stands at about -150."""
+    run = train("evaluation.every=1000", "evaluation.target_return=-400", "total_steps=40_000")
+    run.wait_for("^ready: .*policy-0.*policy-1")
+    endpoints = json.loads((tmp_path / "run" / "run.json").read_text())["endpoints"]
+    assert [endpoints[link].partition("://")[0] for link in ("learner", "supervisor", "monitor")] == ["tcp"] * 3
+    assert {cluster.host_of(name) for name in ("policy-0", "policy-1")}.isdisjoint({cluster.host_of("learner")})
+    assert cluster.host_of("policy-0") == cluster.host_of("sim-0") != cluster.host_of("policy-1")
+    assert run.finish() == 0, run.output()
+    assert "an evaluation reached evaluation.target_return -400" in run.output()
+    assert "; 0 Steps lost;" in run.output()
+    records = metrics.read(tmp_path / "run" / "metrics.jsonl", "evaluation")
+    assert max(record["eval_return_mean"] for record in records) >= -400
+    nothing_is_left(cluster, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_training_survives_the_loss_of_each_host(
+    train: Callable[..., Command], cluster: Cluster, tmp_path: Path
+) -> None:
+    """First a host with simulators is lost, then the learner's host. Last, Ctrl-C, and another training continues."""
+    run = train("evaluation.every=0", "total_steps=100_000")
+    run.wait_for_steps(1200)
+    [robots] = {cluster.host_of("policy-0"), cluster.host_of("policy-1")} - {0}
+    cluster.kill(robots)
+    run.wait_for(r"host .* was lost; policy-\d continues on host")
+    run.wait_for_more_steps(1000)
+    cluster.kill(cluster.host_of("learner"))
+    run.wait_for("host .* was lost; learner continues on host")
+    run.wait_for_more_steps(500)
+    run.interrupt()
+    assert run.finish() == 130, run.output()
+    final: dict[str, Any] = json.loads((tmp_path / "run" / "final.json").read_text())
+    made = final["learner"]["figures"]["env_steps"]
+    assert made > 2000
+    lost = final["learner"]["counters"].get("missed", 0)
+    assert bool(lost) == bool(re.search(r"published Steps never reached the learner", run.output()))
+    nothing_is_left(cluster, tmp_path / "run")
+    more = f"total_steps={made + 200}"
+    again = train(more, "evaluation.every=0", "cluster.simulator_cpus=0.5", options=("--resume", "run"))
+    assert again.finish() == 0, again.output()
+
+
+@pytest.mark.slow
+def test_nothing_is_left_after_the_death_of_the_supervisor(
+    train: Callable[..., Command], cluster: Cluster, tmp_path: Path
+) -> None:
+    run = train("evaluation.every=0", "total_steps=100_000")
+    run.wait_for_steps(1200)
+    run.process.send_signal(signal.SIGKILL)
+    run.process.wait()
+    poll_until(lambda: not [it for it in cluster.left_behind() if "--incarnation" in it], cluster.left_behind.__str__)
+    again = train("evaluation.every=0", "total_steps=1500", options=("--resume", "run"))
+    assert again.finish() == 0, again.output()
+    nothing_is_left(cluster, tmp_path / "run")
