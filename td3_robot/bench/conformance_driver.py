@@ -44,7 +44,7 @@ DEMANDS = {
     "sequence": "the sequence counts 0, 1, 2, …; only the newest Step may come again, unchanged (section 5)",
     "transitions": "transitions grows by the number of robots that are not at FIRST (section 5)",
     "episodes": "FIRST, MID, …, TERMINATED or TRUNCATED; then FIRST of the next episode (section 5)",
-    "origin": "origin is 0 if all robots are at FIRST, else 1 to 4 (section 5)",
+    "origin": "origin is 0 if all robots are at FIRST, else 1 to 4; not 5, because the kit has no operator (section 5)",
     "answered": "origin 1 has version and noise of the Action for the Step before; other origins have none (section 5)",
     "action": "the reported action is the Action, within the limits; origin 2 repeats the last action (section 5)",
     "answers": "the driver applies the Actions that answer its newest Step (section 5)",
