@@ -173,6 +173,28 @@ def test_an_old_client_counts_new_fields(later_bytes: bytes) -> None:
     assert client.tally.counts == {"unknown-fields": 1}
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"\xa1\xff",  # text of one byte that is not UTF-8
+        b"\x07",  # the number 7
+    ],
+)
+def test_a_field_whose_name_is_no_text_is_counted(name: bytes, spec: Any) -> None:
+    """A stranger may send such bytes. They must not end the process."""
+    payload = codec.encode(Bye("over"))
+    assert payload[0] == 0x81  # a map of one field
+    grown = b"\x82" + payload[1:] + name + b"\x01"
+    server = ServerLink("policy", "policy", {"simulator": (Step,)}, {}, 1)
+    server.receive(b"1", [b"hello", codec.encode(hello("simulator", "sim-0", client=1, robots=2, spec=spec))], 0.0)
+    server.receive(b"1", [b"bye", grown], 0.0)
+    client = ClientLink("policy", hello("simulator", "s", client=1), (Bye,))
+    client.receive([b"bye", grown], 0.0)
+    counts = server.tally.counts + client.tally.counts
+    assert sum(counts.values()) == 2
+    assert set(counts) <= {"unknown-fields", "fields", "malformed"}
+
+
 def test_an_old_reader_of_a_recording_counts_new_fields(later_bytes: bytes, caplog: pytest.LogCaptureFixture) -> None:
     decode = Decoder("a recording")
     for _ in range(3):

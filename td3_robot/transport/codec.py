@@ -123,8 +123,12 @@ def extra_fields(message: type[Message], payload: Buffer) -> int:
     )  # map 16, map 32; in other maps, the first byte is the size
     count = int.from_bytes(payload[1 : 1 + width], "big") if width else first & 0x0F
     plan = _PLANS[message]
-    # Most payloads have exactly the required fields, so their names need no check.
-    return 0 if count == plan.required else len(_unpack_names(payload).keys() - plan.names)
+    if count == plan.required:
+        return 0  # most payloads have exactly the required fields, so their names need no check
+    try:
+        return len(_unpack_names(payload).keys() - plan.names)
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # a name is a number, or not valid text: no field of ours
+        return max(1, count - len(plan.names))
 
 
 def encode_records(records: Sequence[Record]) -> bytes:
