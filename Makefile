@@ -12,13 +12,14 @@ ROS2_READY := $(VENV)/ros2/.ready
 # Tests and trainings start many processes. With .pyc files they do not each compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-all check docs audit sbom format clean help
+.PHONY: train test test-all check fuzz docs audit sbom format clean help
 
 help:
 	@echo "make train     set up, train Walker2D with three processes, print where the curve is"
 	@echo "make test      set up, run the tests but the slow ones"
 	@echo "make test-all  set up, run every test"
 	@echo "make check     set up, ruff, mypy --strict, bandit and the document checks"
+	@echo "make fuzz      set up, feed mutated bytes to each reader for 15 s (x86-64)"
 	@echo "make docs      set up, build the documentation site in build/site, check its links"
 	@echo "make audit     set up, fail if a package has a known vulnerability"
 	@echo "make sbom      set up, list the packages in build/sbom.json (CycloneDX)"
@@ -60,6 +61,12 @@ check: $(READY) docs
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive td3_robot sims
 	$(BIN)/python docs/produce.py --check
 	$(BIN)/python benchmarks/results/report.py --check
+
+# A target ends with an error at the first defect.
+FUZZ_SECONDS ?= 15
+fuzz: $(READY)
+	$(PIP) --editable '.[fuzz]'
+	for target in $$(ls tests/fuzz/corpus); do $(BIN)/python tests/fuzz/fuzz.py $$target $(FUZZ_SECONDS) || exit 1; done
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
