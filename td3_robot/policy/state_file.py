@@ -148,6 +148,6 @@ def _read(path: Path) -> tuple[SafetyState, str]:
         return safety_state.read(values), owner
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
-            f"state file {str(path)!r} is damaged ({str(error)[:200]}) and may hold a stop; check the robots, "
+            f"state file {str(path)!r} is damaged ({' '.join(str(error).split())[:200]}) and may hold a stop; check the robots, "
             "then remove the file"
         ) from None

@@ -124,7 +124,7 @@ class KeyFolder:
             raise KeysError(f"key folder {str(self.path)!r} has no key pair; make one: {command}") from None
         except OSError as error:
             raise KeysError(f"secret key {str(path)!r} cannot be read: {error.strerror}") from None
-        except (ValueError, msgspec.MsgspecError):
+        except (ValueError, msgspec.MsgspecError, zmq.ZMQError):
             raise KeysError(f"secret key {str(path)!r} is damaged: it is not a key pair in JSON") from None
         if mode & 0o077:
             raise KeysError(f"secret key {str(path)!r} has mode {mode:04o}; allowed is 0600: chmod 600 {path}")
