@@ -147,7 +147,8 @@ def _read(path: Path) -> tuple[SafetyState, str]:
         owner = msgspec.convert(values.pop("owner", ""), str)
         return safety_state.read(values), owner
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"state file {str(path)!r} is damaged ({' '.join(str(error).split())[:200]}) and may hold a stop; check the robots, "
+            f"state file {str(path)!r} is damaged ({reason}) and may hold a stop; check the robots, "
             "then remove the file"
         ) from None
