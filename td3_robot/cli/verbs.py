@@ -35,6 +35,7 @@ _TRAIN, _DEPLOY, _RECORD, _TOOLS = "train", "deploy", "record and replay", "tool
 
 COMMANDS: dict[str, Verb] = {
     "train": Verb("td3_robot.cli.train:main", "train a policy: start simulator, policy server and learner", _TRAIN),
+    "sweep": Verb("td3_robot.cli.sweep:main", "train with several seeds and values, and compare the runs", _TRAIN),
     "eval": Verb("td3_robot_sims.evaluate:main", "evaluate a policy, and make a video of it", _TRAIN),
     "sim": Verb("td3_robot_sims.node:main", "run one more simulator for a training", _TRAIN),
     "learner": Verb("td3_robot.learner.node:main", "run the learner of a training by hand", _TRAIN),

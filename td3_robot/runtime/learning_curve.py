@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -42,4 +43,25 @@ def draw(metrics: Path, target: Path, title: str) -> None:
     axes.set(title=title, xlabel="environment steps", ylabel="episode return", xlim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left")
+    figure.savefig(target, dpi=120)
+
+
+def draw_bands(bands: Mapping[str, Mapping[str, Sequence[float]]], target: Path, title: str) -> None:
+    """Draw a curve with its band for each group of runs.
+
+    Args:
+        bands: label of the group, mapped to ``env_steps``, ``mean``, ``low`` and ``high``.
+        target: image file to write.
+        title: title of the figure.
+    """
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for number, (label, band) in enumerate(bands.items()):
+        color = f"C{number}"
+        axes.plot(band["env_steps"], band["mean"], "o-", markersize=3, color=color, label=label)
+        axes.fill_between(band["env_steps"], band["low"], band["high"], color=color, alpha=0.2, linewidth=0)
+    axes.set(title=title, xlabel="environment steps", ylabel="episode return", xlim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
     figure.savefig(target, dpi=120)

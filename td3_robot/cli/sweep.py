@@ -1,0 +1,232 @@
+"""``td3-robot sweep``: trains one configuration with several seeds and values, and compares the runs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import itertools
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from td3_robot.config import loading as configuration
+from td3_robot.errors import EXIT_GOOD, UsageError, exit_code_of
+from td3_robot.runtime import metrics
+from td3_robot.runtime.arguments import Parser, integer
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.util.machine import available_cores
+
+_EXAMPLES = """examples:
+  td3-robot sweep pendulum --seeds 0..4
+  td3-robot sweep walker2d_fast --seeds 0..9 --vary learner.learning_rate=3e-4,7e-4 --out runs/rates
+  td3-robot sweep pendulum --seeds 1,5 --vary network.hidden=[64,64],[256,256] --vary learner.n_step=1,3
+
+The same command again continues a stopped sweep. It skips finished runs.
+"""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PERIOD = 0.2  # seconds between two looks at the running trainings
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """One run of the sweep.
+
+    Attributes:
+        name: name of its folder.
+        seed: its seed.
+        values: the varied keys, with their values as text.
+    """
+
+    name: str
+    seed: int
+    values: dict[str, str]
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    trainings = _trainings(options)
+    for training in trainings:
+        configuration.load(options.config, _overrides(options, training))
+    out: Path = options.out or Path("runs") / f"{Path(options.config).stem}-sweep"
+    out.mkdir(parents=True, exist_ok=True)
+    failed = _train_all(trainings, options, out)
+    _report([training for training in trainings if final_of(out / training.name)], options, out)
+    return 1 if failed else EXIT_GOOD
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="td3-robot sweep",
+        description="Train one configuration with several seeds and values, several runs at a time, and compare them.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of a shipped one")
+    parser.add_argument("--seeds", type=seeds, default=[0], metavar="S", help="seeds: 0..9, or 1,5,7 (default: 0)")
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        type=variation,
+        metavar="KEY=A,B,…",
+        help="train with each of these values; with several --vary, with each combination",
+    )
+    parser.add_argument("--steps", type=integer(1), metavar="N", help="environment steps of each run (total_steps)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a key in all runs"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the runs (default: runs/CONFIG-sweep)")
+    parser.add_argument(
+        "--at-once",
+        type=integer(1),
+        default=max(1, available_cores() // 2),
+        metavar="N",
+        help="runs at a time (default: one for two cores, here %(default)s)",
+    )
+    return parser
+
+
+def seeds(text: str) -> list[int]:
+    """Read ``0..9`` or ``1,5,7``."""
+    first, dots, last = text.partition("..")
+    with contextlib.suppress(ValueError):
+        found = list(range(int(first), int(last) + 1)) if dots else [int(part) for part in text.split(",")]
+        if found and len(set(found)) == len(found) and all(0 <= seed < 2**32 for seed in found):
+            return found
+    raise argparse.ArgumentTypeError(f"is {text!r}; allowed: FIRST..LAST, or different whole numbers such as 1,5,7")
+
+
+def variation(text: str) -> tuple[str, list[str]]:
+    """Read ``KEY=A,B``. A comma in brackets does not separate values."""
+    key, _, values = text.partition("=")
+    found = [value.strip() for value in re.split(r",(?![^\[]*\])", values)]
+    if not key or not all(found) or len(set(found)) != len(found):
+        raise argparse.ArgumentTypeError(f"is {text!r}; allowed: KEY=A,B,… with different values")
+    return key, found
+
+
+def _trainings(options: argparse.Namespace) -> list[Training]:
+    keys = [key for key, _ in options.vary]
+    taken = [*keys, *(override.partition("=")[0] for override in options.overrides)]
+    for key in taken:
+        if taken.count(key) > 1 or key in ("seed", "total_steps"):
+            option = {"seed": "--seeds", "total_steps": "--steps"}.get(key, "one option only")
+            raise UsageError(f"{key} is set twice, or by the wrong option; allowed: {option}")
+    found = []
+    for values in itertools.product(*(values for _, values in options.vary)):
+        for seed in options.seeds:
+            words = [f"{key.rpartition('.')[2]}={value}" for key, value in zip(keys, values, strict=True)]
+            name = re.sub(r"[^\w.=,-]+", "_", "-".join([*words, f"seed{seed}"]))
+            found.append(Training(name, seed, dict(zip(keys, values, strict=True))))
+    return found
+
+
+def _overrides(options: argparse.Namespace, training: Training) -> list[str]:
+    steps = [f"total_steps={options.steps}"] if options.steps else []
+    values = [f"{key}={value}" for key, value in training.values.items()]
+    return [*options.overrides, *values, f"seed={training.seed}", *steps]
+
+
+def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: Path) -> bool:
+    """Train all unfinished runs, and print a line when each one ends. Return whether a run failed."""
+    waiting = [training for training in trainings if not final_of(out / training.name)]
+    done, failed = len(trainings) - len(waiting), False
+    if done:
+        print(f"{done} of {len(trainings)} runs are finished already", flush=True)
+    running: dict[Training, subprocess.Popen[bytes]] = {}
+    with _caught_signals() as caught:
+        while (waiting or running) and not caught:
+            while waiting and len(running) < options.at_once:
+                training = waiting.pop(0)
+                running[training] = _start(training, options, out)
+            time.sleep(_PERIOD)
+            for training, process in list(running.items()):
+                if (code := process.poll()) is None:
+                    continue
+                del running[training]
+                done += 1
+                final = final_of(out / training.name)
+                failed |= code != EXIT_GOOD or not final
+                result = f"mean return {final['eval_return_mean']:.1f}" if final else f"failed with exit code {code}"
+                where = "" if final else f"; see {out / training.name}.log"
+                print(f"{done}/{len(trainings)} {training.name}: {result}{where}", flush=True)
+        for process in running.values():
+            process.send_signal(signal.SIGINT)
+        for process in running.values():
+            process.wait()
+    if caught:
+        print(f"stopped; everything learned is saved in {out}; the same command continues", file=sys.stderr)
+        raise SystemExit(exit_code_of(caught[0]))
+    return failed
+
+
+@contextlib.contextmanager
+def _caught_signals() -> Iterator[list[int]]:
+    """Yield a list that collects Ctrl-C and SIGTERM. An exception could come while a training is being started."""
+    caught: list[int] = []
+    handlers = {number: signal.signal(number, lambda it, _: caught.append(it)) for number in _SIGNALS}
+    try:
+        yield caught
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _start(training: Training, options: argparse.Namespace, out: Path) -> subprocess.Popen[bytes]:
+    run = RunFolder(out / training.name)
+    words = ["--resume", str(run.path)] if run.config_file.exists() else [options.config, "--out", str(run.path)]
+    sets = [word for override in _overrides(options, training) for word in ("--set", override)]
+    with open(f"{run.path}.log", "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "td3_robot", "train", *words, *sets],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches only the sweep, which forwards it once
+        )
+
+
+def final_of(folder: Path) -> dict[str, Any] | None:
+    """Return the record of the final evaluation of a run; None if the run is not finished."""
+    run = RunFolder(folder)
+    records = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.exists() else []
+    return records[-1] if records and records[-1].get("final") else None
+
+
+def _report(trainings: Sequence[Training], options: argparse.Namespace, out: Path) -> None:
+    """Print a table of the finished runs. Write it to ``sweep.csv``, and the curves to ``sweep.png``."""
+    if not trainings:
+        return
+    import numpy as np
+
+    from td3_robot.runtime import comparison, learning_curve  # matplotlib takes a second to load
+
+    keys = [key for key, _ in options.vary]
+    finals = {training: final_of(out / training.name) or {} for training in trainings}
+    with (out / "sweep.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["run", *keys, "seed", "env_steps", "mean_return", "std_return"])
+        for training, final in finals.items():
+            figures = (final[key] for key in ("env_steps", "eval_return_mean", "eval_return_std"))
+            writer.writerow([training.name, *training.values.values(), training.seed, *figures])
+    groups: dict[str, list[Training]] = {}
+    for training in trainings:
+        label = ", ".join(f"{key}={value}" for key, value in training.values.items()) or options.config
+        groups.setdefault(label, []).append(training)
+    width = max(map(len, groups))
+    print(f"{'':<{width}}  seeds      mean    lowest   highest")
+    bands = {}
+    for label, members in groups.items():
+        means = [finals[training]["eval_return_mean"] for training in members]
+        print(f"{label:<{width}}  {len(means):5d} {np.mean(means):9.1f} {min(means):9.1f} {max(means):9.1f}")
+        bands[label] = comparison.band([comparison.curve_of(out / training.name) for training in members])
+    learning_curve.draw_bands(bands, out / "sweep.png", f"mean, lowest and highest evaluation of {options.config}")
+    print(f"table:   {out / 'sweep.csv'}\ncurves:  {out / 'sweep.png'}")
+    print(f"compare: td3-robot dashboard --runs {shlex.quote(str(out))}")

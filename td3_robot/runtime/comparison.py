@@ -1,0 +1,111 @@
+"""Compares all runs in a folder: curves with seeds as bands, differences of configurations and scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from td3_robot.runtime import metrics
+from td3_robot.runtime.run_folder import RunFolder
+
+_RUNS = 200  # maximum number of compared runs
+
+
+def compare(folder: Path) -> dict[str, Any]:
+    """Return ``runs``, the configuration ``keys`` in which they differ, and the ``bands`` of curves."""
+    runs = [_facts(path) for path in runs_in(folder)]
+    names = {name for run in runs for name in run["config"]}
+    differ = sorted(name for name in names if len({json.dumps(run["config"].get(name)) for run in runs}) > 1)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        others = {name: run["config"].get(name) for name in differ if name != "seed"}
+        groups.setdefault(json.dumps(others), []).append(run)
+    bands = [
+        {"label": _label(json.loads(key), group), **band([run["curve"] for run in group])}
+        for key, group in groups.items()
+    ]
+    for run in runs:
+        run["config"] = {name: run["config"].get(name) for name in differ}
+    return {"title": folder.absolute().name, "runs": runs, "keys": differ, "bands": bands}
+
+
+def band(curves: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
+    """The mean, lowest and highest value of curves at each step of any curve. A curve counts only within its range."""
+    steps = sorted({step for curve in curves for step in curve["env_steps"]})
+    whole = [curve for curve in curves if curve["env_steps"]]
+    if not steps:
+        return {"env_steps": [], "mean": [], "low": [], "high": []}
+    values = np.array(
+        [np.interp(steps, curve["env_steps"], curve["returns"], left=np.nan, right=np.nan) for curve in whole]
+    )
+    return {
+        "env_steps": steps,
+        "mean": np.nanmean(values, axis=0).tolist(),
+        "low": np.nanmin(values, axis=0).tolist(),
+        "high": np.nanmax(values, axis=0).tolist(),
+    }
+
+
+def runs_in(folder: Path) -> list[Path]:
+    return sorted(file.parent for file in folder.glob("*/config.yaml"))[:_RUNS]
+
+
+def videos_of(run: Path) -> list[Path]:
+    return sorted(run.glob("*.mp4"))
+
+
+def _evaluations(path: Path) -> list[dict[str, Any]]:
+    run = RunFolder(path)
+    records = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.exists() else []
+    return [record for record in records if isinstance(record.get("eval_return_mean"), int | float)]
+
+
+def curve_of(path: Path) -> dict[str, list[float]]:
+    """Return the evaluations of a run: ``env_steps`` and mean ``returns``."""
+    records = _evaluations(path)
+    return {
+        "env_steps": [record["env_steps"] for record in records],
+        "returns": [record["eval_return_mean"] for record in records],
+    }
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    run, records = RunFolder(path), _evaluations(path)
+    last = records[-1] if records else {}
+    try:
+        config = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        config = {}
+    return {
+        "name": path.name,
+        "config": flat(config if isinstance(config, dict) else {}),
+        "score": last.get("eval_return_mean"),
+        "score_std": last.get("eval_return_std"),
+        "env_steps": last.get("env_steps"),
+        "curve": curve_of(path),
+        "videos": [file.name for file in videos_of(path)],
+    }
+
+
+def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested sections by their whole key, such as ``learner.batch_size``."""
+    values: dict[str, Any] = {}
+    for name, value in section.items():
+        if isinstance(value, dict) and value:
+            values |= flat(value, f"{prefix}{name}.")
+        else:
+            values[f"{prefix}{name}"] = value
+    return values
+
+
+def _label(differences: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> str:
+    """A short name of a group of runs: what makes it different, or the name of its only run."""
+    if len(group) == 1:
+        return str(group[0]["name"])
+    settings = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in list(differences.items())[:3])
+    return f"{settings or 'all runs'} ({len(group)} seeds)"
