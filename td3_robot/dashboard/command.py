@@ -39,6 +39,15 @@ def main(arguments: Sequence[str]) -> int:
 
     from td3_robot.dashboard.guard import OPERATOR, VIEWER, Guard
 
+    class Server(uvicorn.Server):
+        """Keeps the signal that ended the server. asyncio does not always pass on Ctrl-C."""
+
+        signal = 0
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            self.signal = sig
+            super().handle_exit(sig, frame)
+
     with _listening(options.host, options.port) as listener, contextlib.ExitStack() as stack:
         port = listener.getsockname()[1]
         scheme = "https" if options.cert else "http"
@@ -58,15 +67,16 @@ def main(arguments: Sequence[str]) -> int:
             ssl_certfile=options.cert,
             ssl_keyfile=options.key,
         )
-        server = uvicorn.Server(settings)
+        server = Server(settings)
         view, operate = (f"{scheme}://{names[0]}:{port}/?token={token}" for token in tokens.values())
         for number in (signal.SIGTERM, signal.SIGHUP):  # uvicorn raises SIGTERM again after its own shutdown
             signal.signal(number, _leave)
         print(f"operate: {operate}\nview: {view}", flush=True)
         if options.open:
             stack.enter_context(_opened(operate))
-        server.run(sockets=[listener])
-    return EXIT_GOOD
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])
+    return exit_code_of(server.signal) if server.signal else EXIT_GOOD
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import shutil
@@ -84,22 +85,21 @@ def test_metrics_and_stream_of_a_run_that_has_ended(site: Site) -> None:
     assert found["train"]["return_mean"] == [record["return_mean"] for record in train]
     assert found["train"]["actor_loss"] == [3.0, None]
     assert found["evaluation"]["eval_return_mean"] == [10.0, 123.456789]
-    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=30)
-    connection.request("GET", "/events", headers=cookie)
-    stream = connection.getresponse()
-    assert stream.headers["content-type"].startswith("text/event-stream")
-    lines = [stream.readline().decode().rstrip() for _ in range(4)]
-    assert lines[:2] == ["retry: 1000", "event: history"]
-    assert json.loads(lines[2].removeprefix("data: ")) is not None
-    live: Any = {}
-    while "problem" not in live:
-        line = stream.readline().decode()
-        live = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else live
-    assert "start its training first" in live["problem"]
-    site.process.interrupt()  # ends although a viewer is connected
-    assert site.process.finish(30) == 130, site.process.output()
-    assert site.token not in site.process.output().replace(site.address, "")
-    connection.close()
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", site.port, timeout=30)) as connection:
+        connection.request("GET", "/events", headers=cookie)
+        stream = connection.getresponse()
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        lines = [stream.readline().decode().rstrip() for _ in range(4)]
+        assert lines[:2] == ["retry: 1000", "event: history"]
+        assert json.loads(lines[2].removeprefix("data: ")) is not None
+        live: Any = {}
+        while "problem" not in live:
+            line = stream.readline().decode()
+            live = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else live
+        assert "start its training first" in live["problem"]
+        site.process.interrupt()  # ends although a viewer is connected
+        assert site.process.finish(30) == 130, site.process.output()
+        assert site.token not in site.process.output().replace(site.address, "")
 
 
 def test_sigterm_ends_the_server(site: Site) -> None:
