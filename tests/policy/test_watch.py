@@ -403,6 +403,23 @@ def test_commands_for_one_robot_and_their_replies_are_relayed(make_core: Cores, 
     assert len(core.desk._relayed) == 1024
 
 
+@pytest.mark.parametrize("verb", ["activate", "deactivate", "reset", "estop"])
+def test_commands_for_all_robots_have_id_0_and_need_no_reply(
+    verb: str, make_core: Cores, peer: Peer, operator: Peer
+) -> None:
+    """Section 8 of the protocol: the robots get ``id`` 0, and only the server replies to the operator."""
+    core = make_core()
+    if verb == "reset":
+        core.step([(operator, command("estop"))], 0.0)
+    outputs = core.step([(operator, command(verb))], 0.0)
+    [relayed] = [message for to, message in outputs if to is peer and isinstance(message, Command)]
+    assert (relayed.id, relayed.verb, relayed.target) == (0, verb, "")
+    [reply] = [message for to, message in outputs if to is operator and isinstance(message, Reply)]
+    assert (reply.id, reply.error) == (77, "")
+    answers = core.step([(peer, Reply(0, "leg", "", "active", {}))], 0.1)
+    assert not [message for _, message in answers if isinstance(message, Reply)]
+
+
 def test_state_changes_of_robots_are_relayed_to_operators(make_core: Cores, peer: Peer, operator: Peer) -> None:
     change = LifecycleChange("leg", "active", "fault", "no action for 100 ms", 5)
     assert make_core().step([(peer, change)], 0.0) == [(operator, change)]
