@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from td3_robot.cluster.agent import Agent, Report
 from td3_robot.config.schema import Config
-from td3_robot.errors import ConfigError, NodeError, UsageError
+from td3_robot.errors import NodeError, UsageError
 from td3_robot.runtime.hosts import Running, Start, ThisMachine
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.run_folder import RunFolder
@@ -153,13 +153,9 @@ class RayHosts:
         run: the run folder.
         config: the configuration of the run.
         say: prints one line for the user.
-
-    Raises:
-        ConfigError: the configuration cannot train on a cluster.
     """
 
     def __init__(self, address: str, run: RunFolder, config: Config, say: Callable[[str], None]) -> None:
-        check(config)
         self._address = address
         self._run = run
         self._config = config
@@ -353,25 +349,6 @@ class RayHosts:
         for name, process in self._local.items():
             if name not in LISTENERS:
                 process.send_signal(signal.SIGTERM)
-
-
-def check(config: Config) -> None:
-    """Check that a configuration can train on a cluster.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    if config.timing == "lockstep":
-        raise ConfigError("timing is 'lockstep', which trains on one machine only; with --cluster it must be free")
-    for link, endpoint in (("policy", config.endpoints.policy), ("learner", config.endpoints.learner)):
-        if endpoint:
-            raise ConfigError(
-                f"endpoints.{link} is {endpoint!r}; with --cluster it must be null: the cluster chooses it"
-            )
-    if config.endpoints.keys:
-        raise ConfigError(
-            f"endpoints.keys is {config.endpoints.keys!r}; with --cluster it must be null: each run has its own"
-        )
 
 
 def share(count: int, hosts: Sequence[Host], each: float) -> Iterable[Host]:

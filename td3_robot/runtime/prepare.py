@@ -160,7 +160,16 @@ def resumed_run(
 
 
 def _on_cluster(config: Config) -> Config:
-    """Return the configuration with the number of simulators on a cluster."""
+    """Return the configuration with the number of simulators on a cluster.
+
+    Raises:
+        ConfigError: the configuration cannot train on a cluster.
+    """
+    if config.timing == "lockstep":
+        raise ConfigError("timing is 'lockstep', which trains on one machine only; with --cluster it must be free")
+    for key in (*LINKS, "keys"):
+        if value := getattr(config.endpoints, key):
+            raise ConfigError(f"endpoints.{key} is {value!r}; with --cluster it must be null: each run makes its own")
     return replace(config, simulators=config.cluster.simulators or config.simulators)
 
 

@@ -12,7 +12,7 @@ import pytest
 from td3_robot.cli.main import main
 from td3_robot.config import loading as configuration
 from td3_robot.errors import ConfigError
-from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.runtime.prepare import new_run
 from tests.conftest import Command
 
 pytest.importorskip("ray")
@@ -24,15 +24,15 @@ from td3_robot.cluster import hosts
     [
         ("timing=lockstep", "timing is 'lockstep'"),
         ("endpoints.policy=ipc:///tmp/p", "endpoints.policy is 'ipc:///tmp/p'; with --cluster it must be null"),
-        ("endpoints.learner=tcp://127.0.0.1:5555", "endpoints.learner is 'tcp://127.0.0.1:5555'"),
+        ("endpoints.monitor=tcp://127.0.0.1:5555", "endpoints.monitor is 'tcp://127.0.0.1:5555'"),
         ("endpoints.keys=/tmp/keys", "endpoints.keys is '/tmp/keys'; with --cluster it must be null"),
     ],
 )
 def test_settings_that_do_not_fit_a_cluster_are_named(override: str, message: str, tmp_path: Path) -> None:
-    config = configuration.parse({}, [override])
     with pytest.raises(ConfigError) as caught:
-        hosts.RayHosts("auto", RunFolder(tmp_path), config, print)
+        new_run("pendulum", [override], tmp_path / "run", cluster=True)
     assert str(caught.value).startswith(message)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
