@@ -54,18 +54,19 @@ class Cluster:
 
     def host_of(self, name: str) -> int:
         """Return the number of the host on which a process of a training runs."""
-        [process] = [item for item in self._running() if item.cmdline()[item.cmdline().index("--name") + 1] == name]
+        words = {process: process.info["cmdline"] for process in self._running()}
+        [process] = [process for process, line in words.items() if line[line.index("--name") + 1] == name]
         while process := process.parent():
-            words = process.cmdline()
+            line = process.cmdline()
             for number, node in enumerate(self._nodes):
-                if any(node in word for word in words):
+                if any(node in word for word in line):
                     return number
         raise AssertionError(f"{name} runs on no host")
 
     def left_behind(self) -> list[str]:
         """Return the folders for sockets and keys that still exist, and the processes of trainings that still run."""
         folders = [str(path) for path in self.folder.glob(f"{SOCKETS_PREFIX}*")]
-        return folders + [" ".join(process.cmdline()) for process in self._running()]
+        return folders + [" ".join(process.info["cmdline"]) for process in self._running()]
 
     def _running(self) -> list[psutil.Process]:
         found = []
