@@ -6,7 +6,6 @@ the topics. Values keep the units of their channels; normalised values stay norm
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from rosbags.typesys import Stores, get_typestore
 from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import ConfigError
 from td3_robot.messages import Action, Evaluation, Hello, LifecycleChange, Message, Status, Step
+from td3_robot.recording.joints import Joints
 from td3_robot.specs import Channel, Float32, Float64, RobotSpec
 
 CONVERTED: tuple[type[Message], ...] = (Hello, Step, Action, Status, LifecycleChange, Evaluation)
@@ -26,21 +26,6 @@ _STORE = get_typestore(Stores.ROS2_HUMBLE)
 _OK, _ERROR = 0, 2  # levels of a DiagnosticStatus
 _LONGEST = 90  # characters of the name of a node or a channel
 _SHOWN = 5  # number of channels that a remark names
-_FIELDS = {
-    **dict.fromkeys(("position", "pos", "angle"), "position"),
-    **dict.fromkeys(("velocity", "vel", "speed"), "velocity"),
-    **dict.fromkeys(("effort", "torque", "force"), "effort"),
-}
-"""The last word of a channel's name, mapped to a field of sensor_msgs/JointState."""
-_UNITS = {
-    **dict.fromkeys(("rad", "deg", "°", "m"), "position"),
-    **dict.fromkeys(("rad/s", "deg/s", "°/s", "m/s"), "velocity"),
-    **dict.fromkeys(("N·m", "N*m", "Nm", "N"), "effort"),
-}
-"""The unit of a channel, mapped to a field of sensor_msgs/JointState."""
-
-Place = tuple[str, str]
-"""A joint, and a field of sensor_msgs/JointState. The name of the only joint of a robot may be empty."""
 
 
 class Draft(NamedTuple):
@@ -151,7 +136,7 @@ class _Source:
         self._known = spec is not None and (spec.observation_size, spec.action_size) == size[1:]
         if spec is None or not self._known:
             spec = RobotSpec("robot", _numbered(size[1]), _numbered(size[2]), 1.0)
-        self._joints = _Joints(spec)
+        self._joints = Joints(spec)
         self._robots = [f"{namespace}/robot_{robot}" for robot in range(size[0])]
         names = {
             kind: [channel.name for channel in channels]
@@ -167,8 +152,8 @@ class _Source:
         for robot, base in enumerate(self._robots):
             rows = {"observation": step.observation[robot], "action": step.action[robot]}
             if self._joints.measured:
-                state = self._joints.state(rows["observation"], rows["action"], published)
-                yield Draft(f"{base}/joint_states", _JOINT_STATE, state)
+                state = self._joints.state(rows["observation"], rows["action"])
+                yield Draft(f"{base}/joint_states", _JOINT_STATE, _joint_state(self._joints.measured, state, published))
             for kind, row in rows.items():
                 yield _array(f"{base}/{kind}", self._layouts[kind], row)
                 for topic, value in zip(self._topics[kind], row.tolist(), strict=True):
@@ -183,7 +168,8 @@ class _Source:
         for base, row in zip(self._robots, action.action, strict=True):
             yield _array(f"{base}/commands", self._layouts["action"], row)
             if self._joints.driven:
-                yield Draft(f"{base}/joint_commands", _JOINT_STATE, self._joints.command(row, published))
+                command = _joint_state(self._joints.driven, self._joints.command(row), published)
+                yield Draft(f"{base}/joint_commands", _JOINT_STATE, command)
 
     def remark(self) -> str:
         """Return why channels have no place in a JointState. The text is empty if each channel has a place."""
@@ -197,79 +183,6 @@ class _Source:
             what = f"no {self._robots[0]}/joint_states, because no channel names a joint as JOINT.position does"
         shown = ", ".join(unmapped[:_SHOWN]) + (", …" if len(unmapped) > _SHOWN else "")
         return f"{what}: {shown}; the topics observation and action hold every channel"
-
-
-class _Joints:
-    """The joints of a robot, found by the names and units of its channels.
-
-    Attributes:
-        measured: names of the joints in joint_states; empty without any position or velocity.
-        driven: names of the joints that actions drive.
-        unmapped: names of the channels that belong to no joint.
-    """
-
-    def __init__(self, spec: RobotSpec) -> None:
-        places = [_driven_place(channel) for channel in spec.actions]
-        self._applied = _indices(places, spec.name)
-        driven = {place[0] for place in places if place}
-        if len(spec.actions) == 1:
-            driven.add("")  # the action drives the only joint, whatever the action's name
-        places = [_measured_place(channel, driven) for channel in spec.observations]
-        self._observed = _indices(places, spec.name)
-        position, velocity = self._observed["position"], self._observed["velocity"]
-        self._effort_observed = bool(self._observed["effort"])
-        effort = (self._observed if self._effort_observed else self._applied)["effort"]
-        self._state_fields = {"position": position, "velocity": velocity, "effort": effort}
-        self.measured = list(dict.fromkeys([*position, *velocity, *effort])) if position or velocity else []
-        self.driven = list(dict.fromkeys(joint for joints in self._applied.values() for joint in joints))
-        self.unmapped = [
-            channel.name
-            for channels, fields in ((spec.observations, self._observed), (spec.actions, self._applied))
-            for index, channel in enumerate(channels)
-            if not any(index in joints.values() for joints in fields.values())
-        ]
-
-    def state(self, observation: Float32, action: Float32, published: int) -> Any:
-        """Return the JointState of a robot."""
-        rows = observation, observation, observation if self._effort_observed else action
-        return _joint_state(self.measured, self._state_fields, rows, published)
-
-    def command(self, action: Float32, published: int) -> Any:
-        """Return a JointState with the commands for a robot."""
-        return _joint_state(self.driven, self._applied, (action, action, action), published)
-
-
-def _driven_place(channel: Channel) -> Place | None:
-    """Return the joint that an action channel drives, and the field of the command; None without a joint.
-
-    ``hip.torque`` and ``hip_torque`` drive ``hip``. For a name without such a word, the unit decides.
-    """
-    joint, _, word = channel.name.replace("_", ".").rpartition(".")
-    if word in _FIELDS:
-        return channel.name[: len(joint)], _FIELDS[word]
-    return (channel.name, _UNITS[channel.unit]) if channel.unit in _UNITS else None
-
-
-def _measured_place(channel: Channel, driven: Collection[str]) -> Place | None:
-    """Return the joint and field of an observation channel; None without a joint.
-
-    ``hip.position`` always belongs to the joint ``hip``. Other names belong to a joint only if an action drives it,
-    because a robot also measures heights, forces on its feet and angles of its body.
-    """
-    joint, _, word = channel.name.rpartition(".")
-    if joint and _FIELDS.get(word) in ("position", "velocity"):
-        return joint, _FIELDS[word]
-    place = _driven_place(channel)
-    return place if place and place[0] in driven else None
-
-
-def _indices(places: Iterable[Place | None], robot: str) -> dict[str, dict[str, int]]:
-    """Return the index of the channel of each joint, for each field. The robot names a joint without a name."""
-    result: dict[str, dict[str, int]] = {"position": {}, "velocity": {}, "effort": {}}
-    for index, place in enumerate(places):
-        if place:
-            result[place[1]].setdefault(place[0] or robot, index)
-    return result
 
 
 def _numbered(count: int) -> tuple[Channel, ...]:
@@ -332,18 +245,9 @@ def _array(topic: str, layout: Any, values: Float32 | Float64) -> Draft:
     return Draft(topic, kind, _make(kind, layout, values.astype(np.float64)))
 
 
-def _joint_state(
-    names: list[str], fields: Mapping[str, Mapping[str, int]], rows: Sequence[Float32], published: int
-) -> Any:
-    """Return a JointState. A joint without a value gets NaN; a field without values is empty.
-
-    ``fields`` and ``rows`` have an item for position, velocity and effort: the index of each joint's value, the values.
-    """
-    values = [
-        np.array([row[joints[name]] if name in joints else math.nan for name in names if joints], np.float64)
-        for joints, row in zip(fields.values(), rows, strict=True)
-    ]
-    return _make(_JOINT_STATE, _header(published), names, *values)
+def _joint_state(names: Sequence[str], values: Iterable[Float64], published: int) -> Any:
+    """Return a JointState. ``values`` are the positions, velocities and efforts; see :class:`Joints`."""
+    return _make(_JOINT_STATE, _header(published), list(names), *values)
 
 
 def _diagnostic(node: str, level: int, state: str, detail: str, values: Mapping[str, Any], published: int) -> Draft:

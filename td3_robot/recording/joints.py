@@ -1,0 +1,118 @@
+"""Finds the joints of a robot by the names and units of its channels.
+
+The ROS 2 and the Foxglove conversion share it. ``docs/how-to/view_recordings.md`` lists the names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from td3_robot.specs import Channel, Float32, Float64, RobotSpec
+
+_FIELDS = {
+    **dict.fromkeys(("position", "pos", "angle"), "position"),
+    **dict.fromkeys(("velocity", "vel", "speed"), "velocity"),
+    **dict.fromkeys(("effort", "torque", "force"), "effort"),
+}
+"""The last word of a channel's name, mapped to a field of a joint."""
+_UNITS = {
+    **dict.fromkeys(("rad", "deg", "°", "m"), "position"),
+    **dict.fromkeys(("rad/s", "deg/s", "°/s", "m/s"), "velocity"),
+    **dict.fromkeys(("N·m", "N*m", "Nm", "N"), "effort"),
+}
+"""The unit of a channel, mapped to a field of a joint."""
+
+Place = tuple[str, str]
+"""A joint, and one of the fields position, velocity and effort. The name of the only joint of a robot may be empty."""
+
+
+class Joints:
+    """The joints of a robot, found by the names and units of its channels.
+
+    Attributes:
+        measured: names of the joints in joint_states; empty without any position or velocity.
+        driven: names of the joints that actions drive.
+        unmapped: names of the channels that belong to no joint.
+    """
+
+    def __init__(self, spec: RobotSpec) -> None:
+        places = [_driven_place(channel) for channel in spec.actions]
+        self._applied = _indices(places, spec.name)
+        driven = {place[0] for place in places if place}
+        if len(spec.actions) == 1:
+            driven.add("")  # the action drives the only joint, whatever the action's name
+        places = [_measured_place(channel, driven) for channel in spec.observations]
+        self._observed = _indices(places, spec.name)
+        position, velocity = self._observed["position"], self._observed["velocity"]
+        self._effort_observed = bool(self._observed["effort"])
+        effort = (self._observed if self._effort_observed else self._applied)["effort"]
+        self._state_fields = {"position": position, "velocity": velocity, "effort": effort}
+        self.measured = list(dict.fromkeys([*position, *velocity, *effort])) if position or velocity else []
+        self.driven = list(dict.fromkeys(joint for joints in self._applied.values() for joint in joints))
+        self.unmapped = [
+            channel.name
+            for channels, fields in ((spec.observations, self._observed), (spec.actions, self._applied))
+            for index, channel in enumerate(channels)
+            if not any(index in joints.values() for joints in fields.values())
+        ]
+
+    def state(self, observation: Float32, action: Float32) -> Iterator[Float64]:
+        """Yield the positions, velocities and efforts of the joints in ``measured``.
+
+        Args:
+            observation: observation of one robot, shape (O,), in the units of its channels.
+            action: the applied action of this robot, shape (A,). It gives the efforts that no channel measures.
+        """
+        rows = observation, observation, observation if self._effort_observed else action
+        return _values(self.measured, self._state_fields, rows)
+
+    def command(self, action: Float32) -> Iterator[Float64]:
+        """Yield the positions, velocities and efforts that an action, shape (A,), commands the joints in ``driven``."""
+        return _values(self.driven, self._applied, (action, action, action))
+
+
+def _values(
+    names: Sequence[str], fields: Mapping[str, Mapping[str, int]], rows: Sequence[Float32]
+) -> Iterator[Float64]:
+    """Yield the values of each field. A joint without a value gets NaN; a field without values is empty.
+
+    ``fields`` and ``rows`` have an item for position, velocity and effort: the index of each joint's value, the values.
+    """
+    for joints, row in zip(fields.values(), rows, strict=True):
+        yield np.array([row[joints[name]] if name in joints else math.nan for name in names if joints], np.float64)
+
+
+def _driven_place(channel: Channel) -> Place | None:
+    """Return the joint that an action channel drives, and the field of the command; None without a joint.
+
+    ``hip.torque`` and ``hip_torque`` drive ``hip``. For a name without such a word, the unit decides.
+    """
+    joint, _, word = channel.name.replace("_", ".").rpartition(".")
+    if word in _FIELDS:
+        return channel.name[: len(joint)], _FIELDS[word]
+    return (channel.name, _UNITS[channel.unit]) if channel.unit in _UNITS else None
+
+
+def _measured_place(channel: Channel, driven: Collection[str]) -> Place | None:
+    """Return the joint and field of an observation channel; None without a joint.
+
+    ``hip.position`` always belongs to the joint ``hip``. Other names belong to a joint only if an action drives it,
+    because a robot also measures heights, forces on its feet and angles of its body.
+    """
+    joint, _, word = channel.name.rpartition(".")
+    if joint and _FIELDS.get(word) in ("position", "velocity"):
+        return joint, _FIELDS[word]
+    place = _driven_place(channel)
+    return place if place and place[0] in driven else None
+
+
+def _indices(places: Iterable[Place | None], robot: str) -> dict[str, dict[str, int]]:
+    """Return the index of the channel of each joint, for each field. The robot names a joint without a name."""
+    result: dict[str, dict[str, int]] = {"position": {}, "velocity": {}, "effort": {}}
+    for index, place in enumerate(places):
+        if place:
+            result[place[1]].setdefault(place[0] or robot, index)
+    return result
