@@ -1,9 +1,10 @@
-"""``td3-robot monitor``: shows live messages of a run or robot on the terminal, as JSON, or in PlotJuggler."""
+"""``td3-robot monitor``: shows live messages of a run or robot on the terminal, as JSON, in PlotJuggler or Foxglove."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import logging
 import shutil
@@ -16,9 +17,10 @@ from td3_robot.errors import UsageError
 from td3_robot.messages import Message, Record
 from td3_robot.monitor.core import Listener, Monitor
 from td3_robot.monitor.plotjuggler import PlotJuggler
-from td3_robot.recording.entries import printable
+from td3_robot.recording.entries import Entry, printable
 from td3_robot.recording.faults import line
-from td3_robot.runtime.arguments import node_parser, real
+from td3_robot.recording.values import Names
+from td3_robot.runtime.arguments import integer, node_parser, real
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
 from td3_robot.topics import MONITOR
@@ -28,11 +30,14 @@ from td3_robot.util.text import one_line
 ACCEPTS: dict[str, tuple[type[Message], ...]] = {"node": (Record,)}
 """The messages that a monitor accepts, by role of the client."""
 _CLEAR = "\x1b[H\x1b[2J"  # ECMA-48: move the cursor to the upper left corner, erase everything
+FOXGLOVE_PORT = 8765
+"""The port at which Foxglove and Lichtblick look for a server."""
 _WIDTH = 200  # longest line, in characters
 _EXAMPLES = """examples:
   td3-robot monitor --run runs/walker2d
   td3-robot monitor --run runs/walker2d --json --seconds 10
   td3-robot monitor --run runs/walker2d --plotjuggler tcp://127.0.0.1:9872    (PlotJuggler: ZMQ Subscriber, MessagePack)
+  td3-robot monitor --run runs/walker2d --foxglove                            (Foxglove, Lichtblick: Open connection)
   td3-robot monitor --config robot.yaml            watches a deployed policy server and robot
   td3-robot monitor --endpoint ipc:///tmp/monitor.sock & td3-robot play walk.mcap --monitor ipc:///tmp/monitor.sock
 
@@ -50,6 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=seconds, metavar="S", help="end after S seconds")
     parser.add_argument("--json", action="store_true", help="print each report as a line of JSON")
     parser.add_argument("--plotjuggler", metavar="ENDPOINT", help="publish all numbers here, for PlotJuggler")
+    parser.add_argument(
+        "--foxglove",
+        nargs="?",
+        type=integer(0, 65535),
+        const=FOXGLOVE_PORT,
+        metavar="PORT",
+        help="serve Foxglove and Lichtblick on this machine (default: 8765; 0 for a free port)",
+    )
     parser.add_argument("--anywhere", action="store_true", help="allow other machines to read --plotjuggler")
     options = parser.parse_args(arguments)
     if options.anywhere and not options.plotjuggler:
@@ -58,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _watch(node: Node, options: argparse.Namespace) -> None:
-    head = ""
+    heads: list[str] = []
     begun = shown = time.monotonic()
 
     def after(monitor: Monitor) -> bool:
@@ -67,20 +80,30 @@ def _watch(node: Node, options: argparse.Namespace) -> None:
         over = options.seconds is not None and now - begun >= options.seconds
         if over or now - shown >= options.every:
             shown = now
-            over = not _show(monitor.report(now), options.json, head) or over
+            over = not _show(monitor.report(now), options.json, heads) or over
         return over
 
     with contextlib.ExitStack() as stack:
-        listener = None
+        viewers: list[Any] = []
         if options.plotjuggler:
-            plotjuggler = stack.enter_context(
-                contextlib.closing(PlotJuggler(options.plotjuggler, anywhere=options.anywhere))
-            )
-            head, listener = f"PlotJuggler: {plotjuggler.endpoint}", plotjuggler.publish
+            viewers.append(PlotJuggler(options.plotjuggler, anywhere=options.anywhere))
+            stack.callback(viewers[-1].close)
+            heads.append(f"PlotJuggler: {viewers[-1].endpoint}")
+        if options.foxglove is not None:
+            module = importlib.import_module("td3_robot.monitor.foxglove")  # needs an extra
+            viewers.append(module.Foxglove(options.foxglove))
+            stack.callback(viewers[-1].close)
+            heads.append(f"Foxglove: {viewers[-1].address}, layout {viewers[-1].layout}")
+
+        def publish(entry: Entry, message: Message, names: Names) -> None:
+            for viewer in viewers:
+                viewer.publish(entry, message, names)
+
         node.listen(MONITOR, ACCEPTS)
-        if head and not options.json:
-            print(head, flush=True)
-        watch(node, listener, after)
+        if not options.json:
+            for head in heads:
+                print(head, flush=True)
+        watch(node, publish if viewers else None, after)
 
 
 def watcher_parser(description: str, epilog: str) -> argparse.ArgumentParser:
@@ -102,7 +125,7 @@ def watch(node: Node, listener: Listener | None, after: Callable[[Monitor], bool
     node.spin(monitor, busy=lambda: False, report=report, after=lambda: after(monitor))
 
 
-def _show(report: dict[str, Any], as_json: bool, head: str) -> bool:
+def _show(report: dict[str, Any], as_json: bool, heads: list[str]) -> bool:
     """Print a report. Returns False if the reader has closed the pipe, as ``| head`` does."""
     if as_json:
         text = json.dumps(report)
@@ -111,7 +134,7 @@ def _show(report: dict[str, Any], as_json: bool, head: str) -> bool:
         lines = table(report)
         if terminal:
             columns, rows = shutil.get_terminal_size()
-            lines = [item[: columns - 1] for item in ([head] if head else []) + lines][: rows - 1]
+            lines = [item[: columns - 1] for item in heads + lines][: rows - 1]
         text = (_CLEAR if terminal else "") + "\n".join(lines)
     return say(text)
 

@@ -15,9 +15,9 @@ import msgspec
 import zmq
 
 from td3_robot.errors import EndpointError
-from td3_robot.messages import Message, wire_fields
+from td3_robot.messages import Message
 from td3_robot.recording.entries import Entry
-from td3_robot.recording.values import Names, rows, whole
+from td3_robot.recording.values import Names, by_topic
 from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport import endpoints
 
@@ -25,25 +25,18 @@ Frames = tuple[bytes, bytes, bytes]
 
 
 def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
-    """Yields frames for each robot in a message.
+    """Yield frames for each robot in a message, with the topics of :func:`by_topic`.
 
-    The topic frame is ``PUBLISHER/TOPIC``, or ``PUBLISHER/TOPIC/SOURCE`` for a server's message to a source. With
-    several robots, the robot's index follows. Channel names follow their field: ``sim-0/step/observation/height``.
+    Channel names follow their field: ``sim-0/step/observation/height``.
     """
-    source = getattr(message, "source", entry.publisher)
-    topic = "/".join((entry.publisher, entry.topic, *((source,) if source != entry.publisher else ())))
-    shapes = [wire.shape for wire in wire_fields(type(message)).values() if wire.kind == "array"]
     time = f"{entry.received * 1e-9:.6f}".encode()
-    about_robots = not shapes or shapes[0][0] == "N"
-    maps = list(rows(message, names)) if about_robots else [whole(message, {})]
-    for index, values in enumerate(maps):
-        name = topic if len(maps) == 1 else f"{topic}/{index}"
+    for topic, values in by_topic(entry, message, names):
         if plotted := numbers(values):
-            yield name.encode(), msgspec.msgpack.encode(plotted), time
+            yield topic.encode(), msgspec.msgpack.encode(plotted), time
 
 
 def numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a map that PlotJuggler can plot. Bytes become their length. The result has no text."""
+    """Return the values of a map that PlotJuggler can plot. Bytes become their length. The result has no text."""
     plotted: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""``td3-robot export``: writes a recording as tables (CSV, Parquet), ROS 2 messages, or a Minari dataset."""
+"""``td3-robot export``: writes a recording as tables, as messages of ROS 2 or Foxglove, or as a Minari dataset."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
 from td3_robot.messages import MESSAGES, FieldType, Message, wire_fields
+from td3_robot.recording import viewer_file
 from td3_robot.recording.entries import Entry, printable
 from td3_robot.recording.reader import Session
 from td3_robot.recording.values import Names, names_of
@@ -27,11 +28,21 @@ from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.progress import Working
 
 _BATCH = 5000  # number of rows to write to a Parquet file together
-_WITHOUT_TABLES = {"ros2": "all that ROS 2 can hold", "minari": "steps"}  # formats, and the messages that they convert
+_WITHOUT_TABLES = {
+    "ros2": "all that ROS 2 can hold",
+    "foxglove": "all messages",
+    "minari": "steps",
+}  # formats, and the messages that they convert
+_CONVERTERS = {
+    "ros2": "td3_robot.recording.ros2_messages",
+    "foxglove": "td3_robot.recording.foxglove_messages",
+}
+"""Format of a file for viewers, mapped to the module with its ``Converter``."""
 _EXAMPLES = """examples:
   td3-robot export session.mcap --out tables
   td3-robot export session.mcap --out tables --format parquet --topics step action
   td3-robot export session.mcap --out bag --format ros2          bag/ros2.mcap, for ROS 2 tools
+  td3-robot export session.mcap --out viewer --format foxglove   viewer/foxglove.mcap, for Foxglove and Lichtblick
   td3-robot export session.mcap --out ~/.minari/datasets --format minari --dataset walker2d/mine-v0
 
 Each topic becomes a table. A message about several robots has a row for each robot. Each channel is a column.
@@ -230,12 +241,15 @@ def _export(session: Session, options: argparse.Namespace, minari: Any) -> tuple
         _make_room([out / name], options)
         counts = minari.export(session, out, name)
         lines = [f"{out / name}: {minari.summary(counts)}"]
-    elif options.format == "ros2":
-        from td3_robot.recording import ros2  # imported here, because it needs an extra
-
-        _make_room([out / "ros2.mcap"], options)
-        counts, remarks = ros2.export(session, out / "ros2.mcap")
-        lines = ros2.summary(counts)
+    elif options.format in _CONVERTERS:
+        converter = importlib.import_module(_CONVERTERS[options.format]).Converter()  # needs an extra
+        path = out / f"{options.format}.mcap"
+        layout = out / f"{options.format}_layout.json"
+        _make_room([path, layout], options)
+        counts, remarks = viewer_file.export(session, path, converter)
+        if content := converter.layout():
+            layout.write_bytes(content)
+        lines = viewer_file.summary(counts)
         for remark in remarks:
             print(printable(remark), file=sys.stderr)
     else:
@@ -249,7 +263,7 @@ def _export(session: Session, options: argparse.Namespace, minari: Any) -> tuple
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="td3-robot export",
-        description="Write a recording as tables, as ROS 2 messages, or as a Minari dataset.",
+        description="Write a recording as tables, as messages of ROS 2 or Foxglove, or as a Minari dataset.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts")

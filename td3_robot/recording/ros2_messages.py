@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from rosbags.typesys import Stores, get_typestore
@@ -16,11 +16,10 @@ from rosbags.typesys import Stores, get_typestore
 from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import ConfigError
 from td3_robot.messages import Action, Evaluation, Hello, LifecycleChange, Message, Status, Step
+from td3_robot.recording.entries import Entry
 from td3_robot.recording.joints import Joints
+from td3_robot.recording.viewer_file import Schema
 from td3_robot.specs import Channel, Float32, Float64, RobotSpec
-
-CONVERTED: tuple[type[Message], ...] = (Hello, Step, Action, Status, LifecycleChange, Evaluation)
-"""The messages that :class:`Converter` reads. A Hello gives only the names of channels."""
 
 _STORE = get_typestore(Stores.ROS2_HUMBLE)
 _OK, _ERROR = 0, 2  # levels of a DiagnosticStatus
@@ -43,18 +42,24 @@ class Draft(NamedTuple):
     message: Any
     latched: bool = False
 
-    def cdr(self) -> bytes:
+    @property
+    def encoding(self) -> str:
+        return "cdr"
+
+    def schema(self) -> Schema:
+        """Return the definition of the type, with the types that it uses."""
+        return Schema(self.type, "ros2msg", _STORE.generate_msgdef(self.type, ros_version=2)[0].encode())
+
+    def data(self) -> bytes:
         """Return the serialized message."""
         return bytes(_STORE.serialize_cdr(self.message, self.type))
 
 
-def definition(kind: str) -> bytes:
-    """Return the definition of a ROS type, with the types that it uses."""
-    return _STORE.generate_msgdef(kind, ros_version=2)[0].encode()
-
-
 class Converter:
-    """Converts the messages of a run, in their order."""
+    """Converts the messages of a run, in their order. It is a :class:`td3_robot.recording.viewer_file.Converter`."""
+
+    profile = "ros2"
+    converted: ClassVar[Sequence[type[Message]]] = (Hello, Step, Action, Status, LifecycleChange, Evaluation)
 
     def __init__(self) -> None:
         self._specs: dict[str, RobotSpec] = {}
@@ -73,13 +78,9 @@ class Converter:
             self._specs[hello.name] = spec
             self._sources.pop(hello.name, None)
 
-    def convert(self, message: Message, published: int) -> Iterator[Draft]:
-        """Yield the ROS messages for a message.
-
-        Args:
-            message: any message. A message whose type is not in CONVERTED yields nothing.
-            published: time at which the publisher sent the message, in ns since 1970.
-        """
+    def convert(self, entry: Entry, message: Message) -> Iterator[Draft]:
+        """Yield the ROS messages for a message. A message whose type is not in ``converted`` yields nothing."""
+        published = entry.published  # ns since 1970
         if isinstance(message, Hello):
             self.learn(message)
         elif isinstance(message, Step):
@@ -102,6 +103,9 @@ class Converter:
         elif isinstance(message, Evaluation):
             returns = _array("/evaluation/returns", _layout(["episode"], len(message.returns)), message.returns)
             yield returns._replace(latched=True)
+
+    def layout(self) -> None:
+        """ROS tools share no format of layouts."""
 
     def remarks(self) -> list[str]:
         """Return a line for each source with channels that have no place in a JointState."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.messages import Hello, Message, wire_fields
+from td3_robot.recording.entries import Entry
 
 Names = Mapping[str, Sequence[str]]
 """Channel names by array dimension: O for observations, A for actions."""
@@ -23,6 +24,21 @@ def names_of(message: Message) -> Names | None:
         for size, channels in described.items()
         if isinstance(channels, list)
     }
+
+
+def by_topic(entry: Entry, message: Message, names: Names) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a topic for viewers, and a map of field values, for each robot in a message.
+
+    The topic is ``PUBLISHER/TOPIC``, or ``PUBLISHER/TOPIC/SOURCE`` for a server's message to a source. With several
+    robots, the robot's index follows. A message that is not about robots yields one map; its arrays are lists.
+    """
+    source = getattr(message, "source", entry.publisher)
+    topic = "/".join((entry.publisher, entry.topic, *((source,) if source != entry.publisher else ())))
+    shapes = [wire.shape for wire in wire_fields(type(message)).values() if wire.kind == "array"]
+    about_robots = not shapes or shapes[0][0] == "N"
+    maps = list(rows(message, names)) if about_robots else [whole(message, {})]
+    for index, values in enumerate(maps):
+        yield topic if len(maps) == 1 else f"{topic}/{index}", values
 
 
 def rows(message: Message, names: Names) -> Iterator[dict[str, Any]]:

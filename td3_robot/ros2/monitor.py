@@ -50,7 +50,7 @@ def _publish(node: Node) -> None:
 
     def receive(entry: Entry, message: Message, names: Names) -> None:
         del names
-        for draft in converter.convert(message, entry.published):
+        for draft in converter.convert(entry, message):
             publishers.publish(draft)
 
     def after(monitor: Monitor) -> bool:
@@ -88,7 +88,7 @@ class Publishers:
         if publisher is None:
             publisher = self.topics[draft.topic] = self._create(draft)
         if draft.latched or publisher.get_subscription_count():
-            publisher.publish(draft.cdr())
+            publisher.publish(draft.data())
 
     def _create(self, draft: Draft) -> Any:
         from rclpy.qos import DurabilityPolicy, QoSProfile

@@ -145,7 +145,7 @@ def test_each_report_replaces_the_previous_one_on_a_terminal(
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("LINES", "5")
-    assert monitor_node._show(nodes.monitor.report(nodes.now), False, "PlotJuggler: ipc://here")
+    assert monitor_node._show(nodes.monitor.report(nodes.now), False, ["PlotJuggler: ipc://here"])
     text = terminal.getvalue()
     assert text.startswith("\x1b[H\x1b[2JPlotJuggler: ipc://here\n")
     lines = text.removeprefix("\x1b[H\x1b[2J").splitlines()

@@ -1,0 +1,300 @@
+"""Converts messages to those of Foxglove, for ``export --format foxglove`` and ``monitor --foxglove``.
+
+``docs/how-to/view_recordings.md`` lists the topics. Values keep the units of their channels; normalised values stay
+normalised. Sources: https://docs.foxglove.dev/docs/sdk/schemas and
+https://docs.foxglove.dev/docs/getting-started/frameworks/custom#json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+import numpy as np
+from foxglove import messages as fox
+
+from td3_robot.core_types import ROBOT_ROLES
+from td3_robot.errors import ConfigError
+from td3_robot.messages import (
+    Action,
+    Command,
+    Evaluation,
+    Hello,
+    LifecycleChange,
+    Message,
+    Phase,
+    Reply,
+    Status,
+    Step,
+    Teleop,
+    Throttle,
+    Weights,
+)
+from td3_robot.recording.entries import Entry
+from td3_robot.recording.joints import Joints
+from td3_robot.recording.poses import Poses, Shape, known
+from td3_robot.recording.values import Names, by_topic, names_of
+from td3_robot.recording.viewer_file import Schema
+from td3_robot.specs import Float64, RobotSpec
+
+LAYOUT = Path(__file__).with_name("foxglove_layout.json")
+"""A layout of panels for the first robot of a training."""
+_WORLD = "world"  # name of the frame that does not move
+_APART = 2.0  # m between the tracks of two robots
+_SCENE_EVERY = 60  # steps; a viewer that begins in the middle has the shapes of the links after at most so many
+_COLOR = fox.Color(r=0.9, g=0.6, b=0.3, a=1.0)
+
+
+class Draft(NamedTuple):
+    """A message for Foxglove that is not serialized yet.
+
+    Attributes:
+        topic: name of the topic.
+        name: name of the type: ``td3_robot.Step`` for a map, ``foxglove.JointStates``.
+        message: a map of values, or a message of the Foxglove SDK.
+    """
+
+    topic: str
+    name: str
+    message: Any
+
+    @property
+    def encoding(self) -> str:
+        return "json" if isinstance(self.message, dict) else "protobuf"
+
+    def schema(self) -> Schema:
+        """Return the definition of the type. That of a map follows from its values."""
+        if isinstance(self.message, dict):
+            return Schema(self.name, "jsonschema", json.dumps(_schema(self.message)).encode())
+        schema = type(self.message).get_schema()
+        return Schema(schema.name, schema.encoding, schema.data)
+
+    def data(self) -> bytes:
+        """Return the serialized message. A number that is not finite becomes null, because JSON has no such number."""
+        return msgspec.json.encode(self.message) if isinstance(self.message, dict) else bytes(self.message.encode())
+
+
+class Converter:
+    """Converts the messages of a run, in their order. It is a :class:`td3_robot.recording.viewer_file.Converter`."""
+
+    profile = ""
+    converted: ClassVar[tuple[type[Message], ...]] = (
+        *(Hello, Step, Action, Throttle, Weights, Evaluation, Status),
+        *(Command, Teleop, Reply, LifecycleChange),
+    )
+
+    def __init__(self) -> None:
+        self._names: dict[str, Names] = {}
+        self._specs: dict[str, RobotSpec] = {}
+        self._robots: dict[str, list[_Robot]] = {}  # of each source
+        self._told: dict[str, tuple[str, str]] = {}  # state and detail of each node
+
+    def learn(self, hello: Hello) -> None:
+        """Take the names of a source's channels from its Hello."""
+        if hello.role not in ROBOT_ROLES:
+            return
+        try:
+            spec = RobotSpec.from_description(hello.spec)
+        except ConfigError:  # for example a Hello that a server refused
+            return
+        self._names[hello.name] = names_of(hello) or {}
+        if spec != self._specs.get(hello.name):
+            self._specs[hello.name] = spec
+            self._robots.pop(hello.name, None)
+
+    def convert(self, entry: Entry, message: Message) -> Iterator[Draft]:
+        """Yield the messages for a message. A message whose type is not in ``converted`` yields nothing."""
+        if not isinstance(message, self.converted):
+            return
+        if isinstance(message, Hello):
+            self.learn(message)
+        names = self._names.get(getattr(message, "source", ""), {})
+        for topic, values in by_topic(entry, message, names):
+            yield Draft(f"/{topic}", f"td3_robot.{type(message).__name__}", _plain(values))
+        time = fox.Timestamp(*divmod(entry.published, 1_000_000_000))
+        if isinstance(message, Step):
+            yield from self._drawn(message, time)
+        elif isinstance(message, Status):
+            yield from self._log(time, message.node, message.state, message.detail, failed=message.state == "failed")
+        elif isinstance(message, LifecycleChange):
+            name = f"{message.node} lifecycle"
+            yield from self._log(time, name, message.state, message.reason, failed=message.state == "fault")
+
+    def layout(self) -> bytes:
+        """Return the shipped layout, for the first robot instead of ``sim-0``."""
+        first = next((robots[0] for robots in self._robots.values()), None)
+        if first is None:
+            return LAYOUT.read_bytes()
+        text = LAYOUT.read_text(encoding="utf-8").replace("sim-0/step", first.steps)
+        return text.replace("sim-0/", f"{first.name}/").encode()
+
+    def remarks(self) -> list[str]:
+        """Return no line, because JSON holds every value but the bytes of weights."""
+        return []
+
+    def _drawn(self, step: Step, time: fox.Timestamp) -> Iterator[Draft]:
+        """Yield the joints and links of each robot of a source whose specification is known."""
+        spec = self._specs.get(step.source)
+        count, size = step.observation.shape
+        if spec is None or size != spec.observation_size or step.action.shape[1] != spec.action_size:
+            return
+        robots = self._robots.get(step.source, [])
+        if len(robots) != count:
+            before = sum(len(others) for source, others in self._robots.items() if source != step.source)
+            ends = [""] if count == 1 else [f"/{index}" for index in range(count)]
+            robots = [_Robot(step.source, end, spec, _APART * (before + index)) for index, end in enumerate(ends)]
+            self._robots[step.source] = robots
+        for index, robot in enumerate(robots):
+            yield from robot.joints(step, index, time)
+            yield from robot.links(step, index, time)
+
+    def _log(self, time: fox.Timestamp, name: str, state: str, detail: str, *, failed: bool) -> Iterator[Draft]:
+        """Yield a line of the log if the state is a new one."""
+        if self._told.get(name) == (state, detail):
+            return
+        self._told[name] = (state, detail)
+        text = f"{state}: {detail}" if detail else state
+        level = fox.LogLevel.Error if failed else fox.LogLevel.Info
+        yield Draft("/log", "foxglove.Log", fox.Log(timestamp=time, level=level, message=text, name=name))
+
+
+class _Robot:
+    """One robot of a source: its joints, and its links if they are known.
+
+    Attributes:
+        name: name of the robot; its topics and frames begin with it.
+        steps: topic of its Steps.
+
+    Args:
+        source: name of the simulator or driver.
+        end: its index in the source, after a slash; empty for the only one.
+        track: y in m of its place in the world when an episode begins, so that robots stand beside each other.
+    """
+
+    def __init__(self, source: str, end: str, spec: RobotSpec, track: float) -> None:
+        self.name, self.steps = source + end, f"{source}/step{end}"
+        self._joints = Joints(spec)
+        self._poses = Poses(spec) if known(spec) else None
+        self._track = np.array([0.0, track, 0.0])
+        self._steps = 0
+
+    def joints(self, step: Step, index: int, time: fox.Timestamp) -> Iterator[Draft]:
+        """Yield the joint states, if a channel names a joint."""
+        if not self._joints.measured:
+            return
+        fields = self._joints.state(step.observation[index], step.action[index])
+        columns = dict(zip(("position", "velocity", "effort"), fields, strict=True))
+        joints = [
+            fox.JointState(
+                name=name, **{field: float(column[place]) for field, column in columns.items() if column.size}
+            )
+            for place, name in enumerate(self._joints.measured)
+        ]
+        message = fox.JointStates(timestamp=time, joints=joints)
+        yield Draft(f"/{self.name}/joint_states", "foxglove.JointStates", message)
+
+    def links(self, step: Step, index: int, time: fox.Timestamp) -> Iterator[Draft]:
+        """Yield the frames of the links, and now and then their shapes."""
+        if self._poses is None:
+            return
+        pose = self._poses.step(step.observation[index], first=step.phase[index] == Phase.FIRST)
+        frames = [f"{self.name}/{link.name}" for link in self._poses.robot.links]
+        transforms = [
+            fox.FrameTransform(
+                timestamp=time,
+                parent_frame_id=_WORLD,
+                child_frame_id=frame,
+                translation=_vector(position + self._track),
+                rotation=_quaternion(rotation),
+            )
+            for frame, position, rotation in zip(frames, *pose, strict=True)
+        ]
+        yield Draft("/tf", "foxglove.FrameTransforms", fox.FrameTransforms(transforms=transforms))
+        if self._steps % _SCENE_EVERY == 0:
+            entities = [
+                _entity(frame, link.shapes, time) for frame, link in zip(frames, self._poses.robot.links, strict=True)
+            ]
+            yield Draft(f"/{self.name}/scene", "foxglove.SceneUpdate", fox.SceneUpdate(entities=entities))
+        self._steps += 1
+
+
+def _entity(frame: str, shapes: Sequence[Shape], time: fox.Timestamp) -> fox.SceneEntity:
+    """Return the shapes of a link. They move with its frame."""
+    cylinders, spheres = [], []
+    for shape in shapes:
+        begin, end, wide = np.array(shape.begin), np.array(shape.end), 2 * shape.radius
+        length = float(np.linalg.norm(end - begin))
+        if length > 0:
+            cylinders.append(
+                fox.CylinderPrimitive(
+                    pose=fox.Pose(position=_vector((begin + end) / 2), orientation=_along((end - begin) / length)),
+                    size=fox.Vector3(x=wide, y=wide, z=length),
+                    bottom_scale=1.0,
+                    top_scale=1.0,
+                    color=_COLOR,
+                )
+            )
+        spheres += [
+            fox.SpherePrimitive(
+                pose=fox.Pose(position=_vector(place), orientation=fox.Quaternion(x=0.0, y=0.0, z=0.0, w=1.0)),
+                size=fox.Vector3(x=wide, y=wide, z=wide),
+                color=_COLOR,
+            )
+            for place in ((begin, end) if length > 0 else (begin,))
+        ]
+    return fox.SceneEntity(
+        timestamp=time, frame_id=frame, id=frame, frame_locked=True, cylinders=cylinders, spheres=spheres
+    )
+
+
+def _vector(values: Float64) -> fox.Vector3:
+    x, y, z = values.tolist()
+    return fox.Vector3(x=x, y=y, z=z)
+
+
+def _along(direction: Float64) -> fox.Quaternion:
+    """Return the rotation that turns the z axis into a direction (a unit vector)."""
+    x, y, z = direction.tolist()
+    if z < -1 + 1e-9:
+        return fox.Quaternion(x=1.0, y=0.0, z=0.0, w=0.0)
+    w = math.sqrt((1 + z) / 2)  # half of the angle: cos(a / 2) = sqrt((1 + cos a) / 2)
+    return fox.Quaternion(x=-y / (2 * w), y=x / (2 * w), z=0.0, w=w)
+
+
+def _quaternion(matrix: Float64) -> fox.Quaternion:
+    """Return the quaternion of a rotation matrix (Shepperd's method: begin with the largest component)."""
+    xx, yy, zz = (float(value) for value in np.diagonal(matrix))
+    squares = np.array([1 + xx - yy - zz, 1 - xx + yy - zz, 1 - xx - yy + zz, 1 + xx + yy + zz])
+    m = matrix.tolist()
+    rows = (
+        (squares[0], m[0][1] + m[1][0], m[0][2] + m[2][0], m[2][1] - m[1][2]),
+        (m[0][1] + m[1][0], squares[1], m[1][2] + m[2][1], m[0][2] - m[2][0]),
+        (m[0][2] + m[2][0], m[1][2] + m[2][1], squares[2], m[1][0] - m[0][1]),
+        (m[2][1] - m[1][2], m[0][2] - m[2][0], m[1][0] - m[0][1], squares[3]),
+    )
+    largest = int(np.argmax(squares))
+    x, y, z, w = (float(value) / (2 * math.sqrt(squares[largest])) for value in rows[largest])
+    return fox.Quaternion(x=x, y=y, z=z, w=w)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value for JSON: bytes become their length."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return len(value) if isinstance(value, bytes) else value
+
+
+def _schema(value: Any) -> dict[str, Any]:
+    """Return a JSON Schema of a value, so that viewers can list its fields before the first message."""
+    if isinstance(value, dict):
+        return {"type": "object", "properties": {key: _schema(item) for key, item in value.items()}}
+    if isinstance(value, list):
+        return {"type": "array", "items": _schema(value[0]) if value else {}}
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string"}
+    return {"type": kinds[type(value)]} if type(value) in kinds else {}

@@ -1,0 +1,123 @@
+"""Exports a recording as a second MCAP file, with messages that viewers understand: those of ROS 2 or of Foxglove."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from mcap.writer import Writer
+
+from td3_robot.errors import SessionError
+from td3_robot.messages import Hello, Message
+from td3_robot.recording.entries import Entry
+from td3_robot.recording.reader import Session
+
+
+class Schema(NamedTuple):
+    """A message type in an MCAP file.
+
+    Attributes:
+        name: name of the type, for example ``std_msgs/msg/Float64``.
+        encoding: language of the definition: ``ros2msg``, ``protobuf`` or ``jsonschema``.
+        definition: the definition itself.
+    """
+
+    name: str
+    encoding: str
+    definition: bytes
+
+
+class Draft(Protocol):
+    """A message for viewers that is not serialized yet."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def encoding(self) -> str:
+        """How the message is serialized: ``cdr``, ``protobuf`` or ``json``."""
+
+    def schema(self) -> Schema: ...
+
+    def data(self) -> bytes:
+        """Return the serialized message."""
+
+
+class Converter(Protocol):
+    """Converts the messages of a run, in their order."""
+
+    @property
+    def profile(self) -> str:
+        """The MCAP profile of the file."""
+
+    @property
+    def converted(self) -> Sequence[type[Message]]:
+        """The messages that it converts. A Hello only gives the names of channels."""
+
+    def learn(self, hello: Hello) -> None:
+        """Take the names of a source's channels from its Hello."""
+
+    def convert(self, entry: Entry, message: Message) -> Iterator[Draft]: ...
+
+    def layout(self) -> bytes | None:
+        """Return a file with panels for the converted messages; None if the viewer has no such file."""
+
+    def remarks(self) -> list[str]:
+        """Return lines about data that the messages of the viewer cannot hold."""
+
+
+def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[str], list[str]]:
+    """Write the file.
+
+    Returns:
+        The number of messages of each topic, and remarks about data that is not in the file.
+
+    Raises:
+        SessionError: the recording is damaged, or has no message to convert.
+        OSError: the file exists or cannot be written.
+    """
+    topics = {message.NAME for message in converter.converted}
+    recorded = {topic for _, _, topic in session.counts}
+    sources = topics - {Hello.NAME}
+    if not recorded & sources:
+        allowed = ", ".join(sorted(sources))
+        raise SessionError(f"{str(session.paths[0])!r} holds no message to convert; needed is one of {allowed}")
+    for _, hello in reversed(list(session.robots())):  # the first Hello may come after the first Step
+        converter.learn(hello)
+    counts: Counter[str] = Counter()
+    with path.open("xb") as file:
+        writer = Writer(file)
+        writer.start(converter.profile)
+        schemas: dict[Schema, int] = {}
+        channels: dict[str, int] = {}
+        for entry in session.timed(topics):
+            for draft in converter.convert(entry, session.decode(entry)):
+                if draft.topic not in channels:
+                    schema = draft.schema()
+                    if schema not in schemas:
+                        schemas[schema] = writer.register_schema(schema.name, schema.encoding, schema.definition)
+                    channels[draft.topic] = writer.register_channel(draft.topic, draft.encoding, schemas[schema])
+                writer.add_message(
+                    channels[draft.topic], entry.received, draft.data(), entry.published, counts[draft.topic]
+                )
+                counts[draft.topic] += 1
+        writer.finish()
+    remarks = converter.remarks()
+    if rest := sorted(recorded - topics):
+        remarks.append(f"not converted: {', '.join(rest)}")
+    return counts, remarks
+
+
+def summary(counts: Counter[str]) -> list[str]:
+    """Return the lines of the report. The channels of a robot share a line."""
+    lines: dict[str, list[int]] = {}
+    for topic, count in counts.items():
+        channel = re.fullmatch(r"(/.+/robot_\d+/(?:observation|action)/).+", topic)
+        lines.setdefault(f"{channel[1]}*" if channel else topic, []).append(count)
+    return [
+        f"{topic}: {sum(found)} messages" + (f", channels: {len(found)}" if topic.endswith("*") else "")
+        for topic, found in lines.items()
+    ]
