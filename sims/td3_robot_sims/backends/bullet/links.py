@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from xml.etree import ElementTree  # nosec B405 - the files are those of pybullet_data
+from xml.etree import ElementTree  # nosec B405
 
 import msgspec
 import numpy as np
@@ -79,6 +79,7 @@ def _shapes(path: Path) -> dict[str, list[tuple[Float64, Float64, float]]]:
     Sources: MuJoCo XML reference, body/geom (https://mujoco.readthedocs.io/en/stable/XMLreference.html#body-geom).
     """
     result = defaultdict(list)
+    # The files are those of pybullet_data, so the parser may trust them.
     tree = ElementTree.parse(path)  # nosec B314
     for body in tree.iter("body"):
         for geom in body.findall("geom"):
