@@ -67,8 +67,13 @@ def _learn(node: Node) -> None:
     rate = RateMeter(period=0.5, smoothing=5.0)
     writer = MetricsWriter(node.run.metrics_file, node.run.tensorboard)
     with contextlib.closing(writer) as metrics, _last_good_policy_kept(node, core):
+        began_at: int | None = None
 
         def after() -> bool:
+            nonlocal began_at
+            # Before a simulator joins, the learner does not know how many rows the replay file holds.
+            if began_at is None and core.spec:
+                began_at = core.env_steps
             for record in core.reports.take():
                 metrics.write(record)
             if evaluations.best:
@@ -77,14 +82,9 @@ def _learn(node: Node) -> None:
             saver()
             return core.done and saver.settled
 
-        began_at: int | None = None
-
         def report() -> Figures:
-            nonlocal began_at
             figures: dict[str, float] = {}
-            # Before a simulator joins, the learner does not know how many rows the replay file holds.
-            if core.spec:
-                began_at = core.env_steps if began_at is None else began_at
+            if began_at is not None:
                 figures = core.reports.figures(time.monotonic()) | {"began_at": began_at}
                 figures |= rate(time.monotonic(), steps_per_s=core.env_steps, updates_per_s=core.updates)
             return Figures("finished" if core.done else "ready", figures=figures, counters=core.counts())

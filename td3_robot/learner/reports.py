@@ -14,6 +14,7 @@ from td3_robot.util.rate import RateMeter
 Record = dict[str, Any]
 
 EVERY = 1000  # environment steps (offline: updates) between two records of training
+_PERIODS = 16  # with many robots: control periods of all robots between two records, because a record takes 2 ms
 
 
 class Reports:
@@ -39,13 +40,14 @@ class Reports:
         return taken
 
     def record_if_due(self, now: float) -> None:
-        """Make a record of the training every 1,000 environment steps.
+        """Make a record of the training every 1,000 environment steps; with more than 62 robots, after more steps.
 
         Raises:
             DivergenceError: training has diverged.
         """
         if self._learning.env_steps >= self.next_record:
-            self.next_record = next_multiple(self._learning.env_steps, EVERY)
+            robots = sum(source.robots for source in self._sources.live())
+            self.next_record = next_multiple(self._learning.env_steps, max(EVERY, _PERIODS * robots))
             self.record(now)
 
     def record(self, now: float, kind: str = "train") -> None:

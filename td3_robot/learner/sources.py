@@ -19,7 +19,7 @@ _STALLED = 5.0  # seconds without a Step, after which other sources get this sou
 _ACKNOWLEDGE = 100  # Steps after which a source gets a Throttle, even if the Throttle grants no new steps
 
 
-@dataclass
+@dataclass(eq=False)
 class Source:
     """A simulator process or robot, identified by its name. The object remains when the connection ends.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -90,7 +89,10 @@ class Training:
     def store(self, transitions: Transitions, step: Step) -> None:
         """Store the transitions that a Step completed; there is at least one."""
         action = np.clip((transitions.action - self._middle) / self._half, -1, 1)
-        transitions = dataclasses.replace(transitions, action=action)
+        made = transitions
+        transitions = Transitions(
+            made.robot, made.observation, action, made.reward, made.next_observation, made.terminated, made.ended
+        )
         self.divergence.add(transitions.reward)
         self.value_check.add(step.source, transitions, step)
         if self.normaliser:

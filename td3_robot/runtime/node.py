@@ -237,9 +237,10 @@ class Node:
             self.outbox.add(core.step(inputs, time.monotonic()))
             self.outbox.flush()
             finished = after() or self._run_ended()
-            self.status(report())
+            if self._status_due:  # a learner with many sources takes long to compute its figures
+                self.status(report())
         self.outbox.close()
-        self.status(report(), now=True)
+        self.status(report())
         self.bus.flush()
 
     def _receive(self, timeout: float, deadline: float | None) -> list[Input]:
@@ -257,18 +258,16 @@ class Node:
             time.sleep(left)
         return self.bus.receive(0.0)
 
-    def status(self, figures: Figures, *, now: bool = False) -> None:
-        """Report to the supervisor if this node has one.
+    def status(self, figures: Figures) -> None:
+        """Report to the supervisor if this node has one."""
+        if self.supervised:
+            self._next_status = time.monotonic() + STATUS_PERIOD
+            self.bus.send("supervisor", self.status_message(figures))
 
-        Args:
-            figures: what to report.
-            now: report immediately. Otherwise report only if STATUS_PERIOD seconds have passed since the last report.
-        """
-        time_now = time.monotonic()
-        if not self.supervised or (time_now < self._next_status and not now):
-            return
-        self._next_status = time_now + STATUS_PERIOD
-        self.bus.send("supervisor", self.status_message(figures))
+    @property
+    def _status_due(self) -> bool:
+        """Whether STATUS_PERIOD seconds have passed since the last report."""
+        return self.supervised and time.monotonic() >= self._next_status
 
     def status_message(self, figures: Figures) -> Status:
         """Make a Status from the figures and the node's counters."""

@@ -61,7 +61,7 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
         _catch_signals(node)
         _follow_lifeline()
         _connect_listeners(node, bus)
-        node.status(Figures("starting"), now=True)
+        node.status(Figures("starting"))
         body(node)
         bus.close(Farewell.STOPPED.value)
         return exit_code_of(node.stop_signal) if node.stop_signal else EXIT_GOOD

@@ -278,6 +278,22 @@ def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
         state.save(world.core, world.time)
 
 
+def test_many_robots_get_a_record_every_16_control_periods(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record takes some ms. With 2 robots and a record every 4 steps, every second Step would wait for a record.
+
+    The first record comes with the first Step that reaches 4 steps. The next ones come at multiples of 16 · 2 steps.
+    """
+    monkeypatch.setattr(reports, "EVERY", 4)
+    world.core.reports.next_record = 4
+    sim = world.peer("simulator", "sim-0", robots=2)
+    world.join(sim)
+    for sequence in range(36):
+        world.give(sim, world.make_step(sequence, robots=2))
+        world.idle(4)
+    records = [record["env_steps"] for record in world.core.reports.take() if record["kind"] == "train"]
+    assert records == [4, 32, 64]
+
+
 def test_every_metric_is_documented(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "EVERY", 10)
     document = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")

@@ -24,6 +24,7 @@ from td3_robot.messages import Phase, Step
 from td3_robot.specs import Float32
 
 _RECENT = 20  # number of compared episodes, the newest ones
+_TERMINATED = np.uint8(Phase.TERMINATED)
 
 
 class Episode(NamedTuple):
@@ -101,7 +102,7 @@ class ValueCheck:
             running.discounted[first], running.left[first] = 0.0, 1.0
         running.discounted[robots] += running.left[robots] * transitions.reward
         running.left[robots] *= self.discount
-        over = step.phase[robots] >= Phase.TERMINATED
+        over = step.phase[robots] >= _TERMINATED
         for index in np.flatnonzero(over & running.whole[robots]):
             robot = robots[index]
             left = 0.0 if transitions.terminated[index] else float(running.left[robot])

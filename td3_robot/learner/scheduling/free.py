@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from td3_robot.core_types import Output, Peer
@@ -86,7 +85,10 @@ class FreeRunning(Scheduler):
         """
         learning, limiter = self.core.learning, self.core.learning.limiter
         connected = self.core.sources.live()
-        live = [source for source in connected if not source.stalled(now)]
+        live: list[Source] = []
+        silent: list[Source] = []
+        for source in connected:
+            (silent if source.stalled(now) else live).append(source)
         if limiter.ratio is None and learning.updates >= limiter.offline:
             waiting = [source for source in live if source.granted < UNLIMITED or source.unacknowledged]
             for source in waiting:
@@ -96,10 +98,10 @@ class FreeRunning(Scheduler):
         free = limiter.steps_allowed(learning.updates, overshoot) - learning.env_steps
         free -= sum(source.outstanding for source in live)
         granted = self._distribute(free, live, len(connected), now) if live and free > 0 else []
-        for source in connected:
-            if source not in live:
-                source.share = max(source.share, min((other.share for other in live), default=0))
-        return throttles(granted + [source for source in live if source.unacknowledged and source not in granted])
+        for source in silent:
+            source.share = max(source.share, min((other.share for other in live), default=0))
+        told = {*granted}
+        return throttles(granted + [source for source in live if source.unacknowledged and source not in told])
 
     def _distribute(self, free: int, live: list[Source], connected: int, now: float) -> list[Source]:
         """Grant up to ``free`` steps to the sources with the smallest shares. Returns the sources that got a grant."""
@@ -147,8 +149,7 @@ def _equalize(shares: Mapping[str, int], room: Mapping[str, int], free: int, mis
     def raised(share: int, most: int, level: int) -> int:
         return min(max(0, level - share), most)
 
-    top = max((share + most for share, most in rows), default=0)
-    full = bisect_left(range(top), free, key=lambda level: sum(raised(*row, level) for row in rows))
+    full = _level(rows, free)
     steps = {name: raised(shares[name], room[name], full - 1) for name in shares}
     left = free - sum(raised(*row, full - 1) for row in rows)
     for name in shares:  # the remaining steps are fewer than the sources
@@ -156,3 +157,17 @@ def _equalize(shares: Mapping[str, int], room: Mapping[str, int], free: int, mis
             steps[name] += 1
             left -= 1
     return steps
+
+
+def _level(rows: Sequence[tuple[int, int]], free: int) -> int:
+    """The lowest level that uses up ``free`` steps, if each row (share, room) rises to it as far as it has room.
+
+    Without that much room, the result is the level at which no row has room.
+    """
+    level = used = rising = 0
+    for at, change in sorted([(share, 1) for share, _ in rows] + [(share + room, -1) for share, room in rows]):
+        if rising and used + rising * (at - level) >= free:
+            return level - (used - free) // rising
+        used += rising * (at - level)
+        level, rising = at, rising + change
+    return level
