@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import msgspec
 
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES
+from td3_robot.dashboard.drawing import Drawing
 from td3_robot.errors import Td3RobotError
 from td3_robot.messages import ActionOrigin, Hello, Message, Phase, Status, Step
 from td3_robot.monitor.core import Monitor
@@ -48,11 +50,13 @@ class Live:
     Attributes:
         number: number of the newest snapshot, from 1. 0 means that there is no snapshot yet.
         newest: the newest snapshot as JSON. Any thread may read it.
+        watched: whether a page is open. Robots are drawn only then.
     """
 
     def __init__(self, folder: RunFolder | None, config: Config) -> None:
         self.number = 0
         self.newest = b"{}"
+        self.watched: Callable[[], bool] = lambda: False
         self._folder, self._config = folder, config
         self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self._lock = threading.Lock()
@@ -77,6 +81,7 @@ class Live:
         self._statuses: dict[str, Status] = {}
         self._steps: dict[str, Step] = {}
         self._latency: dict[str, list[int]] = {}
+        self._drawing = Drawing()
 
     def _run(self) -> None:
         while not self._ended.is_set():
@@ -121,10 +126,13 @@ class Live:
         del entry, names
         if isinstance(message, Hello):
             _keep(self._clients, message.name, message)
+            self._drawing.learn(message)
         elif isinstance(message, Status):
             _keep(self._statuses, message.node, message)
         elif isinstance(message, Step):
             _keep(self._steps, message.source, message)
+            if self.watched():
+                self._drawing.add(message)
 
     def _snapshot(self, monitor: Monitor) -> dict[str, Any]:
         for source, times in monitor.loop_ms.items():
@@ -141,6 +149,7 @@ class Live:
             "latency": self._latency,
             "faults": report["faults"][-50:],
             "robots": [robot for step in self._steps.values() for robot in _robots(step)],
+            "drawn": self._drawing.take(),
             "specs": {name: hello.spec for name, hello in self._clients.items() if hello.role in ROBOT_ROLES},
         }
 

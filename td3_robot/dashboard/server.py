@@ -46,6 +46,8 @@ class Dashboard:
         self._folder = folder
         self._config = config
         self._closing = closing
+        self._viewers = 0
+        live.watched = lambda: self._viewers > 0
 
     def app(self) -> Starlette:
         return Starlette(
@@ -75,11 +77,15 @@ class Dashboard:
         """Yield the history, then each new snapshot. A slow viewer misses snapshots: the server keeps none for it."""
         yield b"retry: 1000\nevent: history\ndata: " + self._live.history() + b"\n\n"
         sent = 0
-        while not self._closing():
-            if self._live.number != sent:
-                sent = self._live.number
-                yield b"data: " + self._live.newest + b"\n\n"
-            await asyncio.sleep(_LOOK)
+        self._viewers += 1
+        try:
+            while not self._closing():
+                if self._live.number != sent:
+                    sent = self._live.number
+                    yield b"data: " + self._live.newest + b"\n\n"
+                await asyncio.sleep(_LOOK)
+        finally:
+            self._viewers -= 1
 
     async def _act(self, request: Request) -> Response:
         if request.scope[ROLE] != OPERATOR:

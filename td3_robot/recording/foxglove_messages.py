@@ -211,7 +211,7 @@ class _Robot:
                 translation=_vector(position + self._track),
                 rotation=_quaternion(rotation),
             )
-            for frame, position, rotation in zip(frames, *pose, strict=True)
+            for frame, position, rotation in zip(frames, pose.positions[0], pose.rotations[0], strict=True)
         ]
         yield Draft("/tf", "foxglove.FrameTransforms", fox.FrameTransforms(transforms=transforms))
         if self._steps % _SCENE_EVERY == 0:

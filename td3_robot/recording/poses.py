@@ -10,13 +10,13 @@ Frames follow REP 103: x ahead, y to the left, z up, in m.
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from td3_robot.specs import Float32, Float64, RobotSpec
 
@@ -71,11 +71,11 @@ class Robot(msgspec.Struct, frozen=True):
 
 
 class Pose(NamedTuple):
-    """Where the links of a robot are in the world.
+    """Where the links of a robot are in the world, for T steps.
 
     Attributes:
-        positions: origin of each link, float64[L, 3], in m.
-        rotations: matrix of each link, float64[L, 3, 3]; it turns vectors of the link into vectors of the world.
+        positions: origin of each link, float64[T, L, 3], in m.
+        rotations: matrix of each link, float64[T, L, 3, 3]; it turns vectors of the link into vectors of the world.
     """
 
     positions: Float64
@@ -107,33 +107,65 @@ class Poses:
         self._period = spec.control_period
         self._place = np.zeros(2)
 
-    def step(self, observation: Float32, first: bool) -> Pose:
-        """Return the pose after a step.
+    def walk(self, observations: Float32, first: NDArray[np.bool_]) -> Float64:
+        """Return the place on the floor after each of some successive steps, float64[T, 2], in m.
 
         Args:
-            observation: observation of the robot, float32[O], in the units of its specification.
-            first: whether this is the first observation of an episode.
+            observations: observations of the robot, float32[T, O], in the units of its specification.
+            first: whether a step is the first of its episode, bool[T]. An episode begins at (0, 0).
         """
-        torso = {name: float(observation[place]) for name, place in self._torso.items()}
-        yaw = -math.atan2(torso["sin"], torso["cos"])
-        if first:
-            self._place = np.zeros(2)
-        else:
-            cos, sin = math.cos(yaw), math.sin(yaw)
-            ahead, left = torso["velocity_x"] / _SPEED, torso["velocity_y"] / _SPEED
-            self._place += self._period * np.array([cos * ahead - sin * left, sin * ahead + cos * left])
-        links = self.robot.links
-        positions, rotations = np.zeros((len(links), 3)), np.zeros((len(links), 3, 3))
-        positions[0] = *self._place, self.robot.height + torso["height"]
-        rotations[0] = (
-            _turn((0.0, 0.0, 1.0), yaw) @ _turn((0.0, 1.0, 0.0), torso["pitch"]) @ _turn((1.0, 0.0, 0.0), torso["roll"])
-        )
+        yaw = self._yaw(observations)
+        ahead, left = (observations[:, self._torso[name]] / _SPEED for name in ("velocity_x", "velocity_y"))
+        velocity = np.stack([np.cos(yaw) * ahead - np.sin(yaw) * left, np.sin(yaw) * ahead + np.cos(yaw) * left], 1)
+        places = np.empty((len(observations), 2))
+        for step, begins in enumerate(first.tolist()):
+            self._place = np.zeros(2) if begins else self._place + self._period * velocity[step]
+            places[step] = self._place
+        return places
+
+    def pose(self, observations: Float32, places: Float64) -> Pose:
+        """Return the pose at steps with these observations, float32[T, O], and places on the floor, float64[T, 2]."""
+        links, steps = self.robot.links, len(observations)
+        positions, rotations = np.zeros((steps, len(links), 3)), np.zeros((steps, len(links), 3, 3))
+        positions[:, 0, :2] = places
+        positions[:, 0, 2] = self.robot.height + observations[:, self._torso["height"]]
+        pitch, roll = (observations[:, self._torso[name]] for name in ("pitch", "roll"))
+        yawed = _turns((0.0, 0.0, 1.0), self._yaw(observations))
+        rotations[:, 0] = yawed @ _turns((0.0, 1.0, 0.0), pitch) @ _turns((1.0, 0.0, 0.0), roll)
         for index, (link, channel) in enumerate(zip(links[1:], self._joints, strict=True), 1):
-            angle = link.low + (float(observation[channel]) + 1) / 2 * (link.high - link.low)
-            parent = rotations[link.parent]
-            positions[index] = positions[link.parent] + parent @ np.array(link.origin)
-            rotations[index] = parent @ _turn(link.axis, angle)
+            angles = link.low + (observations[:, channel] + 1.0) / 2 * (link.high - link.low)
+            parent = rotations[:, link.parent]
+            positions[:, index] = positions[:, link.parent] + parent @ np.array(link.origin)
+            rotations[:, index] = parent @ _turns(link.axis, angles)
         return Pose(positions, rotations)
+
+    def step(self, observation: Float32, first: bool) -> Pose:
+        """Return the pose after one step, with T = 1. See :meth:`walk` for the arguments."""
+        observations = observation[None]
+        return self.pose(observations, self.walk(observations, np.array([first])))
+
+    def _yaw(self, observations: Float32) -> Float64:
+        sin, cos = (observations[:, self._torso[name]].astype(np.float64) for name in ("sin", "cos"))
+        yaw: Float64 = -np.arctan2(sin, cos)
+        return yaw
+
+
+def ends(robot: Robot, pose: Pose) -> Float64:
+    """Return where the shapes of a robot begin and end in the world, float64[T, S, 2, 3], in m.
+
+    The order of the shapes is that of :func:`radii`.
+    """
+    places = [
+        pose.positions[:, index, None] + np.array([shape.begin, shape.end]) @ pose.rotations[:, index].swapaxes(-1, -2)
+        for index, link in enumerate(robot.links)
+        for shape in link.shapes
+    ]
+    return np.stack(places, axis=1)
+
+
+def radii(robot: Robot) -> list[float]:
+    """Return the radius of each shape of a robot, in m."""
+    return [shape.radius for link in robot.links for shape in link.shapes]
 
 
 def known(spec: RobotSpec) -> bool:
@@ -145,9 +177,10 @@ def known(spec: RobotSpec) -> bool:
     return needed <= {channel.name for channel in spec.observations}
 
 
-def _turn(axis: Vector, angle: float) -> Float64:
-    """Return the matrix that turns by an angle in rad about a unit vector (Rodrigues' formula)."""
+def _turns(axis: Vector, angles: Float64 | Float32) -> Float64:
+    """Return the matrices that turn by angles in rad, shape (T,), about a unit vector (Rodrigues' formula)."""
     x, y, z = axis
     cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
-    turned: Float64 = np.eye(3) + math.sin(angle) * cross + (1.0 - math.cos(angle)) * (cross @ cross)
+    wide = angles.astype(np.float64)[:, None, None]
+    turned: Float64 = np.eye(3) + np.sin(wide) * cross + (1.0 - np.cos(wide)) * (cross @ cross)
     return turned

@@ -96,8 +96,8 @@ def test_frames_are_the_poses_of_the_links(walkers: dict[str, Any], steps: list[
     assert track % 2 == 0
     for message, step in zip(frames, steps, strict=True):
         pose = poses.step(step.observation[1], first=step.phase[1] == 0)
-        assert len(message.transforms) == len(pose.positions) == 7
-        for transform, position, rotation in zip(message.transforms, *pose, strict=True):
+        assert len(message.transforms) == len(pose.positions[0]) == 7
+        for transform, position, rotation in zip(message.transforms, pose.positions[0], pose.rotations[0], strict=True):
             assert transform.parent_frame_id == "world"
             place = transform.translation
             np.testing.assert_allclose([place.x, place.y - track, place.z], position, atol=1e-12)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from td3_robot.recording.poses import Pose, Poses, known, robots
+from td3_robot.recording.poses import Pose, Poses, ends, known, radii, robots
 from td3_robot.specs import Channel, RobotSpec
 
 pybullet = pytest.importorskip("pybullet")
@@ -38,7 +38,7 @@ def simulated(world: World) -> Pose:
     if world._torso < 0:  # the torso is the root link
         states.insert(0, client.positions[:7])
     matrices = [np.reshape(pybullet.getMatrixFromQuaternion(state[3:]), (3, 3)) for state in states]
-    return Pose(np.array([state[:3] for state in states]), np.array(matrices))
+    return Pose(np.array([[state[:3] for state in states]]), np.array([matrices]))
 
 
 def test_the_pose_equals_that_of_pybullet(environment: Locomotion) -> None:
@@ -51,10 +51,10 @@ def test_the_pose_equals_that_of_pybullet(environment: Locomotion) -> None:
         world.tilt(random.uniform(0, 0.5), random.uniform(-3, 3))
         observation, _ = environment._observe()
         computed, expected = poses.step(observation, first=True), simulated(world)
-        relative = [pose.positions - pose.positions[0] for pose in (computed, expected)]
+        relative = [pose.positions - pose.positions[:, :1] for pose in (computed, expected)]
         np.testing.assert_allclose(*relative, atol=tolerance)
         np.testing.assert_allclose(computed.rotations, expected.rotations, atol=tolerance)
-        assert computed.positions[0, 2] == pytest.approx(expected.positions[0, 2], abs=1e-4)
+        assert computed.positions[0, 0, 2] == pytest.approx(expected.positions[0, 0, 2], abs=1e-4)
 
 
 def test_the_place_on_the_floor_follows_the_torso(environment: Locomotion) -> None:
@@ -62,12 +62,12 @@ def test_the_place_on_the_floor_follows_the_torso(environment: Locomotion) -> No
     random, poses = np.random.default_rng(SEED), Poses(environment.spec)
     observation = environment.reset(SEED)
     poses.step(observation, first=True)
-    start = simulated(environment._world).positions[0, :2]
+    start = simulated(environment._world).positions[0, 0, :2]
     for _ in range(STEPS):
         action = random.uniform(-1, 1, environment.spec.action_size).astype(np.float32)
         observation, _, terminated, _ = environment.step(action)
-        place = poses.step(observation, first=False).positions[0, :2]
-        moved = simulated(environment._world).positions[0, :2] - start
+        place = poses.step(observation, first=False).positions[0, 0, :2]
+        moved = simulated(environment._world).positions[0, 0, :2] - start
         np.testing.assert_allclose(place, moved, atol=0.05)
         if terminated:
             break
@@ -87,8 +87,32 @@ def test_a_new_episode_begins_at_the_origin() -> None:
     observation[1:3] = 1, 0  # the target is to the left, so the robot looks along -y
     poses.step(observation, first=True)
     pose = poses.step(observation, first=False)
-    np.testing.assert_allclose(pose.positions[0], [0, -2 * 0.0165, 1.25], atol=1e-6)
-    np.testing.assert_allclose(poses.step(observation, first=True).positions[0], [0, 0, 1.25], atol=1e-6)
+    np.testing.assert_allclose(pose.positions[0, 0], [0, -2 * 0.0165, 1.25], atol=1e-6)
+    np.testing.assert_allclose(poses.step(observation, first=True).positions[0, 0], [0, 0, 1.25], atol=1e-6)
+
+
+def test_several_steps_at_once_equal_single_steps(environment: Locomotion) -> None:
+    random, one, many = np.random.default_rng(SEED), Poses(environment.spec), Poses(environment.spec)
+    observations = random.normal(0, 0.3, (30, environment.spec.observation_size)).astype(np.float32)
+    first = random.random(30) < 0.2
+    poses = [one.step(observation, bool(begins)) for observation, begins in zip(observations, first, strict=True)]
+    together = many.pose(observations, many.walk(observations, first))
+    np.testing.assert_allclose(together.positions, [pose.positions[0] for pose in poses], atol=1e-12)
+    np.testing.assert_allclose(together.rotations, [pose.rotations[0] for pose in poses], atol=1e-12)
+
+
+def test_shapes_begin_and_end_where_their_link_is() -> None:
+    """Walker2D upright, all joints at 0: the torso is from 1.05 m to 1.45 m, both feet at 0.1 m from x = 0 to 0.2."""
+    spec = specification(MODELS["Walker2D"])
+    poses, observation = Poses(spec), np.zeros((1, spec.observation_size), np.float32)
+    observation[0, 2] = 1  # the target is ahead
+    for index, link in enumerate(poses.robot.links[1:]):
+        observation[0, 8 + 2 * index] = -1 - 2 * link.low / (link.high - link.low)  # angle 0
+    [found] = ends(poses.robot, poses.pose(observation, np.zeros((1, 2))))
+    assert found.shape == (len(radii(poses.robot)), 2, 3) == (7, 2, 3)
+    np.testing.assert_allclose(sorted(found[0, :, 2]), [1.05, 1.45], atol=1e-5)
+    for foot in (3, 6):
+        np.testing.assert_allclose(sorted(found[foot].tolist()), [[0, 0, 0.1], [0.2, 0, 0.1]], atol=1e-5)
 
 
 def test_a_robot_with_other_channels_is_not_known() -> None:

@@ -12,6 +12,7 @@ const losses = new Chart("chart-loss");
 const rates = new Chart("chart-rate", { time: true });
 const staleness = new Chart("chart-stale", { time: true });
 const channels = new Chart("chart-channels", { time: true });
+const body = new Robot("drawing", 0.5);
 const latency = new Chart("chart-latency", { bars: true, values: (index) => binName(index) });
 
 function binName(index) {
@@ -108,12 +109,18 @@ function showRobots(live) {
     return;
   }
   $("robot-facts").textContent = `action from: ${robot.origin}. Episode ${robot.episode}, step ${robot.episode_step}, ${robot.phase}. Reward ${number(robot.reward)}`;
+  const drawn = live.drawn?.[keyOf(robot)];
+  if (drawn) {
+    $("body").hidden = false;
+    body.play(drawn);
+  }
   showChannels(robot, live.specs[robot.source] ?? {}, live.point.time);
   const counts = live.latency[robot.source];
   if (counts) latency.set(["periods"], [counts.map((_, index) => index), counts]);
 }
 
 function forgetChannels() {
+  $("body").hidden = true;
   channelHistory = { times: [], rows: [] };
   selected = new Set();
   $("channels").tBodies[0].replaceChildren();
@@ -238,6 +245,7 @@ function allowActions() {
 async function start() {
   window.history.replaceState(null, "", "/"); // keep the token out of the browser's history and of screenshots
   about = await (await fetch("/about")).json();
+  body.period = about.period_s;
   $("title").textContent = document.title = about.title;
   $("robot").onchange = forgetChannels;
   allowActions();

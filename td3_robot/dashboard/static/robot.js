@@ -1,0 +1,60 @@
+// Draws a robot as capsules, seen from its right side and a little from above and from ahead.
+"use strict";
+
+const AROUND = 0.45, ABOVE = 0.25; // rad
+const SHOWN = 3.2; // metres across the canvas
+
+class Robot {
+  constructor(id, period) {
+    this.canvas = $(id);
+    this.period = period; // seconds between two deliveries of frames
+    this.timers = [];
+    this.frame = null;
+  }
+
+  // Shows the frames one after the other until the next frames come.
+  play({ radii, frames }) {
+    this.timers.forEach(clearTimeout);
+    this.radii = radii;
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const shown = still ? frames.slice(-1) : frames;
+    this.timers = shown.map((frame, index) => setTimeout(() => this.draw(frame), (1000 * this.period * index) / shown.length));
+  }
+
+  draw(frame) {
+    this.frame = frame;
+    const { canvas } = this, ratio = devicePixelRatio, style = getComputedStyle(document.body);
+    canvas.width = canvas.clientWidth * ratio;
+    canvas.height = canvas.clientHeight * ratio;
+    const pen = canvas.getContext("2d"), scale = Math.max(canvas.width / SHOWN / 2, canvas.height / SHOWN);
+    const [cx, cy] = [(frame[0] + frame[3]) / 2, (frame[1] + frame[4]) / 2]; // the middle of the torso
+    const place = (x, y, z) => {
+      const ahead = x - cx, left = y - cy;
+      const across = ahead * Math.cos(AROUND) - left * Math.sin(AROUND), depth = ahead * Math.sin(AROUND) + left * Math.cos(AROUND);
+      return [canvas.width / 2 + scale * across, canvas.height * 0.85 - scale * (z * Math.cos(ABOVE) + depth * Math.sin(ABOVE)), depth];
+    };
+    const line = (from, to, width, colour) => {
+      pen.strokeStyle = colour;
+      pen.lineWidth = width;
+      pen.beginPath();
+      pen.moveTo(from[0], from[1]);
+      pen.lineTo(to[0], to[1]);
+      pen.stroke();
+    };
+    pen.lineCap = "round";
+    const grid = style.getPropertyValue("--line");
+    for (let x = Math.floor(cx) - 4; x <= cx + 5; x += 0.5) line(place(x, cy - 2, 0), place(x, cy + 2, 0), ratio * (Number.isInteger(x) ? 2 : 1), grid);
+    for (let y = Math.ceil(cy) - 2; y <= cy + 2; y += 1) line(place(cx - 5, y, 0), place(cx + 5, y, 0), ratio, grid);
+    const parts = this.radii.map((radius, part) => {
+      const from = place(...frame.slice(6 * part, 6 * part + 3)), to = place(...frame.slice(6 * part + 3, 6 * part + 6));
+      return { from, to, radius, depth: (from[2] + to[2]) / 2 };
+    });
+    parts.sort((one, other) => other.depth - one.depth);
+    for (const { from, to, radius, depth } of parts) {
+      const light = Math.round(Math.max(30, Math.min(70, 52 - 25 * depth)));
+      line(from, to, 2 * scale * radius + 2 * ratio, `hsl(24 60% ${light - 14}%)`);
+      line(from, to, 2 * scale * radius, `hsl(30 75% ${light}%)`);
+    }
+    canvas.setAttribute("aria-label", `The robot, seen from its right side. Its torso is ${((frame[2] + frame[5]) / 2).toFixed(2)} m above the floor.`);
+  }
+}
