@@ -82,23 +82,29 @@ def main(arguments: Sequence[str]) -> int:
 @contextlib.contextmanager
 def _app(options: argparse.Namespace, closing: Callable[[], bool]) -> Iterator[Any]:
     """The application that the options name. A live view attaches to the nodes while the block runs."""
+    from td3_robot.dashboard.recordings import Recordings, recordings_in, recordings_of_runs
+
     if options.runs is not None:
         from td3_robot.dashboard import compare
 
         if not options.runs.is_dir():
             raise UsageError(f"--runs {str(options.runs)!r}: there is no such folder")
-        yield compare.app(options.runs)
+        title = options.runs.absolute().name
+        with contextlib.closing(Recordings(title, "Compare", lambda: recordings_of_runs(options.runs))) as recordings:
+            yield compare.app(options.runs, recordings)
         return
     from td3_robot.dashboard.live import Live
     from td3_robot.dashboard.server import Dashboard
 
     folder, config = run_or_config("dashboard", options)
-    live = Live(folder, config)
-    live.start()
-    try:
-        yield Dashboard(_title(options), live, folder, config, closing).app()
-    finally:
-        live.close()
+    title = _title(options)
+    with contextlib.ExitStack() as stack:
+        live = stack.enter_context(contextlib.closing(Live(folder, config)))
+        live.start()
+        run = Recordings(title, "Live", lambda: recordings_in(folder.path)) if folder else None
+        if run:
+            stack.enter_context(contextlib.closing(run))
+        yield Dashboard(title, live, folder, config, closing, run).app()
 
 
 def _parser() -> argparse.ArgumentParser:

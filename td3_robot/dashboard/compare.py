@@ -11,12 +11,12 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from td3_robot.dashboard.server import STATIC
+from td3_robot.dashboard.recordings import STATIC, Recordings
 from td3_robot.runtime.comparison import compare, runs_in, videos_of
 
 
-def app(folder: Path) -> Starlette:
-    """The pages that compare the runs in a folder."""
+def app(folder: Path, recordings: Recordings) -> Starlette:
+    """The pages that compare the runs in a folder, and the page of their recordings."""
 
     def page(request: Request) -> Response:
         del request
@@ -39,6 +39,7 @@ def app(folder: Path) -> Starlette:
             Route("/", page),
             Route("/compare", data),
             Route("/video/{run}/{file}", video),
+            *recordings.routes(),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
     )

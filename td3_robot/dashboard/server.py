@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,10 +18,10 @@ from td3_robot.config.schema import Config
 from td3_robot.dashboard.actions import LONGEST, act
 from td3_robot.dashboard.guard import OPERATOR, ROLE
 from td3_robot.dashboard.live import BINS_MS, HISTORY, PERIOD, Live
+from td3_robot.dashboard.recordings import STATIC, Recordings
 from td3_robot.runtime import metrics
 from td3_robot.runtime.run_folder import RunFolder
 
-STATIC = Path(__file__).parent / "static"
 _POINTS = 2000  # maximum number of points of a curve
 _LOOK = 0.1  # seconds between two looks for a new snapshot
 
@@ -36,10 +35,17 @@ class Dashboard:
         folder: folder of the run; None without a run.
         config: the configuration of the robot, if there is no run.
         closing: returns whether the server ends. Then the live streams end, too.
+        recordings: the page of the run's recordings; None without a run.
     """
 
     def __init__(
-        self, title: str, live: Live, folder: RunFolder | None, config: Config, closing: Callable[[], bool]
+        self,
+        title: str,
+        live: Live,
+        folder: RunFolder | None,
+        config: Config,
+        closing: Callable[[], bool],
+        recordings: Recordings | None,
     ) -> None:
         self._title = title
         self._live = live
@@ -48,6 +54,7 @@ class Dashboard:
         self._closing = closing
         self._viewers = 0
         live.watched = lambda: self._viewers > 0
+        self._recordings = recordings
 
     def app(self) -> Starlette:
         return Starlette(
@@ -57,6 +64,7 @@ class Dashboard:
                 Route("/events", self._events),
                 Route("/metrics", self._metrics),
                 Route("/act", self._act, methods=["POST"]),
+                *(self._recordings.routes() if self._recordings else ()),
                 Mount("/static", StaticFiles(directory=STATIC)),
             ]
         )
@@ -67,7 +75,7 @@ class Dashboard:
 
     async def _about(self, request: Request) -> Response:
         facts = {"title": self._title, "role": request.scope[ROLE], "bins_ms": BINS_MS, "history": HISTORY}
-        return _json({**facts, "period_s": PERIOD})
+        return _json({**facts, "period_s": PERIOD, "recordings": self._recordings is not None})
 
     async def _events(self, request: Request) -> Response:
         del request

@@ -49,22 +49,23 @@ class Faults:
         self._stamps: dict[str, int] = {}  # stamp of each fault's newest LifecycleChange, to detect repetitions
         self._others = 0
 
-    def add(self, entry: Entry, message: Message) -> None:
-        """Count the fault in a message, if there is one."""
+    def add(self, entry: Entry, message: Message) -> str | None:
+        """Count the fault in a message, if there is one. Returns the text of a fault that it has counted."""
         what = failure(message)
         if isinstance(message, Refused) and message.code != "hello":
             what = f"{entry.publisher} refused a peer on link {entry.link}: {message.reason}"
         if what is None:
-            return
+            return None
         if what not in self._found and len(self._found) == _MOST:
             self._others += 1
-            return
+            return None
         if isinstance(message, LifecycleChange):
             if self._stamps.get(what) == message.stamp:
-                return
+                return None
             self._stamps[what] = message.stamp
         first, count = self._found.get(what, (entry.received, 0))
         self._found[what] = first, count + 1
+        return what
 
     def report(self, begin: int) -> list[dict[str, Any]]:
         """The faults in order of first time. ``first_s`` is in seconds after ``begin`` (ns since 1970)."""

@@ -15,19 +15,21 @@ from typing import Any
 import numpy as np
 
 from td3_robot.core_types import ROBOT_ROLES
-from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, SessionError
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, SessionError, UsageError
 from td3_robot.messages import Action, ActionOrigin, Hello, Message, Phase, Step, Weights
 from td3_robot.recording.decoder import Decoder
 from td3_robot.recording.entries import METADATA, REASON, Attachment, Entry, printable
 from td3_robot.recording.faults import Faults, line
 from td3_robot.recording.reader import SessionFile, other_protocol
 from td3_robot.recording.stream import Stream
+from td3_robot.recording.timeline import Timeline, event_line
 from td3_robot.runtime.arguments import Parser
 
 _EXAMPLES = """examples:
   td3-robot info runs/walker2d/session.mcap
   td3-robot info runs/walker2d/session.mcap --check
   td3-robot info walk.mcap --json | jq .topics
+  td3-robot info walk.mcap --timeline
 
 With --check the exit code is 1 if the file is damaged, or a message does not follow the protocol.
 """
@@ -47,15 +49,19 @@ class Contents:
     robot_roles: set[str] = field(default_factory=set)
     faults: Faults = field(default_factory=Faults)
     problems: list[str] = field(default_factory=list)
+    timeline: Timeline | None = None
 
     @classmethod
-    def of(cls, file: SessionFile, decode: Decoder | None = None) -> Contents:
+    def of(cls, file: SessionFile, decode: Decoder | None = None, timeline: Timeline | None = None) -> Contents:
         """Read a file. Without a decoder, count its messages but do not decode them.
+
+        Args:
+            timeline: also gets each message, to collect events and channels over time.
 
         Raises:
             SessionError: the file cannot be read, or is not a recording.
         """
-        contents = cls()
+        contents = cls(timeline=timeline)
         for item in file.items():
             if isinstance(item, Attachment):
                 contents.attachments.append(item)
@@ -75,7 +81,9 @@ class Contents:
     def _add(self, entry: Entry, decode: Decoder | None) -> None:
         if entry.stream not in self.streams:
             self.streams[entry.stream] = Stream(entry)
-        self.streams[entry.stream].add(entry)
+        missing = self.streams[entry.stream].add(entry)
+        if self.timeline:
+            self.timeline.add_entry(entry, missing)
         if decode:
             try:
                 self._add_decoded(entry, decode(entry))
@@ -83,7 +91,9 @@ class Contents:
                 self.problems.append(str(error))
 
     def _add_decoded(self, entry: Entry, message: Message) -> None:
-        self.faults.add(entry, message)
+        fault = self.faults.add(entry, message)
+        if self.timeline:
+            self.timeline.add(entry, message, fault)
         if isinstance(message, Step):
             for phase in Phase:
                 self.counts[phase.name.lower()] += int(np.count_nonzero(message.phase == phase))
@@ -120,14 +130,15 @@ class Contents:
         }
 
 
-def examine(path: Path) -> dict[str, Any]:
-    """The report on a file, as plain JSON values.
+def examine(path: Path, timeline: Timeline | None = None) -> dict[str, Any]:
+    """The report on a file, as plain JSON values. With a timeline, the report contains the timeline's report.
 
     Raises:
         SessionError: the file cannot be read, or is not a recording.
+        UsageError: the file has no Step of the robot that the timeline asks for.
     """
     file = SessionFile(path)
-    contents = Contents.of(file, decoder_of(path))
+    contents = Contents.of(file, decoder_of(path), timeline)
     report = contents.report()
     metadata, problems = contents.metadata, contents.problems
     # A deployed robot has no task. Older recorders wrote the default task of the configuration.
@@ -150,6 +161,7 @@ def examine(path: Path) -> dict[str, Any]:
         "host": host,
         "attachments": [{"name": item.name, "bytes": len(item.data)} for item in contents.attachments],
         "damages": [f"byte {damage.offset}: {damage.why}" for damage in damages] + problems,
+        **(timeline.report() if timeline else {}),
     }
 
 
@@ -173,8 +185,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, metavar="FILE", help="a session.mcap")
     parser.add_argument("--check", action="store_true", help="exit with 1 if the file is damaged")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--timeline", action="store_true", help="also show events and gaps, with their times")
+    parser.add_argument(
+        "--robot",
+        metavar="SOURCE/N",
+        help="with --timeline --json: the robot whose channels the object contains (default: the first one)",
+    )
     options = parser.parse_args(arguments)
-    report = examine(options.file)
+    if options.robot and not (options.timeline and options.json):
+        raise UsageError("--robot selects the channels of --timeline --json; give these options, too")
+    report = examine(options.file, Timeline(options.robot) if options.timeline else None)
     print(json.dumps(report, indent=2) if options.json else text(report))
     return EXIT_CHECK_FAILED if options.check and report["damages"] else EXIT_GOOD
 
@@ -206,6 +226,7 @@ def text(report: dict[str, Any]) -> str:
         *([f"steps under an operator: {report['operator_steps']}"] if report["operator_steps"] else []),
         f"attachments: {', '.join(item['name'] for item in report['attachments']) or 'none'}",
         *(f"fault: {line(fault)}" for fault in report["faults"]),
+        *(event_line(event) for event in report.get("events", ())),
         *(f"DAMAGED at {damage}" for damage in report["damages"]),
     ]
     return printable("\n".join(lines))

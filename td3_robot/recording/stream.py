@@ -24,10 +24,11 @@ class Stream:
         self._span = 0  # ns between publishing the first and the newest message
         self._longest = 0.0  # seconds between publishing two consecutive messages
 
-    def add(self, entry: Entry) -> None:
-        if self.count and entry.sequence > self._sequence + 1:
-            self.gaps += 1
-            self.missing += entry.sequence - self._sequence - 1
+    def add(self, entry: Entry) -> int:
+        """Count a message. Returns the number of messages missing directly before it."""
+        missing = max(0, entry.sequence - self._sequence - 1) if self.count else 0
+        self.gaps += missing > 0
+        self.missing += missing
         # The publisher's clock is exact, unless somebody changes it. The recorder's clock shows such a change.
         passed, about = entry.published - self._published, entry.received - self.last
         passed = passed if abs(passed - about) <= ON_THE_WAY_NS else about
@@ -37,6 +38,7 @@ class Stream:
         self._sequence, self.last = max(self._sequence, entry.sequence), max(self.last, entry.received)
         self.count += 1
         self.size += len(entry.payload)
+        return missing
 
     def report(self) -> dict[str, Any]:
         """The statistics as plain JSON values. ``begins_at`` is above 0 if the publisher began before the recorder."""

@@ -18,10 +18,11 @@ function cell(row, text, kind = "td", name = "") {
   return made;
 }
 
-// A chart that follows its place's width and the colour scheme. Its labels name the series.
+// A chart that follows its place's width and the colour scheme. Its labels name the series. With points, each series is a row
+// of points, and the vertical axis has the names of the series.
 class Chart {
-  constructor(id, { time = false, bars = false, values = null } = {}) {
-    Object.assign(this, { place: $(id), time, bars, values, labels: [], data: null, plot: null });
+  constructor(id, { time = false, bars = false, points = false, values = null, label = "steps" } = {}) {
+    Object.assign(this, { place: $(id), time, bars, points, values, label, labels: [], data: null, plot: null });
     new ResizeObserver(() => this.plot && this.plot.setSize(this.size())).observe(this.place);
     charts.push(this);
   }
@@ -44,15 +45,18 @@ class Chart {
     if (!this.data || !this.data[0].length || this.place.clientWidth === 0) return;
     const style = getComputedStyle(document.documentElement);
     const axis = { stroke: style.getPropertyValue("--quiet"), grid: { stroke: style.getPropertyValue("--grid"), width: 1 }, ticks: { stroke: style.getPropertyValue("--grid") } };
-    const paths = this.bars ? uPlot.paths.bars({ size: [0.8] }) : undefined;
+    const paths = this.bars ? uPlot.paths.bars({ size: [0.8] }) : this.points ? () => null : undefined;
     const series = this.labels.map((label, index) => ({
-      label, stroke: this.colours[index % this.colours.length], width: 1.5, spanGaps: true, paths,
+      label, stroke: this.colours[index % this.colours.length], width: 1.5, spanGaps: true, paths, ...(this.points && { points: { show: true, size: 8 } }),
       fill: this.bars ? this.colours[index % this.colours.length] + "80" : undefined,
     }));
     const first = { ...axis, values: this.values ? (plot, splits) => splits.map(this.values) : undefined };
-    const x = this.values ? { label: "bin", value: (plot, raw) => (raw === null ? "–" : this.values(raw)) } : this.time ? { label: "time" } : { label: "steps" };
+    const x = this.values ? { label: "bin", value: (plot, raw) => (raw === null ? "–" : this.values(raw)) } : this.time ? { label: "time" } : { label: this.label };
+    const rows = this.labels.map((_, index) => index);
+    const second = this.points ? { ...axis, splits: () => rows, values: () => this.labels } : axis;
+    const scales = { x: { time: this.time }, ...(this.points && { y: { range: [-0.5, rows.length - 0.5] } }) };
     this.plot = new uPlot(
-      { ...this.size(), bands: this.bands, scales: { x: { time: this.time } }, axes: [first, { ...axis, size: 70 }], series: [x, ...series] },
+      { ...this.size(), bands: this.bands, scales, axes: [first, { ...second, size: this.points ? 90 : 70 }], series: [x, ...series] },
       this.data, this.place);
   }
 }

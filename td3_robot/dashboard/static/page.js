@@ -247,6 +247,7 @@ async function start() {
   about = await (await fetch("/about")).json();
   body.period = about.period_s;
   $("title").textContent = document.title = about.title;
+  document.querySelector("nav").hidden = !about.recordings;
   $("robot").onchange = forgetChannels;
   allowActions();
   connect();

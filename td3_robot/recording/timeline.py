@@ -1,0 +1,174 @@
+"""Collects what happened when in a recording: faults, gaps, changes of state, commands, and channels over time."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from td3_robot.core_types import ROBOT_ROLES
+from td3_robot.errors import UsageError
+from td3_robot.messages import Command, Hello, LifecycleChange, Message, Start, Step
+from td3_robot.recording.entries import ON_THE_WAY_NS, Entry
+
+_EVENTS = 500  # maximum number of events of one kind
+_SOURCES = 200  # maximum number of sources whose robots can be selected
+_POINTS = (
+    2000  # minimum number of points of a channel, if the robot has so many Steps; the maximum is twice this number
+)
+_KINDS = (("observation", "observations"), ("action", "actions"))
+
+
+class Timeline:
+    """The events of a recording, and the channels of one robot at regular Steps.
+
+    Args:
+        robot: ``SOURCE/N``, robot N (from 0) of a source; None selects the first robot with a Step.
+    """
+
+    def __init__(self, robot: str | None = None) -> None:
+        self._robot = robot
+        self._begin = 0  # ns since 1970
+        self._events: list[tuple[int, str, str]] = []  # received time (ns since 1970), kind, text
+        self._counts: Counter[str] = Counter()
+        self._stamps: dict[tuple[str, str], int] = {}  # stamp of the newest change of a node to a state
+        self._specs: dict[str, dict[str, Any]] = {}
+        self._robots: dict[str, int] = {}  # number of robots of each source
+        self._rows: list[tuple[int, list[float | None]]] = []  # time (ns since 1970), values
+        self._steps = 0  # Steps of the selected robot
+        self._every = 1  # the rows are each n-th Step
+        self._offset: int | None = None  # ns from the source's clock to the recorder's clock
+        self._sizes: tuple[int, int] | None = None  # O and A of the rows
+
+    def add_entry(self, entry: Entry, missing: int) -> None:
+        """Note a message, and how many messages are missing directly before it."""
+        self._begin = min(self._begin or entry.received, entry.received)
+        if missing:
+            self._note(entry, "gap", f"{entry.publisher}/{entry.topic}: {missing} missing")
+
+    def add(self, entry: Entry, message: Message, fault: str | None) -> None:
+        """Note the event in a message, if there is one. ``fault`` is the fault that the message reports."""
+        if isinstance(message, LifecycleChange):
+            self._add_change(entry, message, fault)
+        elif fault is not None:
+            self._note(entry, "fault", fault)
+        elif isinstance(message, Command):
+            about = f" {message.target}" if message.target else ""
+            reason = f": {message.reason}" if message.reason else ""
+            self._note(entry, "command", f"{entry.publisher} sends {message.verb}{about}{reason}")
+        elif isinstance(message, Start):
+            self._note(entry, "start", f"{entry.publisher} ({message.role}) starts")
+        elif isinstance(message, Hello) and message.role in ROBOT_ROLES and len(self._specs) < _SOURCES:
+            self._specs.setdefault(entry.publisher, message.spec)
+        elif isinstance(message, Step):
+            self._add_step(entry, message)
+
+    def _add_change(self, entry: Entry, change: LifecycleChange, fault: str | None) -> None:
+        """Note a change of state once. Several nodes may publish it."""
+        key = change.node, change.state
+        if self._stamps.get(key) == change.stamp:
+            return
+        self._stamps[key] = change.stamp
+        reason = f": {change.reason}" if change.reason else ""
+        text = fault or f"{change.node} is {change.state}, was {change.previous}{reason}"
+        self._note(entry, "fault" if fault else "state", text)
+
+    def _note(self, entry: Entry, kind: str, text: str) -> None:
+        event = entry.received, kind, text
+        if self._events and self._events[-1] == event:  # a Command to two receivers
+            return
+        self._counts[kind] += 1
+        if self._counts[kind] <= _EVENTS:
+            self._events.append(event)
+
+    def _add_step(self, entry: Entry, step: Step) -> None:
+        source = entry.publisher
+        if source in self._robots or len(self._robots) < _SOURCES:
+            self._robots[source] = max(len(step.phase), self._robots.get(source, 0))
+        self._robot = self._robot or f"{source}/0"
+        if not self._robot.startswith(f"{source}/") or not self._selected(source, len(step.phase)):
+            return
+        sizes = step.observation.shape[1], step.action.shape[1]
+        self._sizes = self._sizes or sizes
+        if self._sizes == sizes:
+            self._add_row(entry, step, int(self._robot.rpartition("/")[2]))
+
+    def _selected(self, source: str, robots: int) -> bool:
+        return self._robot in {f"{source}/{index}" for index in range(robots)}
+
+    def _add_row(self, entry: Entry, step: Step, index: int) -> None:
+        """Keep the values of each n-th Step. n doubles when there are too many rows."""
+        time = self._time(entry)
+        if self._steps % self._every == 0:
+            values = [*step.observation[index].tolist(), *step.action[index].tolist()]
+            self._rows.append((time, [value if math.isfinite(value) else None for value in values]))
+            if len(self._rows) > 2 * _POINTS:
+                self._rows = self._rows[::2]
+                self._every *= 2
+        self._steps += 1
+
+    def _time(self, entry: Entry) -> int:
+        """The time of a Step, in ns on the recorder's clock.
+
+        Messages arrive in groups, so the source's clock gives the time between Steps. Somebody may change that clock:
+        then the recorder's clock counts.
+        """
+        if self._offset is None or abs(entry.published + self._offset - entry.received) > ON_THE_WAY_NS:
+            self._offset = entry.received - entry.published
+        return entry.published + self._offset
+
+    def report(self) -> dict[str, Any]:
+        """The timeline as plain JSON values. Times are in seconds after the first message.
+
+        Raises:
+            UsageError: the recording has no Step of the selected robot.
+        """
+        known = [f"{source}/{index}" for source, robots in self._robots.items() for index in range(robots)]
+        if self._robot is not None and self._robot not in known:
+            raise UsageError(f"--robot {self._robot!r}: the recording has no such robot; allowed: {_some(known)}")
+        return {
+            "events": [
+                {"time_s": self._seconds(time), "kind": kind, "text": text}
+                for time, kind, text in sorted(self._events, key=lambda event: event[0])
+            ],
+            "events_left_out": sum(max(0, count - _EVENTS) for count in self._counts.values()),
+            "robots": known,
+            "robot": self._channels() if self._robot else None,
+        }
+
+    def _channels(self) -> dict[str, Any]:
+        assert self._robot
+        spec = self._specs.get(self._robot.rpartition("/")[0], {})
+        rows = sorted(self._rows, key=lambda row: row[0])
+        columns = [list(column) for column in zip(*(values for _, values in rows), strict=True)]
+        about = [
+            _about(spec.get(plural), index, kind)
+            for (kind, plural), size in zip(_KINDS, self._sizes or (0, 0), strict=True)
+            for index in range(size)
+        ]
+        return {
+            "name": self._robot,
+            "steps": self._steps,
+            "every": self._every,
+            "time_s": [self._seconds(time) for time, _ in rows],
+            "channels": [{**facts, "values": column} for facts, column in zip(about, columns, strict=True)],
+        }
+
+    def _seconds(self, time: int) -> float:
+        return round((time - self._begin) * 1e-9, 3)
+
+
+def _about(channels: Any, index: int, kind: str) -> dict[str, str]:
+    """The kind, name and unit of a channel. A channel that no Hello describes has its index as its name."""
+    found = channels[index] if isinstance(channels, list) and index < len(channels) else {}
+    found = found if isinstance(found, dict) else {}
+    return {"kind": kind, "name": str(found.get("name", index)), "unit": str(found.get("unit", ""))}
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") if names else "none, it has no Step"
+
+
+def event_line(event: dict[str, Any]) -> str:
+    """One event of :meth:`Timeline.report` as a line of text."""
+    return f"at {event['time_s']:.3f} s, {event['kind']}: {event['text']}"

@@ -1,0 +1,89 @@
+"""The timeline of a recording: events, gaps, and the channels of one robot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.cli.main import main
+from td3_robot.messages import Command, LifecycleChange, Start
+from td3_robot.recording.entries import Entry
+from td3_robot.recording.info import examine
+from td3_robot.recording.timeline import Timeline
+from tests.sessions import BEGIN, SECOND, entries_of
+
+Make = Callable[..., Any]
+MS = SECOND // 1000
+
+
+def test_events_and_gaps_have_times_and_repetitions_are_left_out(
+    make_step: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = LifecycleChange("leg", "active", "fault", "hot", 7)
+    entries = entries_of(
+        [
+            ("leg", Start("driver", "", {})),
+            *(("leg", make_step()) for _ in range(4)),
+            ("leg", failed),
+            ("policy", failed),  # forwarded
+            ("policy", Command(id=5, target="leg", verb="reset", reason="by hand", version=0, sha256="", payload=b"")),
+            ("leg", LifecycleChange("leg", "fault", "inactive", "", 8)),
+        ],
+        period=SECOND,
+    )
+    del entries[3]
+    file = save("short.mcap", entries)
+    assert examine(file, Timeline())["events"] == [
+        {"time_s": 0.0, "kind": "start", "text": "leg (driver) starts"},
+        {"time_s": 4.0, "kind": "gap", "text": "leg/step: 1 missing"},
+        {"time_s": 5.0, "kind": "fault", "text": "leg is in fault: hot"},
+        {"time_s": 7.0, "kind": "command", "text": "policy sends reset leg: by hand"},
+        {"time_s": 8.0, "kind": "state", "text": "leg is inactive, was fault"},
+    ]
+    assert main(["info", str(file), "--timeline"]) == 0
+    assert "at 4.000 s, gap: leg/step: 1 missing\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("steps", "every"), [(1, 1), (4000, 1), (4001, 2), (9000, 4)])
+def test_a_long_recording_shows_each_nth_step(make_step: Make, save: Make, steps: int, every: int) -> None:
+    made = entries_of(
+        [("sim-0", make_step(action=np.full((1, 2), number, np.float32))) for number in range(steps)], period=20 * MS
+    )
+    robot = examine(save("long.mcap", made), Timeline())["robot"]
+    assert (robot["steps"], robot["every"]) == (steps, every)
+    assert robot["channels"][-1]["values"] == list(range(0, steps, every))
+    assert robot["time_s"] == pytest.approx([0.02 * number for number in range(0, steps, every)], abs=1e-3)
+
+
+@pytest.mark.parametrize("jump", [0, 3600 * SECOND, -3600 * SECOND])
+def test_steps_that_arrive_in_groups_have_the_times_of_the_source(make_step: Make, save: Make, jump: int) -> None:
+    """100 Steps at 50 Hz arrive in groups of five. The source's clock jumps at Step 60."""
+    made: list[Entry] = []
+    for number, entry in enumerate(entries_of([("leg", make_step())] * 100)):
+        published = BEGIN + number * 20 * MS + jump * (number >= 60)
+        made.append(replace(entry, published=published, received=BEGIN + (number // 5 * 5 + 4) * 20 * MS))
+    times = examine(save("groups.mcap", made), Timeline())["robot"]["time_s"]
+    assert np.diff(times[:60]) == pytest.approx(0.02, abs=2e-3)
+    assert np.diff(times[60:]) == pytest.approx(0.02, abs=2e-3)
+    assert times[60] - times[59] == pytest.approx(0.02, abs=0.1 if jump else 2e-3)
+
+
+def test_a_robot_that_is_not_in_the_recording_is_an_error(
+    make_step: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file: Path = save("one.mcap", entries_of([("sim-0", make_step())]))
+    robots = examine(file, Timeline())["robots"]
+    for wrong in ("sim-1/0", "sim-0", "sim-0/-1", "sim-0/00", f"sim-0/{len(robots)}"):
+        assert main(["info", str(file), "--json", "--timeline", "--robot", wrong]) == 2
+        error = capsys.readouterr().err
+        assert f"--robot {wrong!r}: the recording has no such robot; allowed: {', '.join(robots)}" in error
+    assert main(["info", str(file), "--json", "--timeline", "--robot", robots[-1]]) == 0
+    assert json.loads(capsys.readouterr().out)["robot"]["name"] == robots[-1]
+    assert main(["info", str(file), "--robot", robots[0]]) == 2
+    assert "--robot selects the channels of --timeline --json" in capsys.readouterr().err
