@@ -31,38 +31,28 @@ SCHEDULERS: dict[str, type[Scheduler]] = {"free": FreeRunning, "lockstep": LockS
 
 
 class LearnerCore:
-    """Learns from the Steps of any number of sources, in the order that its scheduler sets.
+    """Learns from the Steps of any number of sources. Its scheduler sets the order of the work.
 
-    Each call of :meth:`step` does a bounded amount of work, so that the learner reads its input between updates.
-
-    Use :func:`td3_robot.learner.factory.make_core` to create a core.
+    Use :func:`td3_robot.learner.factory.make_core` to create a core. Each call of :meth:`step` does a bounded amount of
+    work, so that the learner reads its input between updates.
 
     Args:
-        config: configuration of the run, without ``auto`` in ``learner.device`` and ``learner.precision``.
-        make_training: creates the training for a robot.
-        spec: specification of the robot, if it is known before a simulator joins.
+        config: configuration without ``auto`` in ``learner.device`` and ``learner.precision``.
         provenance: origin of the policies; every policy bundle contains it.
     """
 
     def __init__(
-        self,
-        config: Config,
-        make_training: Callable[[RobotSpec], Training],
-        *,
-        spec: RobotSpec | None = None,
-        provenance: Mapping[str, Any] | None = None,
+        self, config: Config, make_training: Callable[[RobotSpec], Training], provenance: Mapping[str, Any]
     ) -> None:
         self.config = config
         self.sources = Sources()
         self.counters: Counter[str] = Counter()
         self.gauges = Gauges()
         self.learning = Learning(config, make_training)
-        self.publisher = Publisher(config, self.learning, self.gauges, provenance or {})
+        self.publisher = Publisher(config, self.learning, self.gauges, provenance)
         self.reports = Reports(self.learning, self.publisher, self.sources, self.gauges)
         self.scheduler = SCHEDULERS[config.timing](self)
         self._outbox: list[Output] = []
-        if spec:
-            self.start(spec)
 
     @property
     def spec(self) -> RobotSpec | None:
@@ -94,9 +84,6 @@ class LearnerCore:
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Process the inputs, do a bounded amount of work, and return the messages to send.
 
-        Args:
-            now: time in seconds.
-
         Raises:
             DivergenceError: training has diverged.
         """
@@ -109,21 +96,17 @@ class LearnerCore:
         return outputs + self.scheduler.grant(now)
 
     def begin(self, spec: RobotSpec, bundle: Bundle | None = None) -> None:
-        """Start the training for a robot, from the policy of a bundle if there is one.
-
-        Raises:
-            BundleError: the bundle does not fit the configuration.
-        """
+        """Start the training for a robot. A bundle gives the first policy."""
         self.learning.begin(spec, bundle)
         self.recover()
 
     def start(self, spec: RobotSpec, bundle: Bundle | None = None) -> list[Output]:
-        """Call :meth:`begin`, and publish the first weights."""
+        """Start the training for a robot, and publish the first weights."""
         self.begin(spec, bundle)
         return self.publisher.publish()
 
     def recover(self) -> None:
-        """Use the transitions that the replay file received after the restored state was saved."""
+        """Use the transitions that the replay file received after the checkpoint was saved."""
         notes = self.training.storage.notes
         if notes:
             newest = max(notes.values(), key=lambda note: (note.total_added, note.env_steps))
@@ -134,10 +117,7 @@ class LearnerCore:
             log.info("the replay file holds the transitions up to step %d", self.env_steps)
 
     def rolled_back(self) -> None:
-        """Prepare the messages that make connected peers return to the newest snapshot.
-
-        Call this after restoring the snapshot. The next :meth:`step` returns these messages.
-        """
+        """Prepare the messages that make connected peers return to the newest snapshot. The next turn sends them."""
         self._outbox = self.publisher.resend() + self.scheduler.rolled_back()
 
     def insert(self, source: Source, step: Step, now: float) -> None:
@@ -156,15 +136,15 @@ class LearnerCore:
         else:
             self.learning.store(transitions, step)
             self.gauges.ended(transitions.ended)
-            if len(transitions) and (lead := self.learning.lead) is not None:
-                self.gauges.lead(lead)
+            if transitions:
+                self.gauges.lead(self.learning.lead)
         if self.training.storage.durable:
             self.training.note(self.env_steps, source.name, source.state())
         self.gauges.acted(step.weights_version, self.updates)
         self.reports.record_if_due(now)
 
     def counts(self) -> dict[str, int]:
-        """All counters: those of the learner, its sources, its scheduler and its evaluations."""
+        """The counters of the learner, its sources, its scheduler and its evaluations."""
         total = Counter(self.counters)
         for part in (self.sources.counters(), self.scheduler.counters, self.publisher.evaluations.counters()):
             total.update(part)

@@ -41,7 +41,7 @@ class Evaluations:
     def plan(self, env_steps: int) -> bool:
         """Set the step of the next evaluation. Returns whether to make the current evaluation.
 
-        If too many policies wait for the evaluator, the current evaluation is skipped.
+        The learner skips the current evaluation if too many policies wait for the evaluator.
         """
         self._next = next_multiple(env_steps, self.config.every)
         wanted = len(self.pending) < _WAITING
@@ -49,7 +49,7 @@ class Evaluations:
         return wanted
 
     def take(self, message: Evaluation, wall_s: float) -> dict[str, Any]:
-        """Store the result of an evaluation, and return its record."""
+        """Use the result of an evaluation, and return its record."""
         weights = self.pending.pop(message.version, None)
         record = evaluation_record(
             env_steps=message.env_steps,
@@ -66,11 +66,9 @@ class Evaluations:
         return record
 
     def counters(self) -> Counter[str]:
-        """The numbers of waiting and skipped evaluations."""
         return Counter(evaluations_pending=len(self.pending), evaluations_skipped=self._skipped)
 
     def state(self) -> dict[str, Any]:
-        """The state for a restart, as plain JSON values."""
         best = self.best_return if np.isfinite(self.best_return) else None
         return {"best_return": best, "next": self._next, "skipped": self._skipped}
 
@@ -83,7 +81,7 @@ class Evaluations:
             self._next = min(self._next, next_multiple(env_steps, self.config.every))
 
     def add_earlier(self, mean: float) -> None:
-        """Record the mean return of an evaluation that an earlier process made."""
+        """Use the mean return of an evaluation that an earlier process made."""
         self.best_return = max(self.best_return, mean)
         self._compare_with_target(mean)
 
@@ -110,11 +108,10 @@ def evaluation_record(
     """Make the record of one evaluation.
 
     Args:
-        env_steps, updates, weights_version: the policy's environment steps, updates and version.
+        env_steps, updates, weights_version: environment steps, updates and version of the policy.
         wall_s: seconds of training until the evaluation.
-        returns, lengths: undiscounted return and number of steps of each episode. The record has the population
-            standard deviation of the returns.
-        final: whether the evaluated policy is the policy at the end of training.
+        returns, lengths: undiscounted return and number of steps of each episode.
+        final: whether the policy is the one at the end of training.
     """
     return {
         "kind": "evaluation",

@@ -19,7 +19,7 @@ from td3_robot.specs import RobotSpec
 
 
 def networks(config: Config, spec: RobotSpec) -> Networks:
-    """The sizes of an algorithm's networks for a robot. To count parameters, the function builds the networks once."""
+    """The sizes of an algorithm's networks. The function builds the networks to count their parameters."""
     learner = config.learner
     algorithm: Algorithm = ALGORITHMS.load(learner.algorithm)(
         spec.observation_size,
@@ -35,7 +35,6 @@ def networks(config: Config, spec: RobotSpec) -> Networks:
 def make_core(
     config: Config,
     *,
-    spec: RobotSpec | None = None,
     provenance: Mapping[str, Any] | None = None,
     storage: Callable[[int, int], Storage] = Storage,
     admit: Callable[[RobotSpec], None] = lambda _: None,
@@ -44,10 +43,9 @@ def make_core(
 
     Args:
         config: configuration of the run. The function replaces ``auto``.
-        spec: specification of the robot, if it is known before a simulator joins.
         provenance: origin of the policies; every policy bundle contains it.
         storage: creates the storage of the replay buffer from the capacity and the row width.
-        admit: a function that checks the robot's specification before the core allocates memory. It may raise an error.
+        admit: checks the robot before the core allocates memory. It may raise an error.
 
     Raises:
         ConfigError: this machine lacks the device or precision.
@@ -60,4 +58,4 @@ def make_core(
         admit(spec)
         return Training(spec, config, storage)
 
-    return LearnerCore(config, make_training, spec=spec, provenance=provenance)
+    return LearnerCore(config, make_training, provenance or {})

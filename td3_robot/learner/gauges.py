@@ -30,7 +30,7 @@ class Gauges:
         self._started: float | None = None
 
     def start(self, now: float) -> None:
-        """Start the clock at the first call; ``now`` in seconds."""
+        """Start the clock at the first call."""
         if self._started is None:
             self._started = now
 
@@ -39,7 +39,6 @@ class Gauges:
         return self._wall_before + (now - self._started if self._started is not None else 0.0)
 
     def published(self, version: int, updates: int) -> None:
-        """Record that the learner published weights after ``updates`` updates."""
         self._updates_at[version] = updates
         if len(self._updates_at) > _REMEMBERED:
             del self._updates_at[min(self._updates_at)]
@@ -50,7 +49,6 @@ class Gauges:
             self.staleness += _SMOOTHING * (updates - self._updates_at[version] - self.staleness)
 
     def ended(self, episodes: Iterable[tuple[float, int]]) -> None:
-        """Record the returns and lengths of finished episodes."""
         for total, steps in episodes:
             self._returns.append(total)
             self._lengths.append(steps)
@@ -61,7 +59,6 @@ class Gauges:
         return statistics.fmean(self._lengths) if self._lengths else None
 
     def lead(self, lead: float) -> None:
-        """Record the number of due updates."""
         self.lead_min, self.lead_max = min(self.lead_min, lead), max(self.lead_max, lead)
 
     def figures(self, now: float) -> dict[str, float]:
@@ -72,7 +69,6 @@ class Gauges:
         return figures
 
     def state(self, now: float) -> dict[str, Any]:
-        """The state for a restart, as plain JSON values."""
         return {
             "wall_s": self.wall(now),
             "returns": list(self._returns),

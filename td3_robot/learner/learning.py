@@ -22,14 +22,10 @@ if TYPE_CHECKING:  # the import loads torch
 class Learning:
     """The training of one robot, and its progress.
 
-    Args:
-        make_training: creates the training for a robot.
-
     Attributes:
         spec: specification of the robot; None until :meth:`begin`.
-        training: the training; it does not exist before :meth:`begin`.
+        training: it does not exist before :meth:`begin`.
         env_steps: number of stored transitions from sources. Transitions from recordings do not count.
-        limiter: computes how many updates are due. For an on-policy algorithm it has no ratio.
         sound_at: ``env_steps`` at the newest check that found no divergence; None before the first check.
     """
 
@@ -50,12 +46,11 @@ class Learning:
         self._make_training = make_training
 
     def begin(self, spec: RobotSpec, bundle: Bundle | None = None) -> None:
-        """Create the training for this robot, with the policy of a bundle if there is one.
+        """Create the training for this robot. A bundle gives the first policy.
 
         Raises:
             BundleError: the bundle does not fit the configuration.
-            ConfigError: the safety settings do not fit the robot, or the exploration or replay ratio does not fit the
-                algorithm.
+            ConfigError: the configuration does not fit the robot or the algorithm.
         """
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)
         self.training = self._make_training(spec)
@@ -67,7 +62,7 @@ class Learning:
         self.spec = spec
 
     def _check_algorithm(self) -> None:
-        """Check the rules that need the algorithm's class. The configuration cannot check them without importing it."""
+        """Check the rules that need the algorithm's class. The configuration must not import this class."""
         prescribes = self.training.algorithm.exploration is not None
         if prescribes and self.config.exploration != ExplorationConfig():
             raise ConfigError("exploration is set, but the algorithm sets its own exploration; leave exploration out")
@@ -93,13 +88,8 @@ class Learning:
         return ended or self.limiter.done(self.env_steps, self.updates)
 
     @property
-    def publish_every(self) -> int:
-        """Number of updates between two published policies."""
-        return 1 if self.training.on_policy else self.config.learner.publish_every
-
-    @property
     def offline(self) -> bool:
-        """Whether the learner still has to make offline updates, before the first environment step."""
+        """Whether the learner still has to make offline updates."""
         return self.spec is not None and self.updates < self.limiter.offline
 
     @property
@@ -108,10 +98,10 @@ class Learning:
         return self.limiter.updates_due(self.env_steps, self.updates) and self.training.experience.ready
 
     @property
-    def lead(self) -> float | None:
-        """Number of updates that the replay ratio makes due; None before learning starts or without a ratio."""
+    def lead(self) -> float:
+        """Number of updates that the replay ratio makes due; 0 before learning starts or without a ratio."""
         if self.limiter.ratio is None or self.env_steps <= self.limiter.start:
-            return None
+            return 0.0
         return self.limiter.lead(self.env_steps, self.updates)
 
     @property
@@ -121,7 +111,6 @@ class Learning:
         return (self.updates - self.limiter.offline) / after if after > 0 else 0.0
 
     def update(self) -> None:
-        """Make one update."""
         self.training.update(self.learning_rate)
 
     def store(self, transitions: Transitions, step: Step) -> None:
@@ -140,7 +129,7 @@ class Learning:
             raise self.diverged(problem)
 
     def diverged(self, problem: str) -> DivergenceError:
-        """The error for diverged training. Its message lists the files that remain."""
+        """The error for diverged training. It lists the files that remain."""
         kept = "" if self.sound_at is None else f"the policy after {self.sound_at} steps and "
         return DivergenceError(
             f"training diverged: {problem} (after {self.env_steps} steps and {self.updates} updates); kept: {kept}the "

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from td3_robot.bundle import OBSERVATION_CLIP, OBSERVATION_MEAN, OBSERVATION_STD
 from td3_robot.learner import compute
-from td3_robot.learner.checkpointing.stateful import array_like, reading
+from td3_robot.learner.checkpointing.stateful import Arrays
 from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.specs import Float32
 
@@ -23,9 +23,6 @@ class Normaliser:
 
     Each group of new observations updates them (Chan et al. 1979). The replay buffer keeps raw observations. The
     learner normalises each drawn batch with the newest statistics.
-
-    Args:
-        observation_size: O, the number of channels.
     """
 
     def __init__(self, observation_size: int) -> None:
@@ -69,18 +66,10 @@ class Normaliser:
         )
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """A copy of everything :meth:`restore` needs: float64[O] arrays, and scalars fit for JSON."""
         return {"mean": self._mean.copy(), "squares": self._squares.copy()}, {"count": self.count}
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`, see :class:`Stateful`."""
-        with reading("observation statistics"):
-            mean, squares = array_like(self._mean, arrays, "mean"), array_like(self._squares, arrays, "squares")
-            count = int(scalars["count"])
-            finite = np.isfinite(mean).all() and np.isfinite(squares).all()
-            if not finite or count < 0 or squares.min(initial=0) < 0:
-                raise ValueError(f"count {count} or a variance is below 0, or a number is not finite")
-        self._mean, self._squares, self.count = mean.copy(), squares.copy(), count
+    def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
+        self._mean, self._squares, self.count = arrays["mean"].copy(), arrays["squares"].copy(), scalars["count"]
         self._refresh()
 
     def _refresh(self) -> None:

@@ -25,7 +25,7 @@ class Publisher:
 
     Attributes:
         version: version of the newest Weights; 0 before the first.
-        published_at: the number of updates when the learner last published Weights to the policy servers.
+        published_at: number of updates in the newest Weights for the policy servers.
         explores: whether learning has started. Then the policy servers use the configured exploration noise.
         sent: the newest Weights for the policy servers, oldest first.
     """
@@ -37,19 +37,14 @@ class Publisher:
         self.evaluations = Evaluations(config.evaluation)
         self.policies: set[Peer] = set()
         self.evaluators: set[Peer] = set()
-        self._config = config
-        self._learning, self._gauges = learning, gauges
-        self._provenance = dict(provenance)
+        self._config, self._learning, self._gauges, self._provenance = config, learning, gauges, provenance
 
     def leave(self, peer: Peer) -> None:
-        """Forget a peer that has left."""
         self.policies.discard(peer)
         self.evaluators.discard(peer)
 
     def bundle(self, *, averaged: bool = False) -> Bundle:
         """The policy that chooses the robots' actions. With ``averaged``: the policy for evaluations and files.
-
-        Without ``learner.policy_average``, both policies are the same.
 
         Raises:
             BundleError: no robot is known yet.
@@ -78,7 +73,7 @@ class Publisher:
         )
 
     def _exploration(self) -> Exploration:
-        """The current exploration of the policy servers, from the algorithm or from the configuration."""
+        """The exploration of the policy servers, from the algorithm or from the configuration."""
         learner, asked = self._config.learner, self._config.exploration
         if prescribed := self._learning.training.algorithm.exploration:
             return Exploration(*prescribed)
@@ -102,13 +97,15 @@ class Publisher:
 
     def publish_if_due(self) -> list[Output]:
         """Publish if there were enough updates, if learning starts, or if an evaluation is due."""
-        if self._learning.spec is None:
+        learning = self._learning
+        if learning.spec is None:
             return []
-        evaluate = self.evaluations.due(self._learning.env_steps)
-        starts = not self.explores and self._learning.env_steps >= self._learning.limiter.start
+        every = 1 if learning.training.on_policy else self._config.learner.publish_every
+        evaluate = self.evaluations.due(learning.env_steps)
+        starts = not self.explores and learning.env_steps >= learning.limiter.start
         self.explores = self.explores or starts
         outputs = self._evaluate() if evaluate else []
-        if starts or evaluate or self._learning.updates - self.published_at >= self._learning.publish_every:
+        if starts or evaluate or learning.updates - self.published_at >= every:
             outputs += self.publish()
         return outputs
 
@@ -122,7 +119,7 @@ class Publisher:
         return outputs + [(peer, weights) for weights in self.pending() for peer in self.evaluators]
 
     def _evaluate(self) -> list[Output]:
-        """Ask the evaluator to evaluate the policy, unless too many policies already wait for an evaluation."""
+        """Send the policy to the evaluator, unless too many policies wait for an evaluation."""
         if not self.evaluations.plan(self._learning.env_steps):
             self.version += 1  # versions must not depend on the speed of the evaluator
             return []

@@ -21,10 +21,9 @@ class Reports:
     """Collects records until the node writes them.
 
     Attributes:
-        records: the records since the last :meth:`take`.
         next_record: number of environment steps at which the next record of training is due.
-        sound: the policy bundle at the newest record; None before the first record. A record is made only if training
-            has not diverged.
+        sound: the policy bundle at the newest record; None before the first record. There is no record after a
+            divergence.
     """
 
     def __init__(self, learning: Learning, publisher: Publisher, sources: Sources, gauges: Gauges) -> None:
@@ -40,11 +39,7 @@ class Reports:
         return taken
 
     def record_if_due(self, now: float) -> None:
-        """Make a record of the training every 1,000 environment steps; with more than 62 robots, after more steps.
-
-        Raises:
-            DivergenceError: training has diverged.
-        """
+        """Make a record of the training every 1,000 environment steps; with more than 62 robots, after more steps."""
         if self._learning.env_steps >= self.next_record:
             robots = sum(source.robots for source in self._sources.live())
             self.next_record = next_multiple(self._learning.env_steps, max(EVERY, _PERIODS * robots))

@@ -72,7 +72,7 @@ class Source:
         self.share += self.granted - before
 
     def state(self) -> dict[str, Any]:
-        """The progress of the source, as plain values."""
+        """The progress of the source, for a restart."""
         return {"answered": self.answered, "seen": self.seen, "assembler": self.assembler.state()}
 
 
@@ -103,7 +103,7 @@ class Sources:
         return source
 
     def of(self, peer: Peer, name: str) -> Source | None:
-        """The source ``name`` if ``peer`` is its current connection; else None."""
+        """The source ``name`` if this peer is its current connection."""
         source = self._all.get(peer.name)
         return source if source and source.peer is peer and source.name == name else None
 
@@ -119,11 +119,10 @@ class Sources:
         return total
 
     def state(self) -> dict[str, Any]:
-        """The progress of each source, as plain JSON values."""
         return {name: source.state() for name, source in self._all.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the progress of each source from :meth:`state`. Connected sources stay connected."""
+        """Restore the progress of each source. Connected sources stay connected."""
         before = self._all
         self._all = {}
         for name, item in state.items():

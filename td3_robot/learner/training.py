@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
 from td3_robot.config.schema import Config
@@ -36,11 +36,6 @@ class Training:
         config: configuration of the run, without ``auto``. The section with the algorithm's name, if there is one,
             contains the algorithm's options.
         storage: creates the storage of the replay buffer from the capacity and the row width.
-
-    Attributes:
-        algorithm: makes the updates.
-        experience: a replay buffer or rollouts, according to the algorithm's ``consumes``.
-        storage: holds the rows of the replay buffer.
 
     Raises:
         ConfigError: the replay buffer does not fit into memory.
@@ -70,11 +65,7 @@ class Training:
         log.info("learning for robot %s in %s on %s", spec.name, learner.precision, device.type)
 
     def begin_with(self, bundle: Bundle) -> None:
-        """Start from the actor and the observation normalisation of a policy.
-
-        Raises:
-            BundleError: see :func:`td3_robot.learner.warm_start.check`.
-        """
+        """Start from the actor and the observation normalisation of a policy."""
         warm_start.check(bundle, self.spec, self.hidden, self.config)
         self.algorithm.begin_with(bundle.tensors)
         if self.normaliser:
@@ -89,10 +80,7 @@ class Training:
     def store(self, transitions: Transitions, step: Step) -> None:
         """Store the transitions that a Step completed; there is at least one."""
         action = np.clip((transitions.action - self._middle) / self._half, -1, 1)
-        made = transitions
-        transitions = Transitions(
-            made.robot, made.observation, action, made.reward, made.next_observation, made.terminated, made.ended
-        )
+        transitions = replace(transitions, action=action)
         self.divergence.add(transitions.reward)
         self.value_check.add(step.source, transitions, step)
         if self.normaliser:
@@ -100,22 +88,28 @@ class Training:
         self.experience.add(transitions, step)
 
     def note(self, env_steps: int, source: str, state: dict[str, Any]) -> None:
-        """Record the progress of the learner and of one source in the storage's journal."""
+        """Record the progress of the learner and of one source in the journal."""
         self.storage.commit(Note(self.experience.total_added, env_steps, source, state, self.seen()))
 
     def seen(self) -> dict[str, Any]:
-        """The statistics of all stored transitions, as plain values without rounding."""
-        return {name: _plain(*part.state()) for name, part in self._gatherers().items()}
+        """The statistics of all stored transitions, as plain values. Lists keep every bit of the float64 arrays."""
+        states = {name: part.state() for name, part in self._gatherers().items()}
+        return {
+            name: [{key: array.tolist() for key, array in arrays.items()}, scalars]
+            for name, (arrays, scalars) in states.items()
+        }
 
     def recover(self, seen: Mapping[str, Any]) -> None:
         """Use the rows that an earlier process stored, and restore the statistics that its :meth:`seen` returned.
 
         Raises:
-            BundleError: the statistics are incomplete or damaged.
+            BundleError: the statistics are incomplete.
         """
         self.experience.recover()
-        for name, part in self._gatherers().items():
-            part.restore(*_from_plain(seen.get(name)))
+        with reading("the statistics in the replay journal are damaged"):
+            for name, part in self._gatherers().items():
+                arrays, scalars = seen[name]
+                part.restore({key: np.array(values, np.float64) for key, values in arrays.items()}, scalars)
 
     def update(self, learning_rate: float) -> None:
         """Make one update on a batch of the experience."""
@@ -148,14 +142,3 @@ class Training:
     def _gatherers(self) -> dict[str, Stateful]:
         """The parts that compute statistics of all stored transitions."""
         return {"divergence": self.divergence} | ({"normaliser": self.normaliser} if self.normaliser else {})
-
-
-def _plain(arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> list[Any]:
-    """A part's state with lists instead of arrays. All arrays are float64, so lists keep every bit."""
-    return [{name: array.tolist() for name, array in arrays.items()}, dict(scalars)]
-
-
-def _from_plain(state: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    with reading("the statistics in the replay journal are damaged"):
-        arrays, scalars = state
-        return {name: np.array(values, np.float64) for name, values in arrays.items()}, dict(scalars)

@@ -110,11 +110,11 @@ def test_an_on_policy_algorithm_of_another_package_needs_no_replay_buffer(
     monkeypatch.setattr(ALGORITHMS, "_own", {**ALGORITHMS._own, **rows})
     values = {"robots": 100, "network": {"hidden": [5]}}
     mine, theirs = (parse({**values, "learner": {"algorithm": name}}) for name in rows)
-    make_core(mine, spec=spec)
+    make_core(mine).start(spec)
     with pytest.raises(ConfigError, match=r"replay_ratio_band is 64\.0; with 1 simulators of 100 robots"):
-        make_core(theirs, spec=spec)
+        make_core(theirs).start(spec)
     with pytest.raises(ConfigError, match="exploration is set, but the algorithm sets its own exploration"):
-        make_core(replace(mine, exploration=ExplorationConfig(noise=0.2)), spec=spec)
+        make_core(replace(mine, exploration=ExplorationConfig(noise=0.2))).start(spec)
     # The actor has 5 · (3 + 1) + 2 · 6 = 32 parameters, and V has 5 · (3 + 1) + 6 = 26.
     assert networks(mine, spec) == (58, 58, False)
     assert needs(mine, 3, 2, networks(mine, spec)).kept == 4 * 4 * 58

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 
-from td3_robot.errors import BundleError
 from td3_robot.learner.divergence import Divergence
 
 SOUND = {"critic_loss": 1.0, "q_target_size": 3.0, "actor_gradient_norm": 0.0}
@@ -49,11 +47,3 @@ def test_the_state_restores_the_bound() -> None:
     arrays, scalars = one.state()
     other.restore(arrays, json.loads(json.dumps(scalars)))
     assert other.bound == one.bound
-
-
-@pytest.mark.parametrize(
-    "state", [{}, {"greatest_reward": "much"}, {"greatest_reward": 0}, {"greatest_reward": math.inf}]
-)
-def test_a_damaged_state_is_refused(state: Any) -> None:
-    with pytest.raises(BundleError, match="greatest reward"):
-        Divergence(0.9).restore({}, state)

@@ -59,12 +59,14 @@ def update(training):
     for _ in range(2):
         training.algorithm.learn(training.experience.replay.sample(256))
 
-other = make_core(configuration.parse({"learner": {"buffer_size": 1000}}), spec=spec)
+other = make_core(configuration.parse({"learner": {"buffer_size": 1000}}))
+other.start(spec)
 add(other.training.experience.replay, 1000)
 update(other.training)  # what libraries take when they are used first
 before = memory()
 if sys.argv[3] == "fill":
-    core = make_core(config, spec=spec, storage=room)
+    core = make_core(config, storage=room)
+    core.start(spec)
     add(core.training.experience.replay, many)
     core.training.experience.replay.storage.commit(Note(many, many, "", {}, core.training.seen()))
     update(core.training)
@@ -73,7 +75,8 @@ if sys.argv[3] == "fill":
     print("checkpoint", path.stat().st_size, flush=True)
 else:
     path, arrays, scalars = checkpoint.load_newest(folder)
-    core = state.restored(config, arrays, scalars, storage=room)
+    core = make_core(config, storage=room)
+    state.resume(core, arrays, scalars)
     report("memory", before)
 """
 

@@ -21,6 +21,7 @@ from td3_robot.messages import Step, Weights
 from td3_robot.policy.actor import Actor
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.link import hello
+from tests.learner.world import resumed
 
 Make = Callable[..., Bundle]
 
@@ -83,7 +84,7 @@ def test_a_resumed_learner_does_not_need_the_policy_file(make_bundle: Make) -> N
     core = make_core(config())
     policy = make_bundle(seed=3)
     core.start(policy.spec, policy)
-    again = state.restored(config(), *state.save(core, 0.0))
+    again = resumed(config(), *state.save(core, 0.0))
     np.testing.assert_array_equal(actions(again.publisher.bundle()), actions(core.publisher.bundle()))
     assert again.publisher.bundle().exploration.kind == "gaussian"
 
@@ -126,7 +127,8 @@ def test_replacing_a_served_policy_with_untrained_weights_is_logged(
     spec: RobotSpec, make_step: Callable[..., Step], caplog: pytest.LogCaptureFixture
 ) -> None:
     del make_step
-    core = make_core(config(start_from=None), spec=spec)
+    core = make_core(config(start_from=None))
+    core.start(spec)
     server = peer("policy", "policy", spec, version=41)
     core.step([(server, server.hello)], 0.0)
     assert "the learner replaces version 41 with untrained weights" in caplog.text

@@ -8,7 +8,9 @@ from typing import Any
 from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Output, Peer
+from td3_robot.learner.checkpointing import state
 from td3_robot.learner.core import LearnerCore
+from td3_robot.learner.factory import make_core
 from td3_robot.messages import Step, Throttle, Weights
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.link import hello
@@ -24,6 +26,13 @@ def config(**learner: Any) -> Config:
             "learner": {**values, **learner},
         }
     )
+
+
+def resumed(config: Config, arrays: Any, scalars: Any, **options: Any) -> LearnerCore:
+    """A new core that continues from a saved state."""
+    core = make_core(config, **options)
+    state.resume(core, arrays, scalars)
+    return core
 
 
 class World:

@@ -16,7 +16,7 @@ from td3_robot.learner import compute
 from td3_robot.learner.algorithms import state
 from td3_robot.learner.algorithms.metrics import Metrics, RunningMetrics
 from td3_robot.learner.algorithms.networks import initialise
-from td3_robot.learner.checkpointing.stateful import array_like, reading
+from td3_robot.learner.checkpointing.stateful import Arrays, reading
 from td3_robot.learner.replay_buffer.buffer import Batch
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -249,7 +249,7 @@ class Algorithm:
         return arrays, {"updates": self.updates, **self.measured.state()}
 
     @torch.no_grad()
-    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
+    def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
         """Continue from :meth:`state`. Later updates are bit for bit the same as without the restart.
 
         Raises:
@@ -258,14 +258,17 @@ class Algorithm:
         """
         tensors, random = self.tensors(), torch.Generator()
         with reading(f"{self.part} state"):
-            saved = {name: array_like(state.to_numpy(tensor), arrays, name) for name, tensor in tensors.items()}
+            saved = {name: torch.tensor(arrays[name]) for name in tensors}
+            for name, tensor in tensors.items():
+                if (saved[name].shape, saved[name].dtype) != (tensor.shape, tensor.dtype):
+                    raise ValueError(f"{name} is {saved[name].dtype}{list(saved[name].shape)}")
             updates = int(scalars["updates"])
             random.set_state(torch.tensor(arrays["generator"], dtype=torch.uint8))
             optimisers = state.read_optimisers(self, arrays)
             self.measured.restore(scalars)
         self.updates, self.random = updates, random
         for name, tensor in tensors.items():
-            tensor.copy_(torch.tensor(saved[name]))
+            tensor.copy_(saved[name])
         for optimiser, kept in optimisers:
             optimiser.load_state_dict(kept)
         self.restored()

@@ -25,12 +25,11 @@ _SNAPSHOT_TIMEOUT = 8.0  # seconds that a stopping learner waits for the simulat
 
 
 def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
-    """Create the learner's core from the newest undamaged checkpoint. Without a checkpoint, create a new core.
+    """Create the learner's core. It continues from the newest undamaged checkpoint, if there is one.
 
     Raises:
         BundleError: all checkpoints are damaged, or the newest does not fit the configuration.
-        ConfigError: the learner needs more memory or disk space than is free, or this machine lacks the configured
-            device.
+        ConfigError: this machine lacks the device, or the memory or disk space, that the configuration needs.
         OSError: a checkpoint cannot be read.
     """
     checkpoint.tidy(node.run.checkpoints)
@@ -48,28 +47,24 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
             return File(node.run.replay, capacity, width, recovers=recovers, needed=saved is not None)
         return Storage(capacity, width)
 
+    core = make_core(node.config, provenance=provenance, storage=make_storage, admit=admit)
     if saved is None:
-        core = make_core(node.config, provenance=provenance, storage=make_storage, admit=admit)
         warm_start.begin(core)
-        return core
-    path, arrays, scalars = saved
-    core = state.restored(node.config, arrays, scalars, provenance, make_storage, admit)
-    log.info("continues from %s: %d steps, %d updates", path.name, core.env_steps, core.updates)
+    else:
+        path, arrays, scalars = saved
+        state.resume(core, arrays, scalars)
+        log.info("continues from %s: %d steps, %d updates", path.name, core.env_steps, core.updates)
     return core
 
 
 class Saver:
     """Saves checkpoints every ``checkpoint.every`` environment steps (or offline updates) and at the end.
 
-    Call the saver once per turn. The saver requests a snapshot from the core's scheduler, and saves the snapshot when
-    it is ready. In free-running mode, a snapshot is ready at once. In lock-step, a snapshot needs the states of all
-    simulators. If the learner stops before it has received all states, a resumed run continues from the last saved
-    snapshot.
+    Call the saver once per turn. It requests a snapshot from the scheduler, and saves the snapshot when it is ready.
     """
 
     def __init__(self, node: Node, core: LearnerCore) -> None:
         self._node, self._core, self._scheduler = node, core, core.scheduler
-        self._every = node.config.checkpoint.every
         self._next = self._after_now()
         self._saved_at = core.env_steps if core.scheduler.simulator_states else -1
         self._stop_by: float | None = None
@@ -98,7 +93,7 @@ class Saver:
 
     def _after_now(self) -> int:
         """The value of ``_made`` at which the next checkpoint is due."""
-        return self._made + self._every if self._every else sys.maxsize
+        return self._made + (self._node.config.checkpoint.every or sys.maxsize)
 
     @property
     def settled(self) -> bool:
@@ -106,10 +101,7 @@ class Saver:
         return not self._scheduler.unsaved
 
     def stops(self) -> bool:
-        """Whether a stopping learner can exit.
-
-        It can exit if everything is saved, if no source is connected, or if the simulators do not answer in time.
-        """
+        """Whether a stopping learner can exit: everything is saved, or the simulators do not answer in time."""
         if self.settled or not self._core.sources.live():
             return True
         now = time.monotonic()
@@ -131,7 +123,7 @@ class Saver:
             log.warning("stopped between two snapshots: a resumed run continues at step %d", max(0, self._saved_at))
 
     def _save(self, *, last: bool) -> None:
-        """Save a checkpoint. If the last checkpoint fails, raise OSError. After other failures, training continues."""
+        """Save a checkpoint. Training continues after a failure, except for the last checkpoint."""
         begin = time.monotonic()
         core, run = self._core, self._node.run
         arrays, scalars = state.save(core, begin)

@@ -7,20 +7,16 @@ restarted policy server may need (see :mod:`td3_robot.learner.scheduling.lockste
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from td3_robot.bundle import sha256
-from td3_robot.config.schema import Config
 from td3_robot.errors import BundleError
 from td3_robot.learner.checkpointing.stateful import reading
 from td3_robot.learner.core import LearnerCore
-from td3_robot.learner.factory import make_core
-from td3_robot.learner.machine_choices import AUTO
-from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.messages import Weights
 from td3_robot.specs import RobotSpec
 
@@ -34,8 +30,7 @@ _SIMULATOR, _SENT, _PENDING = "simulator.", "sent.", "pending."  # prefixes of a
 def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
     """Everything that a restarted learner needs: named arrays, and plain JSON values.
 
-    ``now`` is the current time in seconds. The arrays are views of arrays in the core. Write them to a file or copy
-    them before the core continues.
+    The arrays are views of arrays in the core. Write them to a file or copy them before the core continues.
 
     Raises:
         BundleError: no robot has joined yet.
@@ -51,7 +46,7 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
         arrays |= {f"{name}.{key}": array for key, array in part_arrays.items()}
     arrays |= {f"{_SIMULATOR}{name}": _array(payload) for name, payload in core.scheduler.simulator_states.items()}
     publisher = core.publisher
-    pending, sent = publisher.pending(), list(core.scheduler.resent)
+    pending, sent = publisher.pending(), list(publisher.sent) if core.scheduler.saves_weights else []
     arrays |= {f"{_PENDING}{item.version}": _array(item.payload) for item in pending}
     arrays |= {f"{_SENT}{item.version}": _array(item.payload) for item in sent}
     return arrays, {
@@ -73,32 +68,18 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
     }
 
 
-def restored(
-    config: Config,
-    arrays: Arrays,
-    scalars: Mapping[str, Any],
-    provenance: Mapping[str, Any] | None = None,
-    storage: Callable[[int, int], Storage] = Storage,
-    admit: Callable[[RobotSpec], None] = lambda _: None,
-) -> LearnerCore:
-    """A learner that continues from the state of :func:`save`. All sources must join again. See :func:`make_core`.
+def resume(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
+    """Let a new core continue from the state of :func:`save`. All sources must join again.
 
     Raises:
         BundleError: the state does not fit the configuration.
-        ConfigError: this machine lacks the device or precision.
     """
-    core = make_core(config, provenance=provenance, storage=storage, admit=admit)
-    before, now = scalars.get("precision", core.config.learner.precision), core.config.learner.precision
-    if before != now and config.learner.precision == AUTO:
-        raise BundleError(
-            f"the checkpoint has precision {before}, and learner.precision 'auto' means {now} on this machine; "
-            f"to continue with {now}, set learner.precision: {now}"
-        )
     restore(core, arrays, scalars)
-    if before != now:
+    now = core.config.learner.precision
+    if (before := scalars.get("precision", now)) != now:
         log.warning("the checkpoint has precision %s; the learner continues with %s, as configured", before, now)
-    core.scheduler.restarted()
-    return core
+    if not core.scheduler.saves_weights:
+        core.publisher.publish()
 
 
 def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
@@ -127,7 +108,6 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
 
 
 def _restore_progress(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-    """Restore everything except the training."""
     publisher, evaluations = core.publisher, core.publisher.evaluations
     core.learning.env_steps = scalars["env_steps"]
     publisher.version = scalars["version"]

@@ -22,8 +22,8 @@ class Stateful(Protocol):
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
         """Continue from :meth:`state`.
 
-        Raises:
-            BundleError: the state is incomplete, damaged or does not fit this object. The object is then unchanged.
+        The file that contains the state also contains its hash, so this method does not check each value. If the state
+        does not fit, this method raises an error that :func:`reading` handles. The object is then unusable.
         """
 
 
@@ -36,18 +36,5 @@ def reading(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise BundleError(f"{what}: {type(error).__name__} {error}") from None
-
-
-def array_like(expected: NDArray[Any], arrays: Arrays, name: str) -> NDArray[Any]:
-    """The saved array of this name.
-
-    Raises:
-        KeyError: there is no such array.
-        ValueError: the array has another type or shape than ``expected``.
-    """
-    saved = arrays[name]
-    if saved.shape != expected.shape or saved.dtype != expected.dtype:
-        raise ValueError(f"{name} is {saved.dtype}{list(saved.shape)}; expected {expected.dtype}{list(expected.shape)}")
-    return saved

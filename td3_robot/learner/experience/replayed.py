@@ -9,25 +9,25 @@ from torch import Tensor
 
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner.checkpointing.stateful import Stateful
-from td3_robot.learner.experience.demonstrations import Demonstrations
 from td3_robot.learner.experience.n_step import NStep
 from td3_robot.learner.experience.transitions import Transitions
 from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
 from td3_robot.learner.replay_buffer.prioritised import PrioritisedReplay
 from td3_robot.learner.replay_buffer.storage import Storage
+from td3_robot.learner.resources import demonstrations
 from td3_robot.messages import Step
 
 
 class Replayed:
-    """Draws random transitions from the configured kind of replay buffer, and from demonstrations.
+    """Draws random transitions from the configured kind of replay buffer.
+
+    With ``operator_share``, a second buffer holds the transitions in which an operator chose the action. Each batch
+    then contains some of them. The class has two sets of n-step returns, so that no row mixes the two kinds.
 
     Args:
         config: the ``learner`` section; ``device`` is not ``auto``.
-        observation_size, action_size: O and A.
+        seed: seed of the sampling.
         storage: creates the storage for the rows of the replay buffer.
-
-    Raises:
-        ConfigError: the replay buffer does not fit into memory.
     """
 
     def __init__(
@@ -44,13 +44,17 @@ class Replayed:
             self.replay = PrioritisedReplay(config.buffer_size, *sizes, seed, config.priority_exponent, storage)
         else:
             self.replay = ReplayBuffer(config.buffer_size, *sizes, seed, storage)
-        if config.device == "cuda":
-            self.replay.use_device(torch.device(config.device))
         self.storage = self.replay.storage
         self.n_step = NStep(config.n_step, config.discount, *sizes)
-        self.demonstrations = Demonstrations(config, *sizes, seed + 1) if config.operator_share else None
-        self._splits = bool(config.operator_share) or not config.learn_from_operator
+        self.demonstrations = ReplayBuffer(demonstrations(config), *sizes, seed + 1) if config.operator_share else None
+        self._demonstrations_n_step = NStep(config.n_step, config.discount, *sizes)
+        if config.device == "cuda":
+            self.replay.use_device(torch.device("cuda"))
+            if self.demonstrations is not None:
+                self.demonstrations.use_device(torch.device("cuda"))
+        self._splits = self.demonstrations is not None or not config.learn_from_operator
         self._batch_size = self._replayed = config.batch_size
+        self._demonstrated = min(max(1, round(config.operator_share * config.batch_size)), config.batch_size - 1)
 
     @property
     def total_added(self) -> int:
@@ -66,16 +70,19 @@ class Replayed:
         """Store the transitions that a Step completed. Actions are normalised to [-1, 1]."""
         if step.operated and self._splits:
             by_operator = transitions.by_operator(step)
-            if self.demonstrations:
-                self.demonstrations.add(transitions.part(by_operator), step)
+            if self.demonstrations is not None:
+                rows = self._demonstrations_n_step.add(step.source, transitions.part(by_operator), step)
+                self.demonstrations.add(*rows)
             transitions = transitions.part(~by_operator)
         self.replay.add(*self.n_step.add(step.source, transitions, step))
 
     def take(self) -> Batch:
-        """The batch of the next update."""
+        """The batch of the next update. Its last rows are demonstrations, if there are any."""
         batch = self.replay.sample(self._batch_size)
         if self.demonstrations:
-            self._replayed = self.demonstrations.mix_into(batch)
+            self._replayed = self._batch_size - self._demonstrated
+            for column, drawn in zip(batch, self.demonstrations.sample(self._demonstrated), strict=True):
+                column[self._replayed :] = drawn
         return batch
 
     def example(self) -> Batch | None:
@@ -89,8 +96,8 @@ class Replayed:
     def end(self) -> None:
         """Store the incomplete rows. Call this method when no source will send more Steps."""
         self.replay.add(*self.n_step.end())
-        if self.demonstrations:
-            self.demonstrations.end()
+        if self.demonstrations is not None:
+            self.demonstrations.add(*self._demonstrations_n_step.end())
 
     def recover(self) -> None:
         """Use the rows that an earlier process wrote to a durable storage."""
@@ -98,5 +105,7 @@ class Replayed:
 
     def parts(self) -> dict[str, Stateful]:
         """The parts of a checkpoint, by name."""
-        apart = self.demonstrations.parts() if self.demonstrations else {}
-        return {"replay": self.replay, "n_step": self.n_step, **apart}
+        parts: dict[str, Stateful] = {"replay": self.replay, "n_step": self.n_step}
+        if self.demonstrations is not None:
+            parts |= {"demonstrations": self.demonstrations, "demonstrations_n_step": self._demonstrations_n_step}
+        return parts

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from td3_robot.learner.checkpointing.stateful import Stateful, reading
+from td3_robot.learner.checkpointing.stateful import Arrays, Stateful
 from td3_robot.learner.experience.transitions import Transitions
 from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.learner.replay_buffer.storage import Storage
@@ -44,13 +44,8 @@ class Rollouts:
     """Collects the steps of each robot, and makes one batch of each finished episode.
 
     This class has the same methods as :class:`td3_robot.learner.experience.replayed.Replayed`. An episode with a gap
-    gives no batch: the Assembler counts the episode as ``cut``, and this class drops its steps. An episode with an
-    operator's action gives no batch either, because the algorithm learns only from its own policy. For tasks without a
-    time limit, this class truncates episodes every :data:`LONGEST` steps.
-
-    Args:
-        discount: γ, 0 to 1.
-        observation_size, action_size: O and A.
+    gives no batch. An episode with an operator's action gives no batch either, because the algorithm learns only from
+    its own policy. For tasks without a time limit, this class truncates episodes every :data:`LONGEST` steps.
     """
 
     def __init__(self, discount: float, observation_size: int, action_size: int) -> None:
@@ -110,41 +105,31 @@ class Rollouts:
         return Batch(*torch.split(memory, self._widths, 1))
 
     def example(self) -> None:
-        """Return None, because batches have different sizes."""
+        """There is no example, because batches have different sizes."""
 
     def learned(self, td_errors: Sequence[Tensor]) -> None:
-        """Do nothing, because rollouts do not use TD errors."""
+        """Rollouts do not use TD errors."""
 
     def end(self) -> None:
-        """Do nothing, because rollouts use only whole episodes."""
+        """Rollouts use only whole episodes."""
 
     def recover(self) -> None:
-        """Do nothing, because rollouts do not survive the process."""
+        """Rollouts do not survive the process."""
 
     def parts(self) -> dict[str, Stateful]:
         return {"rollouts": self}
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """A copy of all episodes that no update has used: arrays, and scalars fit for JSON."""
         running = {key: episode for key, episode in self._running.items() if episode.rows}
-        arrays: dict[str, NDArray[Any]] = {f"ended.{index}": rows.copy() for index, rows in enumerate(self._ended)}
+        arrays: dict[str, NDArray[Any]] = {f"ended.{index}": rows for index, rows in enumerate(self._ended)}
         arrays |= {f"running.{index}": np.stack(episode.rows) for index, episode in enumerate(running.values())}
         where = [[*key, episode.incarnation, episode.number, episode.before] for key, episode in running.items()]
         return arrays, {"running": where, "ended": len(self._ended), "added": self.total_added}
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`, see :class:`Stateful`."""
-        with reading("state of the rollouts"):
-            added = int(scalars["added"])
-            ended = deque(self._checked(arrays[f"ended.{index}"]) for index in range(scalars["ended"]))
-            running: dict[tuple[str, int], _Episode] = {}
-            for index, (source, robot, *numbers) in enumerate(scalars["running"]):
-                incarnation, number, before = map(int, numbers)
-                rows = list(self._checked(arrays[f"running.{index}"]))
-                running[str(source), int(robot)] = _Episode(incarnation, number, before, rows)
-        self._running, self._ended, self.total_added = running, ended, added
-
-    def _checked(self, rows: NDArray[Any]) -> Float32:
-        if rows.ndim != 2 or rows.shape[1] != sum(self._widths) or rows.dtype != np.float32:
-            raise ValueError(f"an episode is {rows.dtype}{list(rows.shape)}")
-        return rows.copy()
+    def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
+        self.total_added = int(scalars["added"])
+        self._ended = deque(arrays[f"ended.{index}"] for index in range(scalars["ended"]))
+        self._running = {
+            (source, robot): _Episode(incarnation, number, before, list(arrays[f"running.{index}"]))
+            for index, (source, robot, incarnation, number, before) in enumerate(scalars["running"])
+        }

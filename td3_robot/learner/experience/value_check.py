@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from td3_robot.learner.algorithms.base import Algorithm
-from td3_robot.learner.checkpointing.stateful import Arrays, reading
+from td3_robot.learner.checkpointing.stateful import Arrays
 from td3_robot.learner.experience.transitions import Bools, Positions, Transitions
 from td3_robot.learner.normaliser import Normaliser
 from td3_robot.learner.replay_buffer.buffer import Batch
@@ -65,11 +65,7 @@ _ARRAYS = [item.name for item in fields(_Running) if item.name != "incarnation"]
 
 
 class ValueCheck:
-    """Collects the newest whole episodes of all sources.
-
-    Args:
-        discount: γ, 0 to 1.
-    """
+    """Collects the newest whole episodes of all sources."""
 
     def __init__(self, discount: float) -> None:
         self.discount = discount
@@ -117,7 +113,6 @@ class ValueCheck:
             )
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """A copy of everything :meth:`restore` needs: arrays, and scalars fit for JSON."""
         arrays: dict[str, NDArray[Any]] = {}
         if self.episodes:
             columns = zip(Episode._fields, zip(*self.episodes, strict=True), strict=True)
@@ -127,17 +122,14 @@ class ValueCheck:
         return arrays, {"sources": [[name, running.incarnation] for name, running in self._running.items()]}
 
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`, see :class:`Stateful`."""
-        with reading("state of the value check"):
-            running = {
-                str(name): _Running(int(incarnation), *(arrays[f"{number}.{key}"].copy() for key in _ARRAYS))
-                for number, (name, incarnation) in enumerate(scalars["sources"])
-            }
-            columns = [arrays[f"episode.{name}"] for name in Episode._fields] if "episode.left" in arrays else []
-            rows = zip(*columns, strict=True) if columns else ()
-            episodes = [Episode(o.copy(), a.copy(), float(d), last.copy(), float(left)) for o, a, d, last, left in rows]
-        self._running = running
-        self.episodes = deque(episodes, maxlen=_RECENT)
+        self._running = {
+            name: _Running(incarnation, *(arrays[f"{number}.{key}"].copy() for key in _ARRAYS))
+            for number, (name, incarnation) in enumerate(scalars["sources"])
+        }
+        self.episodes.clear()
+        if "episode.left" in arrays:
+            columns = (arrays[f"episode.{name}"] for name in Episode._fields)
+            self.episodes.extend(map(Episode, *columns))
 
     def figures(self, algorithm: Algorithm, normaliser: Normaliser | None) -> dict[str, float]:
         """Means over the newest whole episodes. Waits for the device.

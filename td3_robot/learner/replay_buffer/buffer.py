@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from td3_robot.errors import BundleError
-from td3_robot.learner.checkpointing.stateful import Arrays, reading
+from td3_robot.learner.checkpointing.stateful import Arrays
 from td3_robot.learner.replay_buffer.device import DeviceRows
 from td3_robot.learner.replay_buffer.storage import Storage, row_size
 from td3_robot.specs import Float32
@@ -46,9 +46,6 @@ class ReplayBuffer:
     needs only one gather of whole rows. Five gathers from five arrays would take four times as long.
 
     Args:
-        capacity: number of transitions kept, at least 1.
-        observation_size, action_size: O and A, at least 1.
-        seed: seed of the sampling, at least 0.
         storage: creates the storage from the capacity and the row width.
 
     Attributes:
@@ -95,12 +92,7 @@ class ReplayBuffer:
         return min(self.total_added, self.capacity)
 
     def add(
-        self,
-        observation: Float32,
-        action: Float32,
-        reward: Float32,
-        next_observation: Float32,
-        discount: Float32,
+        self, observation: Float32, action: Float32, reward: Float32, next_observation: Float32, discount: Float32
     ) -> None:
         """Store M transitions in order. In a full buffer they replace the oldest transitions.
 
@@ -170,17 +162,15 @@ class ReplayBuffer:
         return Batch(observation, action, reward, next_observation, discount)
 
     def learned(self, errors: Sequence[Tensor]) -> None:
-        """Use the critics' TD errors for the first rows of the newest batch. Uniform sampling ignores the errors.
+        """Use the critics' TD errors for the first rows of the newest batch: float32[M, 1] of each critic.
 
-        Args:
-            errors: float32[M, 1] of each critic, with M up to the size of the batch.
+        Uniform sampling ignores the errors.
         """
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Everything :meth:`restore` needs: arrays, and scalars fit for JSON.
+        """The state. ``rows`` is a read-only view of the filled rows. Write or copy it before the next :meth:`add`.
 
-        ``rows`` is a read-only view of the filled part, float32[len(self), 2 O + A + 2]. Write it to a file or copy it
-        before the next :meth:`add`. With a durable storage the state has no rows: the storage keeps them.
+        With a durable storage, the state has no rows, because the storage keeps them.
         """
         rows = self.rows[: len(self)]
         rows.flags.writeable = False
@@ -195,54 +185,35 @@ class ReplayBuffer:
         return {} if self.storage.durable else {"rows": rows}, scalars
 
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`, with the same content and the same random samples, see :class:`Stateful`."""
-        with reading("replay buffer state"):
-            total_added, capacity = int(scalars["total_added"]), int(scalars["capacity"])
-            rows = self.rows[: min(total_added, self.capacity)] if self.storage.durable else arrays["rows"]
-            generator = _generator(scalars)
-        if capacity != self.capacity:
-            raise BundleError(f"replay buffer state has capacity {capacity}; this buffer has {self.capacity}")
-        expected = (min(total_added, self.capacity), self.rows.shape[1])
-        if total_added < 0 or rows.shape != expected or rows.dtype != np.float32:
-            raise BundleError(
-                f"replay buffer state holds {rows.dtype}{list(rows.shape)} after {total_added} transitions; "
-                f"this buffer needs float32{list(expected)}"
-            )
+        if scalars["capacity"] != self.capacity:
+            raise ValueError(f"the capacity is {scalars['capacity']}; this buffer has {self.capacity}")
+        self.total_added = int(scalars["total_added"])
         if self.storage.durable:
-            self._check_file(total_added)
+            self._check_file()
         else:
-            self.storage.write(0, rows)
-        self.total_added = total_added
-        self._random = generator
+            self.storage.write(0, arrays["rows"])
+        has_uint32, uinteger = scalars["random_buffer"]
+        self._random.bit_generator.state = {
+            "bit_generator": "PCG64",
+            "state": {key: int(scalars["random_state"][key]) for key in ("state", "inc")},
+            "has_uint32": has_uint32,
+            "uinteger": uinteger,
+        }
         self._copy(0)
 
-    def _check_file(self, total_added: int) -> None:
-        """Check that a durable storage holds the rows of a saved state."""
-        journal = self.storage.committed
-        if total_added > journal and not self.storage.found:
+    def _check_file(self) -> None:
+        """Check that a durable storage holds the rows of a restored state."""
+        total, journal = self.total_added, self.storage.committed
+        if total > journal and not self.storage.found:
             raise BundleError(
-                f"the checkpoint has {total_added} transitions, but the journal of the replay file records {journal}; "
+                f"the checkpoint has {total} transitions, but the journal of the replay file records {journal}; "
                 "to continue with the rows of the file, move the journal away"
             )
-        if total_added > journal:  # The rows are complete, because they were written before the checkpoint.
-            log.warning("the replay file has no journal; the learner uses the %d rows of the checkpoint", total_added)
+        if total > journal:  # The rows are complete, because they were written before the checkpoint.
+            log.warning("the replay file has no journal; the learner uses the %d rows of the checkpoint", total)
 
     def recover(self) -> None:
         """Use the rows that a durable storage received after the restored state was saved."""
         before = self.total_added
         self.total_added = max(before, self.storage.committed)
         self._stored(before)
-
-
-def _generator(scalars: Mapping[str, Any]) -> np.random.Generator:
-    """The random generator of a saved state."""
-    has_uint32, uinteger = scalars["random_buffer"]
-    state: Any = {
-        "bit_generator": "PCG64",
-        "state": {key: int(scalars["random_state"][key]) for key in ("state", "inc")},
-        "has_uint32": int(has_uint32),
-        "uinteger": int(uinteger),
-    }
-    bits = np.random.PCG64(0)
-    bits.state = state
-    return np.random.Generator(bits)

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from td3_robot.errors import BundleError
-from td3_robot.learner.checkpointing.stateful import Arrays, reading
+from td3_robot.learner.checkpointing.stateful import Arrays
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.learner.resources import BRANCHES, tree_levels
@@ -72,7 +71,6 @@ class PrioritisedReplay(ReplayBuffer):
     no importance weights: its expected gradient equals that of another loss, PAL, with uniform sampling (section 4.2).
 
     Args:
-        capacity, observation_size, action_size, seed, storage: see :class:`ReplayBuffer`.
         exponent: α, 0 (uniform) to 1.
     """
 
@@ -116,16 +114,7 @@ class PrioritisedReplay(ReplayBuffer):
         return {**arrays, "priorities": self.priorities.copy()}, {**scalars, "greatest_priority": self._greatest}
 
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-        with reading("replay buffer state"):
-            priorities, greatest = arrays["priorities"], float(scalars["greatest_priority"])
-            expected = (min(int(scalars["total_added"]), self.capacity),)
-        whole = priorities.shape == expected and priorities.dtype == np.float64
-        if not whole or not (np.isfinite(priorities) & (priorities >= 1)).all() or not 1 <= greatest < float("inf"):
-            raise BundleError(
-                f"replay buffer state: priorities are {priorities.dtype}{list(priorities.shape)}, the greatest "
-                f"{greatest}; expected float64{list(expected)}, finite and at least 1"
-            )
         super().restore(arrays, scalars)
-        self._greatest = greatest
+        self._greatest = scalars["greatest_priority"]
         self._tree.leaves[:] = 0
-        self._tree.set(slice(len(priorities)), priorities)
+        self._tree.set(slice(len(self)), arrays["priorities"])

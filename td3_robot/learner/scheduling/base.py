@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from td3_robot.core_types import Output, Peer
 from td3_robot.learner.sources import Source
-from td3_robot.messages import SimulatorState, Step, Weights
+from td3_robot.messages import SimulatorState, Step
 
 if TYPE_CHECKING:
     from td3_robot.learner.core import LearnerCore
@@ -20,10 +20,6 @@ class Scheduler(ABC):
 
     The learner's core reports events to the scheduler, and sends the messages that the scheduler returns.
 
-    An update is due when ``core.learning.update_due`` is true: the replay ratio requires it *and* the training is
-    ready. So an off-policy algorithm makes updates after each Step, and an on-policy algorithm after each rollout. In
-    lock-step, all sources wait until the policy servers use the newest weights. On-policy algorithms rely on this.
-
     A snapshot is a state of the learner from which a run can continue. By default the state at any moment is a
     snapshot, and the learner never rolls back. A scheduler that also restores simulators overrides the snapshot
     methods. The code that writes checkpoints calls :meth:`keep_snapshots` first. For each checkpoint it calls
@@ -32,6 +28,9 @@ class Scheduler(ABC):
     Attributes:
         counters: numbers of dropped messages.
     """
+
+    saves_weights: ClassVar[bool] = False
+    """Whether a snapshot contains the newest Weights. Otherwise, a restarted learner publishes new Weights."""
 
     def __init__(self, core: LearnerCore) -> None:
         self.core = core
@@ -128,15 +127,6 @@ class Scheduler(ABC):
         """The states of the simulators in the snapshot, by simulator name."""
         return {}
 
-    @property
-    def resent(self) -> Iterable[Weights]:
-        """Weights that a policy server may need again after a restart."""
-        return ()
-
     def restore(self, simulator_states: Mapping[str, bytes]) -> None:
         """Continue from a saved snapshot with these simulator states."""
         del simulator_states
-
-    def restarted(self) -> None:
-        """The core has been restored in a new process."""
-        return

@@ -63,9 +63,6 @@ class FreeRunning(Scheduler):
             self.core.learning.update()
         return self.core.publisher.publish_if_due()
 
-    def restarted(self) -> None:
-        self.core.publisher.publish()
-
     def source_joined(self, source: Source) -> list[Output]:
         now, others = source.active_at, [other.share for other in self.core.sources.live() if other is not source]
         if not others:

@@ -10,14 +10,14 @@ and repeats the same steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from td3_robot.core_types import Output, Peer
 from td3_robot.learner.scheduling.base import Scheduler
 from td3_robot.learner.sources import Source, throttles
-from td3_robot.messages import SimulatorState, Step, Weights
+from td3_robot.messages import SimulatorState, Step
 
 if TYPE_CHECKING:
     from td3_robot.learner.core import LearnerCore
@@ -47,10 +47,13 @@ TRANSITIONS = {
 class LockStep(Scheduler):
     """A round: receive one Step from every source, make the updates that are due, then let every source continue.
 
+    All sources wait until the policy servers use the newest weights. On-policy algorithms rely on this.
+
     Attributes:
-        state: the phase of the round.
         rounds: number of rounds since the newest snapshot.
     """
+
+    saves_weights = True
 
     def __init__(self, core: LearnerCore) -> None:
         super().__init__(core)
@@ -195,10 +198,6 @@ class LockStep(Scheduler):
     @property
     def simulator_states(self) -> Mapping[str, bytes]:
         return self._arrived() if self.state is State.SAVING else self._saved
-
-    @property
-    def resent(self) -> Iterable[Weights]:
-        return self.core.publisher.sent
 
     def restore(self, simulator_states: Mapping[str, bytes]) -> None:
         self._saved = dict(simulator_states)

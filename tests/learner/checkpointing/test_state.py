@@ -12,14 +12,13 @@ import pytest
 
 from td3_robot.config import loading as configuration
 from td3_robot.errors import BundleError
-from td3_robot.learner import compute
 from td3_robot.learner.checkpointing import state
 from td3_robot.learner.factory import make_core
 from td3_robot.learner.replay_buffer.storage import File
 from td3_robot.learner.warm_start import prefill
 from td3_robot.messages import Step
 from td3_robot.specs import RobotSpec
-from tests.learner.world import World, config
+from tests.learner.world import World, config, resumed
 
 
 def test_a_restored_learner_continues_bit_exactly(
@@ -31,7 +30,7 @@ def test_a_restored_learner_continues_bit_exactly(
         world.give(sim, world.make_step(sequence, reward=np.array([sequence], np.float32)))
     arrays, scalars = state.save(world.core, world.time)
     scalars = json.loads(json.dumps(scalars))  # as stored in a file
-    other = World(state.restored(config(), dict(arrays), scalars), spec, make_step)
+    other = World(resumed(config(), dict(arrays), scalars), spec, make_step)
     assert (other.core.env_steps, other.core.updates) == (24, world.core.updates)
     for item in (world, other):
         item.join(sim)
@@ -90,7 +89,7 @@ def test_a_restarted_learner_recovers_all_state_of_the_stored_rows(
         at_checkpoint = {name: array.copy() for name, array in arrays.items()}, json.loads(json.dumps(scalars))
     feed(victim, steps[saved or 0 : killed])
     rows = room("killed")
-    again = state.restored(values, *at_checkpoint, storage=rows) if at_checkpoint else make_core(values, storage=rows)
+    again = resumed(values, *at_checkpoint, storage=rows) if at_checkpoint else make_core(values, storage=rows)
     feed(World(again, spec, make_step), steps[killed - 1 :])
     assert again.env_steps == straight.env_steps > 100
     assert again.training.experience.replay.total_added == straight.training.experience.replay.total_added
@@ -116,7 +115,7 @@ def test_recordings_in_the_replay_file_are_not_read_twice(
     core = make_core(values, storage=room)
     assert prefill(core, [(spec, recorded), (spec, recorded[2:])]) == [5, 3]
     arrays, scalars = state.save(core, 0.0)
-    again = state.restored(values, arrays, scalars, storage=room)
+    again = resumed(values, arrays, scalars, storage=room)
     fresh = make_core(values, storage=room)  # a learner without a checkpoint
     assert prefill(fresh, [(spec, recorded), (spec, recorded)]) == [0, 0]
     for other in (again, fresh):
@@ -129,26 +128,33 @@ def test_a_state_of_another_network_is_refused(world: World) -> None:
     world.join(world.peer("simulator", "sim-0", robots=1))
     arrays, scalars = state.save(world.core, 0.0)
     with pytest.raises(BundleError):
-        state.restored(
-            configuration.parse({"network": {"hidden": [5]}, "learner": {"buffer_size": 1000}}), arrays, scalars
-        )
+        resumed(configuration.parse({"network": {"hidden": [5]}, "learner": {"buffer_size": 1000}}), arrays, scalars)
     with pytest.raises(BundleError, match="does not fit"):
-        state.restored(config(), arrays, {"spec": world.spec.describe()})
+        resumed(config(), arrays, {"spec": world.spec.describe()})
 
 
-def test_resuming_in_another_precision_needs_an_explicit_setting(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """On the machine of the checkpoint, ``auto`` meant bf16. On this machine, it means fp32."""
-    monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
+def test_a_state_without_one_of_its_parts_is_refused(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    world = World(make_core(config(**OPTIONS)), spec, make_step)
+    sim = world.peer("simulator", "sim-0", robots=1)
+    world.join(sim)
+    for sequence in range(5):
+        world.give(sim, world.make_step(sequence))
+    arrays, scalars = state.save(world.core, 0.0)
+    for name in arrays:
+        with pytest.raises(BundleError):
+            resumed(config(**OPTIONS), {other: array for other, array in arrays.items() if other != name}, scalars)
+    for name, part in scalars["parts"].items():
+        for key in part:
+            damaged = {**scalars["parts"], name: {other: value for other, value in part.items() if other != key}}
+            with pytest.raises(BundleError):
+                resumed(config(**OPTIONS), arrays, {**scalars, "parts": damaged})
+
+
+def test_resuming_in_another_precision_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.join(world.peer("simulator", "sim-0", robots=1))
     arrays, scalars = state.save(world.core, 0.0)
     scalars["precision"] = "bf16"
-    with pytest.raises(
-        BundleError, match=r"precision bf16, and learner\.precision 'auto' means fp32 on this machine; to"
-    ):
-        state.restored(config(precision="auto"), arrays, scalars)
-    state.restored(config(precision="fp32"), arrays, scalars)
+    resumed(config(precision="fp32"), arrays, scalars)
     assert "the checkpoint has precision bf16; the learner continues with fp32, as configured" in caplog.text
 
 
@@ -162,7 +168,7 @@ def test_a_checkpoint_records_whether_updates_were_compiled(
     world.join(world.peer("simulator", "sim-0", robots=1))
     arrays, scalars = state.save(world.core, 0.0)
     assert scalars["compiled"] is False
-    state.restored(config(), arrays, scalars | {"compiled": before})
+    resumed(config(), arrays, scalars | {"compiled": before})
     assert ("round differently" in caplog.text) is bool(text)
     assert text in caplog.text
 
@@ -214,7 +220,7 @@ def test_a_learner_with_all_options_restores_bit_exactly(spec: RobotSpec, make_s
     arrays, scalars = state.save(world.core, world.time)
     arrays = {name: array.copy() for name, array in arrays.items()}
     scalars = json.loads(json.dumps(scalars))
-    other = World(state.restored(config(**OPTIONS), dict(arrays), scalars), spec, make_step)
+    other = World(resumed(config(**OPTIONS), dict(arrays), scalars), spec, make_step)
     for item in (world, other):
         item.join(sim)
         for sequence in range(28, 50):

@@ -15,7 +15,7 @@ from td3_robot.learner.experience.transitions import Assembler
 from td3_robot.learner.factory import make_core
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import RobotSpec
-from tests.learner.world import World, config
+from tests.learner.world import World, config, resumed
 
 OPERATED = range(20, 30)  # Steps whose action the operator of robot 1 chose
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_has_the_demonstrations(spec: RobotSpec, make_step: Callabl
     core = trained(spec, make_step, operator_share=0.25)
     arrays, scalars = state.save(core, 1.0)
     arrays = {name: array.copy() for name, array in arrays.items()}
-    again = state.restored(core.config, arrays, scalars)
+    again = resumed(core.config, arrays, scalars)
     for _ in range(5):
         one, other = core.training.experience.take(), again.training.experience.take()
         assert all((a == b).all() for a, b in zip(one, other, strict=True))

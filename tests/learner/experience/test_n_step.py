@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from td3_robot.errors import BundleError
 from td3_robot.learner.experience.n_step import NStep, Rows
 from td3_robot.learner.experience.transitions import Assembler
 from td3_robot.messages import Phase, Step
@@ -156,34 +155,6 @@ def test_sources_are_separate() -> None:
             assert transitions is not None
             found.append(len(returns.add(name, transitions, step).reward))
     assert found == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("s/count", None),
-        ("s/count", np.array([3])),
-        ("s/reward", np.zeros((1, 2))),
-        ("s/observation", np.zeros((1, 3, 4))),
-        ("steps", 4),
-        ("incarnations", 3),
-    ],
-)
-def test_a_damaged_state_is_refused(name: str, value: Any) -> None:
-    stream = history([[(9, True)]], 3, 0)
-    assembler, returns = Assembler(), NStep(3, 0.9, 4, 2)
-    for step in stream:
-        transitions = assembler.add(step)
-        assert transitions is not None
-        returns.add("s", transitions, step)
-    arrays, scalars = returns.state()
-    part: dict[str, Any] = arrays if name in arrays else scalars
-    if value is None:
-        del part[name]
-    else:
-        part[name] = value
-    with pytest.raises(BundleError, match=r"n-step|n_step"):
-        returns.restore(arrays, scalars)
 
 
 def test_one_step_returns_are_the_transitions(make_step: Callable[..., Step]) -> None:

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from td3_robot.errors import BundleError
 from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
 from td3_robot.learner.replay_buffer.storage import row_size
 
@@ -172,32 +171,3 @@ def test_invalid_arguments_are_refused() -> None:
         with pytest.raises(ValueError, match="expected"):
             buffer.add(*wrong)
         assert len(buffer) == 0, name
-
-
-@pytest.mark.parametrize(
-    ("change_arrays", "change_scalars"),
-    [
-        ({"rows": np.zeros((3, 10), np.float32)}, {}),
-        ({"rows": np.zeros((4, 9), np.float32)}, {}),
-        ({"rows": np.zeros((4, 10), np.float64)}, {}),
-        ({}, {"capacity": 11}),
-        ({}, {"total_added": -1}),
-        ({}, {"total_added": None}),
-        ({}, {"random_state": {"state": "1"}}),
-        ({}, {"random_state": {"state": "-1", "inc": "1"}}),
-        ({}, {"random_state": {"state": str(2**200), "inc": "1"}}),
-        ({}, {"random_buffer": [0]}),
-    ],
-)
-def test_a_damaged_state_is_refused_and_changes_nothing(
-    change_arrays: dict[str, Any], change_scalars: dict[str, Any]
-) -> None:
-    buffer = ReplayBuffer(10, O, A, seed=0)
-    buffer.add(*transitions(0, 4))
-    arrays, scalars = buffer.state()
-    before = (arrays["rows"].tobytes(), dict(scalars))
-    with pytest.raises(BundleError, match="replay buffer state"):
-        buffer.restore({**arrays, **change_arrays}, {**scalars, **change_scalars})
-    with pytest.raises(BundleError, match="replay buffer state: KeyError 'rows'"):
-        buffer.restore({}, scalars)
-    assert (buffer.state()[0]["rows"].tobytes(), buffer.state()[1]) == before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from td3_robot.config.learner import LearnerConfig
-from td3_robot.errors import BundleError
 from td3_robot.learner.engine.td3 import FastTD3
 from td3_robot.learner.replay_buffer.prioritised import PrioritisedReplay, SumTree
 from tests.learner.replay_buffer.test_buffer import transitions
@@ -133,29 +131,3 @@ def test_a_restored_buffer_continues_bit_exactly(capacity: int) -> None:
         for item in (buffer, resumed):
             item.add(*transitions(100 + count, 2))
     assert buffer.priorities.tobytes() == resumed.priorities.tobytes()
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("priorities", None),
-        ("priorities", np.ones(3)),
-        ("priorities", np.ones(4, np.float32)),
-        ("priorities", np.array([1, 1, np.nan, 1])),
-        ("priorities", np.array([1, 1, 0.0, 1])),
-        ("greatest_priority", None),
-        ("greatest_priority", float("inf")),
-        ("greatest_priority", "much"),
-    ],
-)
-def test_a_damaged_state_is_refused(name: str, value: Any) -> None:
-    buffer = PrioritisedReplay(8, O, A, seed=1, exponent=0.4)
-    buffer.add(*transitions(0, 4))
-    arrays, scalars = buffer.state()
-    part: dict[str, Any] = arrays if name in arrays else scalars
-    if value is None:
-        del part[name]
-    else:
-        part[name] = value
-    with pytest.raises(BundleError, match="replay buffer state"):
-        buffer.restore(arrays, scalars)

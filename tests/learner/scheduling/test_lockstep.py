@@ -20,7 +20,7 @@ from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.learner.scheduling.lockstep import TRANSITIONS, State
 from td3_robot.messages import Bye, SimulatorState, Step
 from td3_robot.specs import RobotSpec
-from tests.learner.world import World, config, published, throttles
+from tests.learner.world import World, config, published, resumed, throttles
 
 
 def lockstep_config() -> Any:
@@ -178,7 +178,7 @@ def test_a_state_needs_its_arrays(world: World) -> None:
     arrays, scalars = state.save(world.core, 0.0)
     missing = {name: array for name, array in arrays.items() if not name.startswith("sent.")}
     with pytest.raises(BundleError, match="does not fit"):
-        state.restored(lockstep_config(), missing, scalars)
+        resumed(lockstep_config(), missing, scalars)
     assert np.array_equal(arrays["sent.1"], np.frombuffer(world.core.publisher.sent[0].payload, np.uint8))
 
 
@@ -234,7 +234,7 @@ def test_an_on_policy_update_follows_each_rollout_while_the_sources_wait(
     base = lockstep_config()
     learner = changed(base.learner, replay_ratio=1.0, learning_starts=0, publish_every=1)
     base = changed(base, learner=learner, evaluation=changed(base.evaluation, every=0))
-    world = World(LearnerCore(base, Rollouts), spec, make_step)  # type: ignore[arg-type]
+    world = World(LearnerCore(base, Rollouts, {}), spec, make_step)  # type: ignore[arg-type]
     a, b, _ = begin(world)
     versions = []
     for sequence in range(10):
