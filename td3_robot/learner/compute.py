@@ -39,7 +39,7 @@ def device(wanted: str) -> torch.device:
 def bf16_problem(device: torch.device = CPU) -> str | None:
     """Why bf16 is slower than fp32 on this device; None if it is faster.
 
-    On a CPU the function measures the speed, because some processors with AVX-512 BF16 are slower in bf16.
+    Some processors with AVX-512 BF16 are slower in bf16, so the function measures the speed of a CPU.
     """
     if (lack := _bf16_lack(device)) or device.type != "cpu":
         return lack
@@ -86,12 +86,11 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
     """The precision to use. ``auto`` means the faster precision on a CPU, and fp32 on a GPU.
 
     Args:
-        wanted: fp32, bf16 or auto.
         begins: whether the run is new. In a new run, bf16 must be faster than fp32. A resumed run keeps its precision
             without a measurement, because other processes could disturb the measurement.
 
     Raises:
-        ConfigError: ``wanted`` is bf16, but the device does not support it; or the run is new and bf16 is slower.
+        ConfigError: the device does not support bf16; or the run is new and bf16 is slower.
     """
     # On a GPU, kernel launches limit the speed of networks of this size, and bf16 launches more kernels.
     if wanted == "fp32" or (wanted == "auto" and device.type != "cpu"):
@@ -108,10 +107,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array as a tensor on the device. On the CPU, the tensor is a view of the array.
-
-    This function does not wait for a GPU. torch keeps a copy in page-locked memory until the GPU has read it.
-    """
+    """The array as a tensor on the device, without waiting for a GPU. On the CPU, the tensor is a view of the array."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
@@ -121,8 +117,7 @@ def flush_denormals() -> Iterator[None]:
     """Treat numbers below 1.2e-38 as zero in the calling thread, and in threads that it creates in this context.
 
     If a gradient vanishes, its moments in Adam decay to denormal numbers, which are slow on CPUs. The setting ends with
-    the context, because a simulator may run in the same thread, and its results must not change. Threads inside
-    operators keep the setting after the context, see :func:`td3_robot.learner.engine.threads.use_threads`.
+    the context, because a simulator may run in the same thread, and its results must not change.
     """
     torch.set_flush_denormal(True)
     try:

@@ -54,20 +54,16 @@ class Learning:
         """
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)
         self.training = self._make_training(spec)
-        self._check_algorithm()
+        # The configuration cannot check these two rules, because it must not import the algorithm's class.
+        if self.training.algorithm.exploration is not None and self.config.exploration != ExplorationConfig():
+            raise ConfigError("exploration is set, but the algorithm sets its own exploration; leave exploration out")
+        if not self.training.on_policy and (problem := self.config.replay_ratio_problem()):
+            raise ConfigError(problem)
         if self.training.on_policy:  # each rollout makes one update due
             self.limiter = replace(self.limiter, ratio=None, start=0)
         if bundle:
             self.training.begin_with(bundle)
         self.spec = spec
-
-    def _check_algorithm(self) -> None:
-        """Check the rules that need the algorithm's class. The configuration must not import this class."""
-        prescribes = self.training.algorithm.exploration is not None
-        if prescribes and self.config.exploration != ExplorationConfig():
-            raise ConfigError("exploration is set, but the algorithm sets its own exploration; leave exploration out")
-        if not self.training.on_policy and (problem := self.config.replay_ratio_problem()):
-            raise ConfigError(problem)
 
     @property
     def updates(self) -> int:

@@ -7,7 +7,7 @@ import logging
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -17,7 +17,6 @@ from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import BundleError, DivergenceError
 from td3_robot.learner.checkpointing.saver import Saver, start
-from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.engine import selection
 from td3_robot.learner.metrics_writer import MetricsWriter
 from td3_robot.messages import Evaluation, SimulatorState, Step
@@ -66,7 +65,7 @@ def _learn(node: Node) -> None:
     saver = Saver(node, core)
     rate = RateMeter(period=0.5, smoothing=5.0)
     writer = MetricsWriter(node.run.metrics_file, node.run.tensorboard)
-    with contextlib.closing(writer) as metrics, _last_good_policy_kept(node, core):
+    with contextlib.closing(writer) as metrics:
         began_at: int | None = None
 
         def after() -> bool:
@@ -89,23 +88,17 @@ def _learn(node: Node) -> None:
                 figures |= rate(time.monotonic(), steps_per_s=core.env_steps, updates_per_s=core.updates)
             return Figures("finished" if core.done else "ready", figures=figures, counters=core.counts())
 
-        node.spin(recorded, busy=lambda: core.busy, report=report, after=after, stops=saver.stops)
-        if core.spec:
-            saver.finish()
-            core.publisher.final_bundle().save(node.run.policy_file)
-            for record in core.reports.take():
-                metrics.write(record)
-
-
-@contextlib.contextmanager
-def _last_good_policy_kept(node: Node, core: LearnerCore) -> Iterator[None]:
-    """If training diverges, write the newest policy from before the divergence as the run's policy."""
-    try:
-        yield
-    except DivergenceError:
-        if core.reports.sound:
-            files.write_atomically(node.run.policy_file, core.reports.sound)
-        raise
+        try:
+            node.spin(recorded, busy=lambda: core.busy, report=report, after=after, stops=saver.stops)
+            if core.spec:
+                saver.finish()
+                core.publisher.final_bundle().save(node.run.policy_file)
+        except DivergenceError:  # the run keeps the newest policy from before the divergence
+            if core.reports.sound:
+                files.write_atomically(node.run.policy_file, core.reports.sound)
+            raise
+        for record in core.reports.take():
+            metrics.write(record)
 
 
 def _keep_best(node: Node, payload: bytes, mean: float) -> None:

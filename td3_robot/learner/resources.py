@@ -21,35 +21,21 @@ _FLOAT, _DOUBLE, _HALF = 4, 8, 2  # bytes
 
 
 class Needs(NamedTuple):
-    """Bytes that a learner needs. They do not include its program and libraries.
+    """Bytes that a learner needs. They do not include its program and libraries."""
 
-    Attributes:
-        kept: memory that the learner needs all the time.
-        memory: peak memory, while the learner loads a checkpoint.
-        replay_file: disk space of the replay file.
-        checkpoints: disk space of all checkpoints that exist at one time.
-        device: GPU memory; 0 without a GPU.
-    """
-
-    kept: int
-    memory: int
-    replay_file: int
-    checkpoints: int
-    device: int
+    kept: int  # memory that the learner needs all the time
+    memory: int  # peak memory, while the learner loads a checkpoint
+    replay_file: int  # disk space of the replay file
+    checkpoints: int  # disk space of all checkpoints that exist at one time
+    device: int  # GPU memory; 0 without a GPU
 
 
 class Networks(NamedTuple):
-    """The sizes of an algorithm's networks.
+    """The sizes of an algorithm's networks."""
 
-    Attributes:
-        parameters: number of parameters of all networks, including copies such as target networks.
-        trained: number of parameters that an optimiser changes.
-        replays: whether the algorithm learns from a replay buffer.
-    """
-
-    parameters: int
-    trained: int
-    replays: bool
+    parameters: int  # of all networks, including copies such as target networks
+    trained: int  # parameters that an optimiser changes
+    replays: bool  # whether the algorithm learns from a replay buffer
 
 
 def estimated(config: Config, observation_size: int, action_size: int) -> Networks:
@@ -73,9 +59,7 @@ def needs(
     networks: Networks | None = None,
     capacity: int | None = None,
 ) -> Needs:
-    """What a learner with this configuration needs.
-
-    The estimate of a checkpoint counts only the rows that the run can fill. A short run does not fill the buffer.
+    """What a learner with this configuration needs. A checkpoint of a short run holds only the rows that it can fill.
 
     Args:
         config: without ``auto`` in ``device`` and ``precision``.
@@ -95,9 +79,8 @@ def needs(
     low_precision = _HALF * networks.parameters if learner.precision == "bf16" else 0
     # Each trained parameter also has a gradient and Adam's two moments. A checkpoint contains no gradient.
     arrays = _FLOAT * (networks.parameters + 3 * networks.trained) + low_precision
-    saved = _FLOAT * (networks.parameters + 2 * networks.trained)
+    saved = _FLOAT * (networks.parameters + 2 * networks.trained) + apart
     saved += (_DOUBLE * filled if lap else 0) + (row * filled if rows_in_checkpoint else 0)
-    saved += apart
     kept = (0 if in_file else row * capacity) + apart + tree + (0 if on_gpu else arrays)
     return Needs(
         kept,
@@ -125,11 +108,10 @@ def announce(
     """Return one line with the memory and disk space that the learner needs, and how much is free.
 
     Args:
-        config: without ``auto`` in ``device`` and ``precision``.
+        config, networks: see :func:`needs`.
         run: the run folder, which may not exist yet. Files that exist in it need no further space.
         device_memory: free bytes of the GPU; None if unknown or without a GPU.
         loaded: bytes of a checkpoint that is already in memory.
-        networks: sizes of the algorithm's networks; None to use :func:`estimated`.
 
     Raises:
         ConfigError: the learner needs more than is free.
@@ -185,7 +167,7 @@ def _padded(count: int) -> int:
 
 
 def _saves_often(config: Config) -> bool:
-    """Whether the learner also saves checkpoints before the end, so that ``checkpoint.keep`` checkpoints exist."""
+    """Whether the learner also saves checkpoints before the end of the run."""
     return bool(config.checkpoint.every) or config.timing == "lockstep"
 
 

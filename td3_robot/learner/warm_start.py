@@ -29,7 +29,7 @@ def check(bundle: Bundle, spec: RobotSpec, hidden: tuple[int, ...], learner: Lea
     """Check that learning can start from this policy, for this robot and with these settings.
 
     Raises:
-        BundleError: learning cannot start from this policy.
+        BundleError: it cannot.
     """
     if difference := spec.difference(bundle.spec):
         raise BundleError(f"{_KEY}: that policy is for another robot: {difference}")
@@ -49,7 +49,7 @@ def check(bundle: Bundle, spec: RobotSpec, hidden: tuple[int, ...], learner: Lea
 
 
 def observations(bundle: Bundle) -> int:
-    """The number of observations from which a policy's mean and deviation were computed.
+    """The number of observations in a policy's mean and deviation.
 
     Raises:
         BundleError: the provenance of the policy does not contain the number.
@@ -88,11 +88,10 @@ def begin(core: LearnerCore) -> None:
 
 
 def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[Step]]]) -> list[int]:
-    """Store the transitions of recorded Steps.
+    """Store the transitions of recorded Steps. They do not count as environment steps.
 
-    The transitions do not count as environment steps. The end of a recording does not count as a gap. The n-step
-    returns at the end of a recording use only recorded rewards. If the replay file has rows of an earlier process, that
-    process has also stored the recorded transitions, so this function stores nothing.
+    If the replay file has rows of an earlier process, that process has also stored the recorded transitions. Then this
+    function stores nothing.
 
     Returns:
         The number of stored transitions of each recording.

@@ -35,7 +35,6 @@ class A2C(Algorithm):
     means = ("actor_loss", "critic_loss", "entropy", "gradient_norm")
 
     def build(self) -> None:
-        """Create the networks and their optimisers."""
         self.section = self.options or A2CConfig()
         self.actor = self.network(Actor([self.observation_size, *self.hidden, self.action_size]))
         self.critic = self.network(Perceptron([self.observation_size, *self.hidden, 1]))

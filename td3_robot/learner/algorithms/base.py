@@ -144,7 +144,7 @@ class Algorithm:
     # -- helpers for an algorithm --------------------------------------------------------------------------------
 
     def network(self, module: Module) -> Module:
-        """Draw the initial parameters of a network from ``random`` and move it to the device."""
+        """Draw the initial parameters of a network from ``random``, and move the network to the device."""
         initialise(module, self.random)
         return module.to(self.device)
 
@@ -184,11 +184,7 @@ class Algorithm:
         """Prepare for batches with the sizes and memory layout of ``example``. An engine compiles the update here."""
 
     def learn(self, batch: Batch) -> Sequence[Tensor]:
-        """Make one update and record its metrics.
-
-        Returns:
-            ``td_errors`` of this update.
-        """
+        """Make one update and record its metrics. Returns ``td_errors``."""
         self.updates += 1
         batch = Batch(*(tensor.to(self.device) for tensor in batch))
         low_precision = torch.autocast(
@@ -205,10 +201,7 @@ class Algorithm:
                 group["lr"] = rate
 
     def metrics(self, *, clear: bool = True) -> dict[str, float]:
-        """Means over the updates since the last call with ``clear``, and gauges of the newest update.
-
-        This waits for the device.
-        """
+        """Means over the updates since the last call with ``clear``, and the newest gauges. Waits for the device."""
         found = self.measured.read()
         if clear:
             self.measured.clear()
@@ -242,7 +235,7 @@ class Algorithm:
         """A hook that :meth:`restore` calls after it has written :meth:`tensors`."""
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """A copy of everything :meth:`restore` needs: named arrays, and scalars fit for JSON."""
+        """A copy of everything that :meth:`restore` needs: named arrays, and scalars fit for JSON."""
         tensors = self.tensors() | state.optimiser_tensors(self)
         arrays: dict[str, NDArray[Any]] = {name: state.to_numpy(tensor) for name, tensor in tensors.items()}
         arrays["generator"] = self.random.get_state().numpy().copy()
@@ -253,8 +246,7 @@ class Algorithm:
         """Continue from :meth:`state`. Later updates are bit for bit the same as without the restart.
 
         Raises:
-            BundleError: the state is incomplete or damaged, or it does not fit the networks. The algorithm is then
-                unchanged.
+            BundleError: the state does not fit the networks. The algorithm is then unchanged.
         """
         tensors, random = self.tensors(), torch.Generator()
         with reading(f"{self.part} state"):

@@ -42,22 +42,15 @@ class RunningMetrics:
         return self._declared | means | {name: float(value) for name, value in self._gauges.items()}
 
     def clear(self) -> None:
-        """Reset the means."""
         self._sums, self._counts = {}, {}
 
     def state(self) -> dict[str, Any]:
-        """Scalars for :meth:`restore`."""
         sums = {name: [float(total), self._counts[name]] for name, total in self._sums.items()}
         return {"sums": sums, "gauges": {name: float(value) for name, value in self._gauges.items()}}
 
     def restore(self, scalars: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`.
-
-        Raises:
-            KeyError, TypeError, ValueError: the state is damaged. The metrics are then unchanged.
-        """
+        """Continue from :meth:`state`. An error leaves the metrics unchanged."""
         sums = {name: torch.tensor(float(total)) for name, (total, _) in scalars["sums"].items()}
         counts = {name: int(count) for name, (_, count) in scalars["sums"].items()}
-        saved = scalars["gauges"]
-        gauges = {name: float(saved[name]) for name in self._gauges}
-        self._sums, self._counts, self._gauges = sums, counts, dict(gauges)
+        self._gauges = {name: float(scalars["gauges"][name]) for name in self._gauges}
+        self._sums, self._counts = sums, counts

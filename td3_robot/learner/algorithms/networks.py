@@ -17,7 +17,6 @@ class Perceptron(nn.Sequential):
 
     Args:
         sizes: the sizes of the input, the hidden layers and the output.
-        layer_norm: whether hidden layers have LayerNorm.
     """
 
     def __init__(self, sizes: Sequence[int], *, layer_norm: bool = False) -> None:
@@ -45,12 +44,7 @@ class Actor(Perceptron):
 
 
 class Critics(nn.ModuleList):
-    """One or more critics of the same shape.
-
-    Args:
-        count: number of critics.
-        sizes, layer_norm: see :class:`Perceptron`. The input is the observation followed by the action.
-    """
+    """One or more critics of the same shape. Their input is the observation followed by the action."""
 
     def __init__(self, count: int, sizes: Sequence[int], *, layer_norm: bool = False) -> None:
         super().__init__(Perceptron(sizes, layer_norm=layer_norm) for _ in range(count))

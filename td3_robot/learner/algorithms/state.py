@@ -47,11 +47,7 @@ def optimiser_tensors(owner: object) -> dict[str, Tensor]:
 
 
 def read_optimisers(owner: object, arrays: Arrays) -> list[tuple[Optimizer, dict[str, Any]]]:
-    """The saved state of each optimiser, in the form that its ``load_state_dict`` takes.
-
-    Raises:
-        ValueError: an array is missing or does not fit its parameter.
-    """
+    """The saved state of each optimiser, in the form that its ``load_state_dict`` takes."""
     found: list[tuple[Optimizer, dict[str, Any]]] = []
     for attribute, optimiser in optimisers(owner).items():
         parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
@@ -70,6 +66,5 @@ def read_optimisers(owner: object, arrays: Arrays) -> list[tuple[Optimizer, dict
 
 
 def to_numpy(tensor: Tensor) -> NDArray[np.float32]:
-    """A numpy copy of the tensor."""
     copy: NDArray[np.float32] = tensor.detach().cpu().numpy().copy()
     return copy

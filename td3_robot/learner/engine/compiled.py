@@ -44,14 +44,13 @@ def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def use(engine: FastTD3, example: Batch) -> None:
-    """Replace the gradient functions of an engine on the CPU with compiled functions.
+    """Replace the gradient functions of a float32 engine on the CPU with compiled functions.
 
     The compiled functions use threads only inside operators. This function checks for one batch that their results
     equal those of the original functions. If compilation or this check fails, a warning gives the reason, and the
     engine stays unchanged.
 
     Args:
-        engine: an engine that computes in float32.
         example: a batch of any numbers, with the sizes and memory layout of all later batches.
     """
     began = time.monotonic()

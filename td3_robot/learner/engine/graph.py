@@ -27,11 +27,7 @@ Work = Callable[[], object]
 
 
 def capture(work: Work) -> Work:
-    """Record ``work`` on the GPU without running it. Returns a function that runs the recorded work.
-
-    Raises:
-        RuntimeError: the work cannot be captured.
-    """
+    """Record ``work`` on the GPU without running it. Returns a function that runs the recorded work."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
@@ -128,7 +124,7 @@ class CapturedUpdate:
 def difference(
     before: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]], found: Mapping[str, NDArray[Any]]
 ) -> str | None:
-    """Describe where ``found`` differs from ``expected``; None if all arrays are equal up to rounding.
+    """The place where ``found`` differs from ``expected``; None if all arrays are equal up to rounding.
 
     The limit is 1 % of the largest change since ``before``, plus two float32 rounding steps of the largest value.
     """

@@ -20,8 +20,7 @@ _SATURATED = 0.99  # a normalised action beyond this absolute value counts as sa
 class EngineMetrics(RunningMetrics):
     """The metrics of TD3 in fixed memory, so that a CUDA graph can write to it.
 
-    Args:
-        engine: the engine that makes the updates. It must already have its optimisers.
+    The engine must already have its optimisers.
 
     Attributes:
         sums: float32[4], in the order of ``TD3.means``: the sums over the updates after ``since``.
@@ -40,10 +39,7 @@ class EngineMetrics(RunningMetrics):
         self._from = 0  # number of updates at the newest restore
 
     def keep(self, **values: Tensor) -> None:
-        """Copy ``targets`` (y) or ``policy`` (π(s)) of the newest update; both float32[B, …].
-
-        The copies always use the same memory. A captured update calls this once, and each launch repeats the copy.
-        """
+        """Copy ``targets`` (y) or ``policy`` (π(s)) of the newest update into fixed memory."""
         for name, value in values.items():
             if name in self._newest and self._newest[name].shape == value.shape:
                 self._newest[name].copy_(value)
@@ -60,18 +56,16 @@ class EngineMetrics(RunningMetrics):
         return means | self._read_gauges()
 
     def clear(self) -> None:
-        """Reset the means."""
         self.sums.zero_()
         self.since = self._engine.updates
 
     def state(self) -> dict[str, Any]:
-        """Scalars for :meth:`restore`; the algorithm saves ``sums``."""
+        """The scalars of the state; the algorithm saves ``sums``."""
         return {"sums_since": self.since, "gauges": self._read_gauges()}
 
     def restore(self, scalars: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`; ``scalars`` also hold the engine's ``updates``."""
-        since, gauges = int(scalars["sums_since"]), {name: float(scalars["gauges"][name]) for name in TD3.gauges}
-        self.since, self.gauges, self._from = since, gauges, int(scalars["updates"])
+        gauges = {name: float(scalars["gauges"][name]) for name in TD3.gauges}
+        self.since, self.gauges, self._from = int(scalars["sums_since"]), gauges, int(scalars["updates"])
 
     def _read_gauges(self) -> dict[str, float]:
         """The gauges of the newest update. After a restore, they are the saved gauges until the next update."""

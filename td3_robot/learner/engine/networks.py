@@ -60,10 +60,7 @@ class Layout:
                 self.low_size = self.size
 
     def views(self, vector: Tensor, low_vector: Tensor | None = None) -> dict[str, Tensor]:
-        """Views of the parameters in ``vector``, by name.
-
-        If ``low_vector`` is given, the parameters in ``[0, low_size)`` are views of ``low_vector``.
-        """
+        """Views of the parameters, by name. ``low_vector``, if given, holds the parameters in ``[0, low_size)``."""
         views = {}
         for name, shape in self.shapes.items():
             slot = self._slots[name]
@@ -95,8 +92,6 @@ class Network:
     Args:
         heads: the names of the perceptrons.
         sizes: the sizes of the input, of at least one hidden layer, and of the output.
-        layer_norm: whether hidden layers have LayerNorm, with learned scale and shift.
-        dtype: ``torch.float32`` or ``torch.bfloat16``.
 
     Attributes:
         flat: float32[layout.size], the parameters; zero in the gaps.
@@ -167,10 +162,8 @@ class Network:
     def backward(self, trace: Trace, d_output: Tensor) -> list[Layer]:
         """The gradient of the loss with respect to one head's parameters.
 
-        The gradient of hidden weights and biases has the type ``dtype``; :func:`joined` converts it.
-
-        Args:
-            d_output: float32[B, out], the gradient of the loss with respect to the head's outputs.
+        ``d_output`` is the gradient with respect to the head's outputs, float32[B, out]. The gradient of hidden weights
+        and biases has the type ``dtype``; :func:`joined` converts it.
         """
         d = d_output.t()
         layers = self._layers[trace.head]
@@ -212,10 +205,9 @@ class Network:
         return self._relu_of_linear(x, layer)
 
     def _through_hidden(self, d: Tensor, index: int, trace: Trace, *, with_norm: bool) -> tuple[Tensor, ...]:
-        """The gradient with respect to the output of a hidden layer's linear map.
+        """The gradient with respect to a hidden layer's linear output. With ``with_norm``, also to scale and shift.
 
-        With ``with_norm``, the result also contains the gradients with respect to LayerNorm's scale and shift. ``d`` is
-        the gradient with respect to the layer's output. This method overwrites ``d``.
+        ``d`` is the gradient with respect to the layer's output. This method overwrites ``d``.
         """
         layer = self._layers[trace.head][index]
         _relu_backward_(d, trace.inputs[index + 1])
@@ -234,10 +226,6 @@ class Adam:
     Args:
         learning_rate: a number, or float32[] on the network's device. A captured step reads the tensor at each launch.
         clip: the largest norm of each head's gradient; None for no limit.
-
-    Attributes:
-        mean, square: float32[layout.size], the running moments m and v.
-        count: float32[], the number of steps.
     """
 
     def __init__(self, network: Network, learning_rate: float | Tensor, clip: float | None = None) -> None:
@@ -275,11 +263,7 @@ class Adam:
         return _norm(self._gradient) if self.clip is None else self._norm
 
     def _clip(self, limit: float) -> Tensor:
-        """Scale each head's gradient down to a Euclidean norm of ``limit``, without waiting for the device.
-
-        Returns:
-            float32[]: the norm of the whole gradient before clipping.
-        """
+        """Scale each head's gradient down to a Euclidean norm of ``limit``. Returns the norm of the whole gradient."""
         size = len(self._gradient) // len(self.network.heads)
         heads = [self._gradient[begin : begin + size] for begin in range(0, len(self._gradient), size)]
         norms = [_norm(gradients) for gradients in heads]

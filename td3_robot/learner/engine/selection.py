@@ -19,11 +19,7 @@ algorithms. An engine supports all options of its algorithm, on every device.
 
 
 def implementation(config: LearnerConfig) -> type[Algorithm]:
-    """The class that makes the updates: the engine of the configured algorithm, or the algorithm if it has no engine.
-
-    Raises:
-        ConfigError: the package of the algorithm cannot be imported.
-    """
+    """The class that makes the updates: the engine of the configured algorithm, or the algorithm itself."""
     algorithm: type[Algorithm] = ALGORITHMS.load(config.algorithm)
     return ENGINES.get(algorithm, algorithm)
 

@@ -49,12 +49,8 @@ LOSSES = {
 class FastTD3(Algorithm):
     """Makes the updates of :class:`TD3`, but faster. To understand the algorithm, read that class.
 
-    This class uses all ``learner`` keys that TD3 uses, and also ``precision``, ``threads``, ``threads_in`` and
-    ``compile``.
-
     Attributes:
-        second: a thread that computes the second critic, and half of the actor's batch; None if there is only one
-            thread.
+        second: a thread that computes the second critic, and half of the actor's batch; None with one thread.
         critics_gradient, actor_gradient: functions that compute the gradients and have no side effects.
             :mod:`td3_robot.learner.engine.compiled` replaces them with compiled functions.
     """
@@ -63,7 +59,6 @@ class FastTD3(Algorithm):
     measured: EngineMetrics
 
     def build(self) -> None:
-        """Create networks, targets, optimisers and threads."""
         config = self.config
         self._action_columns = slice(self.observation_size, self.observation_size + self.action_size)
         dtype, device = DTYPES[config.precision], self.device
@@ -108,7 +103,6 @@ class FastTD3(Algorithm):
         return self.improve(batch, self.draw_noise(len(batch.action)))
 
     def set_learning_rate(self, rate: float) -> None:
-        """Use this learning rate from the next update on."""
         if isinstance(self.critics_adam.learning_rate, Tensor):
             self.critics_adam.learning_rate.fill_(rate)  # both optimisers share it
         else:
@@ -122,11 +116,7 @@ class FastTD3(Algorithm):
     @torch.inference_mode()  # without autograd, each operator is faster
     @compute.flush_denormals()
     def improve(self, batch: Batch, noise: Tensor) -> list[Tensor]:
-        """Make one update with ``noise`` from :meth:`draw_noise`. It never waits for the device.
-
-        Returns:
-            The errors Q(s, a) - y, one float32[B, 1] for each critic, on the device.
-        """
+        """Make one update with ``noise`` from :meth:`draw_noise`. Returns ``td_errors``. Never waits for the device."""
         config = self.config
         s, a, r, s2, discount = (tensor.to(self.device) for tensor in batch)
         errors, y, means, gradient = self.critics_gradient(s, a, r, s2, discount, noise)
@@ -151,11 +141,7 @@ class FastTD3(Algorithm):
     def _critics_gradient(
         self, s: Tensor, a: Tensor, r: Tensor, s2: Tensor, discount: Tensor, noise: Tensor
     ) -> tuple[list[Tensor], Tensor, Tensor, Gradient]:
-        """The gradient of the critics' loss.
-
-        Returns:
-            The errors Q(s, a) - y of each critic; the targets y; the means of loss, Q1 and y; the gradient.
-        """
+        """The errors Q(s, a) - y of each critic; the targets y; the means of loss, Q1 and y; the critics' gradient."""
         config = self.config
         a2 = _rows(self._each_half(lambda s2: self.actor_target.forward(s2)[0], s2)).tanh()
         if config.target_noise:
@@ -177,11 +163,7 @@ class FastTD3(Algorithm):
         return errors, y, means, joined([gradients])
 
     def _actor_gradient(self, s: Tensor) -> tuple[Tensor, Tensor, Gradient]:
-        """The gradient of the actor's loss, the mean of -Q1(s, π(s)).
-
-        Returns:
-            π(s); the loss; the gradient.
-        """
+        """π(s); the actor's loss, the mean of -Q1(s, π(s)); its gradient."""
 
         def half(rows: Tensor) -> tuple[Tensor, Tensor, list[Layer]]:
             output, actor_trace = self.actor.forward(rows)
@@ -195,17 +177,16 @@ class FastTD3(Algorithm):
         return pi, loss, joined([[gradient] for _, _, gradient in halves])
 
     def _each_critic(self, work: Callable[[int], Result]) -> list[Result]:
-        """The results of ``work`` for every critic. With a second thread, both critics run at the same time."""
+        """The results of ``work`` for every critic. With a second thread, both critics run in parallel."""
         if self.second is None or not self.config.twin_critics:
             return [work(head) for head in range(len(self.critics.heads))]
         other = self.second.submit(_without_autograd, work, 1)
         return [work(0), other.result()]
 
     def _each_half(self, work: Callable[[Tensor], Result], rows: Tensor) -> list[Result]:
-        """The result of ``work`` for all rows. With a second thread: one result for each half of the rows.
+        """The result of ``work`` for all rows. With a second thread, both halves of the rows run in parallel.
 
-        The threads compute both halves at the same time. A sum over two halves may round differently from a sum over
-        all rows.
+        A sum over two halves may round differently from a sum over all rows.
         """
         if self.second is None or len(rows) < 2:
             return [work(rows)]
@@ -214,19 +195,17 @@ class FastTD3(Algorithm):
         return [work(first), other.result()]
 
     def actor_tensors(self, *, averaged: bool = False) -> dict[str, NDArray[np.float32]]:
-        """A copy of the actor. With ``averaged``: a copy of its average, if there is one."""
         source = self.actor_average if averaged and self.updates >= self.config.policy_delay else self.actor
         return {name: state.to_numpy(tensor) for name, tensor in source.named.items()}
 
     def begin_with(self, actor: Mapping[str, NDArray[np.float32]]) -> None:
-        """Give the actor and its target the weights of this policy."""
         for name, tensor in self.actor.named.items():
             tensor.copy_(torch.tensor(actor[name]))
         self.actor.refresh()
         self.actor_target.polyak_update(self.actor, 1.0)
 
     def values(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
-        """Q1(s, a), or Q1(s, π(s)): float32[B, 1] on the device."""
+        """Q1(s, a), or Q1(s, π(s))."""
         s = observation.to(self.device)
         a = self.actor.forward(s)[0].tanh_() if action is None else action.to(self.device)
         return self.critics.forward(torch.cat((s, a), 1), 0)[0]
@@ -264,5 +243,4 @@ def _without_autograd(work: Callable[[Any], Result], item: Any) -> Result:
 
 
 def _rows(parts: list[Tensor]) -> Tensor:
-    """Concatenate the rows of all parts."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -126,7 +126,6 @@ class Assembler:
         return self._expected[0]
 
     def state(self) -> dict[str, Any]:
-        """The state for a restart, including counters, as plain JSON values."""
         return {
             "expected": list(self._expected),
             "counters": dict(self.counters),
@@ -164,15 +163,11 @@ class Positions:
     episode_step: UInt32
 
     def belong_to(self, step: Step) -> bool:
-        """Whether a Step comes from the same process, with the same number of robots."""
+        """Whether a Step comes from the same process and has the same number of robots."""
         return self.incarnation == step.incarnation and len(self.episode) == len(step.episode)
 
     def advance(self, robots: NDArray[np.intp], step: Step) -> Bools:
-        """Move robots to their positions in a Step.
-
-        Returns:
-            bool[M]: whether the new transition of each robot directly follows the robot's previous transition.
-        """
+        """Move robots to their positions in a Step. Returns bool[M]: whether each robot has missed no transition."""
         continues = _follows(self, step)[robots]
         self.episode[robots], self.episode_step[robots] = step.episode[robots], step.episode_step[robots]
         return continues

@@ -71,13 +71,10 @@ class ReplayBuffer:
         self._device_batch: tuple[Tensor, Batch] | None = None
 
     def use_device(self, device: torch.device) -> None:
-        """Keep a copy of the rows on a device, and draw batches from this copy.
+        """Keep a copy of the rows on a device, and draw the same batches from this copy.
 
-        The random draws are the same as without the copy. The rows on the host stay, for checkpoints and files. Only
-        :meth:`restore` and :meth:`recover` wait for the device.
-
-        Raises:
-            ConfigError: the device lacks the memory for all rows.
+        The rows on the host stay, for checkpoints and files. Only :meth:`restore` and :meth:`recover` wait for the
+        device.
         """
         self._on_device = DeviceRows(self.rows, device)
         self._copy(0)
@@ -94,16 +91,9 @@ class ReplayBuffer:
     def add(
         self, observation: Float32, action: Float32, reward: Float32, next_observation: Float32, discount: Float32
     ) -> None:
-        """Store M transitions in order. In a full buffer they replace the oldest transitions.
+        """Store M transitions in order, see :class:`Batch`. In a full buffer they replace the oldest transitions.
 
-        Args:
-            observation, next_observation: float32[M, O].
-            action: float32[M, A], normalised to [-1, 1].
-            reward: float32[M].
-            discount: float32[M]; 0 if the episode terminated, but not if it was truncated.
-
-        Raises:
-            ValueError: the shapes do not match.
+        ``reward`` and ``discount`` are float32[M].
         """
         columns = observation, action, reward[:, None], discount[:, None], next_observation
         shapes, expected = [column.shape for column in columns], [(len(observation), width) for width in self._widths]
@@ -125,12 +115,9 @@ class ReplayBuffer:
         self._copy(since)
 
     def sample(self, batch_size: int) -> Batch:
-        """Draw ``batch_size`` of the stored transitions, with replacement, into new memory.
+        """Draw stored transitions, with replacement, into new memory.
 
         With a device, the batch is in device memory, and the next call overwrites this batch.
-
-        Raises:
-            ValueError: the buffer is empty.
         """
         if not self.total_added:
             raise ValueError("the replay buffer is empty: there is nothing to sample")
@@ -148,7 +135,7 @@ class ReplayBuffer:
         return self._batch(rows)
 
     def _draw(self, batch_size: int) -> NDArray[np.int64]:
-        """Draw the row numbers of the next batch, int64[batch_size]."""
+        """The row numbers of the next batch."""
         return self._random.integers(0, len(self), batch_size)
 
     def example(self, batch_size: int) -> Batch:
@@ -157,7 +144,6 @@ class ReplayBuffer:
         return self._batch(torch.randn((batch_size, self.rows.shape[1]), generator=generator))
 
     def _batch(self, rows: Tensor) -> Batch:
-        """The columns of rows float32[B, 2 O + A + 2], as views."""
         observation, action, reward, discount, next_observation = torch.split(rows, self._widths, 1)
         return Batch(observation, action, reward, next_observation, discount)
 

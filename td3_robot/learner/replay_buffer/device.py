@@ -18,9 +18,6 @@ _AT_ONCE = 8192  # rows copied to the device in one piece
 class DeviceRows:
     """A copy of a buffer's rows on a device. :meth:`copy` and :meth:`gather` do not wait for the device.
 
-    Args:
-        rows: float32[capacity, width] on the host.
-
     Raises:
         ConfigError: the device lacks the memory for all rows.
     """

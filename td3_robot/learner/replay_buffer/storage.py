@@ -27,28 +27,17 @@ _COMPACT = 1 << 22  # bytes; a longer journal is rewritten with only the newest 
 
 
 class Note(msgspec.Struct, frozen=True):
-    """One record of the journal: the progress of the buffer and of one source.
+    """One record of the journal: the progress of the buffer and of one source."""
 
-    Attributes:
-        total_added: number of rows that were ever added.
-        env_steps: number of environment steps of the learner.
-        source: name of the source that sent the newest row; empty for the recordings that a run starts with.
-        state: progress of that source, see ``Source.state``.
-        seen: statistics of all rows so far, see ``Training.seen``.
-    """
-
-    total_added: int
+    total_added: int  # rows that were ever added
     env_steps: int
-    source: str
-    state: dict[str, Any]
-    seen: dict[str, Any]
+    source: str  # the source that sent the newest row; empty for the recordings that a run starts with
+    state: dict[str, Any]  # progress of that source, see ``Source.state``
+    seen: dict[str, Any]  # statistics of all rows so far, see ``Training.seen``
 
 
 class Storage:
     """Rows in memory. :class:`File` keeps them in a file.
-
-    Args:
-        capacity, width: number of rows, and of float32 numbers in a row.
 
     Attributes:
         rows: float32[capacity, width], only for reading; :meth:`write` changes them.
@@ -69,7 +58,7 @@ class Storage:
         return max((note.total_added for note in self.notes.values()), default=0)
 
     def write(self, first: int, rows: Float32) -> None:
-        """Write float32[M, width] to M rows, starting at row ``first``."""
+        """Write rows from row number ``first`` on."""
         self.rows[first : first + len(rows)] = rows
 
     def commit(self, note: Note) -> None:
@@ -167,7 +156,7 @@ class File(Storage):
 
 
 def _write(file: int, content: memoryview, at: int) -> None:
-    """Write at byte ``at``. On an almost full disk, one call may write only a part, and the next call fails."""
+    """Write at byte ``at``. On an almost full disk, one call of the system may write only a part."""
     while content:
         written = os.pwrite(file, content, at)
         content, at = content[written:], at + written

@@ -137,9 +137,6 @@ def _equalize(shares: Mapping[str, int], room: Mapping[str, int], free: int, mis
         shares: share of each source before the distribution.
         room: the largest number of steps that each source can get.
         missing: number of sources that have not joined yet. Their share is 0, and this function reserves their steps.
-
-    Returns:
-        The steps of each source.
     """
     rows = [(0, free)] * missing + [(shares[name], room[name]) for name in shares]
 

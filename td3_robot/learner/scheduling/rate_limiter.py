@@ -17,21 +17,13 @@ class RateLimiter:
     The lead is the number of updates that are due. The learner waits when the lead is 0, so it never makes more updates
     than the ratio allows. The simulators wait when the lead reaches ``band``. At the start of the run, they also wait
     for the ``offline`` updates.
-
-    Attributes:
-        ratio: updates per environment step; None if the learner and the simulators never wait.
-        band: the largest allowed lead. ``Config`` refuses a band with which learner and simulators would wait for each
-            other.
-        start: environment steps before the first update.
-        total: environment steps of the whole run.
-        offline: updates on recordings before the first environment step.
     """
 
-    ratio: float | None
-    band: float
-    start: int
-    total: int
-    offline: int = 0
+    ratio: float | None  # updates per environment step; None if the learner and the simulators never wait
+    band: float  # ``Config`` refuses a band with which learner and simulators would wait for each other
+    start: int  # environment steps before the first update
+    total: int  # environment steps of the whole run
+    offline: int = 0  # updates on recordings before the first environment step
 
     def lead(self, env_steps: int, updates: int) -> float:
         """The number of due updates; negative before ``start``."""
@@ -46,11 +38,11 @@ class RateLimiter:
         return self.ratio is None or self.lead(env_steps, updates) >= 1
 
     def steps_allowed(self, updates: int, overshoot: int = 0) -> int:
-        """The total number of environment steps at which the simulators must wait.
+        """The total number of environment steps at which the simulators must wait. It always allows one more update.
 
         Args:
-            overshoot: steps that the simulators may make beyond the returned limit, because the robots of one process
-                step together. A larger overshoot lowers the limit. The limit always allows enough steps for one update.
+            overshoot: steps that the simulators may make beyond the limit, because the robots of one process step
+                together. A larger overshoot lowers the limit.
         """
         if updates < self.offline:
             return 0
