@@ -22,70 +22,64 @@ class LearnerConfig(Section, frozen=True):
 
     Noise and clips of actions are fractions: 1 is half the action range of each dimension.
 
-    The algorithm:
+    A checkpoint made on one device resumes on any other, with the same random numbers.
 
-    - ``algorithm``: ``td3`` (Fujimoto et al. 2018, algorithm 1), ``ddpg``, ``a2c``, or an algorithm of an installed
-      package. ``ddpg`` (Lillicrap et al. 2016) has none of TD3's three additions. To switch off one of them alone, set
-      ``twin_critics: false``, ``target_noise: 0`` or ``policy_delay: 1``. ``a2c`` (Mnih et al. 2016) is on-policy: it
-      has no replay buffer and no replay ratio. Its other options are in the section ``a2c``.
-    - ``twin_critics``: train two critics. Targets use the smaller of their two values.
-    - ``batch_size``: transitions in one update. ``discount``: γ. ``polyak``: τ of the target networks.
-    - ``target_noise``, ``target_noise_clip``: standard deviation and clip of the target policy's noise.
-    - ``policy_delay``: critic updates for each actor update.
-    - ``learning_rate``: step size of Adam at the start.
-    - ``learning_rate_falls_from``: fraction of ``total_steps`` after which the learning rate falls linearly.
-    - ``learning_rate_end``: the learning rate at ``total_steps``, as a fraction of ``learning_rate``.
-    - ``policy_average``: if above 0, evaluations and policy files use a moving average of the actor's weights. At each
-      actor update, the average moves by this fraction towards the actor (Polyak and Juditsky 1992; Izmailov et al.
-      2018). Exploration and learning use the actor itself.
-    - ``layer_norm``: layer normalisation in hidden layers.
-    - ``n_step``: number of rewards in a target, R = r₀ + γ r₁ + … + γⁿ⁻¹ rₙ₋₁ + γⁿ Q(sₙ, aₙ). A target has fewer
-      rewards at the end of an episode and before a gap.
-    - ``critic_loss``: ``mse`` is δ²; ``huber`` is δ²/2 for errors |δ| up to 1, and |δ| - 1/2 for larger errors.
-    - ``gradient_clip``: the largest Euclidean norm of a gradient, for the actor and for each critic.
-    - ``normalise_observations``: networks get (observation - mean) / deviation. Mean and deviation are those of all
-      observations so far.
-
-    The replay buffer:
-
-    - ``replay``: ``uniform``, or ``lap`` for loss-adjusted prioritised replay (Fujimoto, Fu and Meger 2020). ``lap``
-      draws transitions in proportion to max(|δ|, 1)^``priority_exponent`` and needs the Huber loss.
-    - ``priority_exponent``: exponent of a transition's priority, see ``replay``.
-    - ``buffer_size``: transitions that the buffer holds.
-    - ``replay_storage``: ``memory``, or ``file`` for a file in the run folder. With a file, a killed learner loses no
-      transition, and checkpoints are small. In lock-step, checkpoints hold the buffer too, because the file is newer
-      than the checkpoint.
-    - ``recordings``: files whose transitions fill the buffer at the start. These transitions are not environment steps.
-    - ``learn_from_operator``: learn also from transitions in which an operator chose the action. ``a2c`` never does.
-    - ``operator_share``: if above 0, the learner keeps the newest 100,000 of the operator's transitions in a buffer of
-      their own. This share of each batch comes from that buffer. If 0, the replay buffer contains them. Even with
-      ``replay_storage: file``, a killed learner loses the rows of the separate buffer that are newer than its newest
-      checkpoint.
-
-    The pace:
-
-    - ``learning_starts``: environment steps with uniform actions before the first update.
-    - ``replay_ratio``: updates for each environment step; null for no limit.
-    - ``replay_ratio_band``: the simulators wait when the learner is this many updates behind the replay ratio.
-    - ``publish_every``: updates between two published policies.
-    - ``offline_updates``: updates on ``recordings`` before the first environment step. The learned policy then acts
-      from the first step, and there are no uniform actions.
-    - ``start_from``: a policy bundle. A new run begins with the bundle's actor and observation normalisation, instead
-      of random weights and uniform actions.
-    - ``critics_first``: number of updates at the start that train only the critics. Untrained critics would spoil the
-      actor of ``start_from``.
-
-    The processor (a checkpoint made on one device resumes on any other, with the same random numbers):
-
-    - ``device``: ``auto`` is a CUDA GPU if torch finds one, else the CPU. ``precision``: ``auto`` is bf16 if the
-      processor is faster with it, else fp32. A run keeps the choices of its start.
-    - ``threads``: threads of the learner.
-    - ``threads_in``: with ``critics`` each thread computes one critic, or half of the actor's batch. With ``operators``
-      the threads share every matrix product. That is faster if no other process uses the learner's cores, and otherwise
-      may be far slower.
-    - ``compile``: compile fp32 updates for the processor. This needs a C++ compiler, and takes about 20 s the first
-      time. If it fails, the learner logs a warning and continues without compiled updates. Compiled updates use threads
-      only inside operators. ``compile`` has no effect on a GPU or in bf16.
+    Attributes:
+        algorithm: ``td3`` (Fujimoto et al. 2018, algorithm 1), ``ddpg``, ``a2c``, or an algorithm of an installed
+            package. ``ddpg`` (Lillicrap et al. 2016) has none of TD3's three additions. To switch off one of them
+            alone, set ``twin_critics: false``, ``target_noise: 0`` or ``policy_delay: 1``. ``a2c`` (Mnih et al. 2016)
+            is on-policy: it has no replay buffer and no replay ratio. Its other options are in the section ``a2c``.
+        twin_critics: train two critics. Targets use the smaller of their two values.
+        batch_size: transitions in one update.
+        discount: γ.
+        polyak: τ of the target networks.
+        target_noise, target_noise_clip: standard deviation and clip of the target policy's noise.
+        policy_delay: critic updates for each actor update.
+        learning_rate: step size of Adam at the start.
+        learning_rate_falls_from: fraction of ``total_steps`` after which the learning rate falls linearly.
+        learning_rate_end: the learning rate at ``total_steps``, as a fraction of ``learning_rate``.
+        policy_average: if above 0, evaluations and policy files use a moving average of the actor's weights. At each
+            actor update, the average moves by this fraction towards the actor (Polyak and Juditsky 1992; Izmailov et
+            al. 2018). Exploration and learning use the actor itself.
+        layer_norm: layer normalisation in hidden layers.
+        n_step: number of rewards in a target, R = r₀ + γ r₁ + … + γⁿ⁻¹ rₙ₋₁ + γⁿ Q(sₙ, aₙ). A target has fewer rewards
+            at the end of an episode and before a gap.
+        critic_loss: ``mse`` is δ²; ``huber`` is δ²/2 for errors |δ| up to 1, and |δ| - 1/2 for larger errors.
+        gradient_clip: the largest Euclidean norm of a gradient, for the actor and for each critic.
+        normalise_observations: networks get (observation - mean) / deviation. Mean and deviation are those of all
+            observations so far.
+        replay: ``uniform``, or ``lap`` for loss-adjusted prioritised replay (Fujimoto, Fu and Meger 2020). ``lap``
+            draws transitions in proportion to max(|δ|, 1)^``priority_exponent`` and needs the Huber loss.
+        priority_exponent: exponent of a transition's priority, see ``replay``.
+        buffer_size: transitions that the buffer holds.
+        replay_storage: ``memory``, or ``file`` for a file in the run folder. With a file, a killed learner loses no
+            transition, and checkpoints are small. In lock-step, checkpoints hold the buffer too, because the file is
+            newer than the checkpoint.
+        recordings: files whose transitions fill the buffer at the start. These transitions are not environment steps.
+        learn_from_operator: learn also from transitions in which an operator chose the action. ``a2c`` never does.
+        operator_share: if above 0, the learner keeps the newest 100,000 of the operator's transitions in a buffer of
+            their own. This share of each batch comes from that buffer. If 0, the replay buffer contains them. Even with
+            ``replay_storage: file``, a killed learner loses the rows of the separate buffer that are newer than its
+            newest checkpoint.
+        learning_starts: environment steps with uniform actions before the first update.
+        replay_ratio: updates for each environment step; null for no limit.
+        replay_ratio_band: the simulators wait when the learner is this many updates behind the replay ratio.
+        publish_every: updates between two published policies.
+        offline_updates: updates on ``recordings`` before the first environment step. The learned policy then acts from
+            the first step, and there are no uniform actions.
+        start_from: a policy bundle. A new run begins with the bundle's actor and observation normalisation, instead of
+            random weights and uniform actions.
+        critics_first: number of updates at the start that train only the critics. Untrained critics would spoil the
+            actor of ``start_from``.
+        device: ``auto`` is a CUDA GPU if torch finds one, else the CPU.
+        precision: ``auto`` is bf16 if the processor is faster with it, else fp32. A run keeps the choices of its start.
+        threads: threads of the learner.
+        threads_in: with ``critics`` each thread computes one critic, or half of the actor's batch. With ``operators``
+            the threads share every matrix product. That is faster if no other process uses the learner's cores, and
+            otherwise may be far slower.
+        compile: compile fp32 updates for the processor. This needs a C++ compiler, and takes about 20 s the first time.
+            If it fails, the learner logs a warning and continues without compiled updates. Compiled updates use threads
+            only inside operators. ``compile`` has no effect on a GPU or in bf16.
     """
 
     algorithm: str = "td3"

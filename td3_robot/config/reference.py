@@ -28,21 +28,13 @@ _FINITE = 1e12  # a limit that only excludes infinity
 
 
 class Key(NamedTuple):
-    """One configuration key.
+    """One configuration key."""
 
-    Attributes:
-        name: full name, for example ``learner.batch_size``.
-        type: type of the value, for example ``integer or null``.
-        default: the default value as JSON; ``required`` if the key has no default.
-        allowed: the range or the choices; empty if every value of the type is allowed.
-        doc: meaning of the key.
-    """
-
-    name: str
-    type: str
-    default: str
-    allowed: str
-    doc: str
+    name: str  # full name, for example ``learner.batch_size``
+    type: str  # type of the value, for example ``integer or null``
+    default: str  # as JSON; ``required`` if the key has no default
+    allowed: str  # the range or the choices; empty if every value of the type is allowed
+    doc: str  # meaning of the key
 
 
 def all_keys() -> list[Key]:
@@ -53,8 +45,7 @@ def all_keys() -> list[Key]:
 def _keys(section: type[Struct], prefix: str) -> Iterator[Key]:
     info = schema.type_info(section)
     assert isinstance(info, schema.StructType)
-    names = [field.name for field in info.fields]
-    docs = _documented(section, names)
+    docs = _documented(section)
     items: list[tuple[type[Struct], str]] = []  # sections that are items of a list
     for field in info.fields:
         name, kind = prefix + field.name, field.type
@@ -72,27 +63,12 @@ def _keys(section: type[Struct], prefix: str) -> Iterator[Key]:
         yield from _keys(item, start)
 
 
-def _documented(section: type[Struct], names: list[str]) -> dict[str, str]:
-    """Return the text about each key in the docstring of its section.
-
-    The docstring has list items ``- ``key``, ``key``: text``, or lines ``key: text`` under ``Attributes:``.
-    """
-    _, attributes, rest = inspect.getdoc(section).partition("Attributes:\n")  # type: ignore[union-attr]
-    if attributes:
-        found = re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", rest, re.MULTILINE)
-    else:
-        text = inspect.getdoc(section) or ""
-        items = [" ".join(item.split()) for item in re.findall(r"^- (.*(?:\n  .*)*)", text, re.MULTILINE)]
-        head = re.compile(r"(?:^|(?<=\. ))((?:``\w+``(?:, )?)+): ")
-        found = []
-        for item in items:
-            parts = head.split(item)
-            found += [(parts[index].replace("`", ""), parts[index + 1]) for index in range(1, len(parts), 2)]
-    docs = {}
-    for keys_of_text, text in found:
-        for key in keys_of_text.split(", "):
-            if key in names:
-                docs[key] = " ".join(text.replace("``", "").split())
+def _documented(section: type[Struct]) -> dict[str, str]:
+    """Return the text about each key in the docstring of its section, from lines ``key, key: text``."""
+    _, _, attributes = (inspect.getdoc(section) or "").partition("Attributes:\n")
+    docs: dict[str, str] = {}
+    for keys, text in re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", attributes, re.MULTILINE):
+        docs |= dict.fromkeys(keys.split(", "), " ".join(text.replace("``", "").split()))
     return docs
 
 

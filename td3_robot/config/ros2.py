@@ -26,9 +26,10 @@ ImuField = Literal[
 class QosConfig(Section, frozen=True):
     """Quality of service of topics.
 
-    - ``reliability``: ``reliable`` repeats lost messages; ``best_effort`` does not. A reliable reader gets nothing from
-      a best-effort writer.
-    - ``depth``: the largest number of messages in the queue.
+    Attributes:
+        reliability: ``reliable`` repeats lost messages; ``best_effort`` does not. A reliable reader gets nothing from a
+            best-effort writer.
+        depth: the largest number of messages in the queue.
     """
 
     reliability: Literal["reliable", "best_effort"] = "reliable"
@@ -43,15 +44,16 @@ class ObservationConfig(Section, frozen=True):
     """The source of one observation channel: ``joint``, ``imu`` or ``index``. The channel's value is
     sign · scale · value + offset.
 
-    - ``channel``: name of the observation channel.
-    - ``topic``: the topic. The default is ``joint_states`` for a joint and ``imu`` for an IMU. An array needs a topic.
-    - ``joint``: name of a joint in a sensor_msgs/JointState.
-    - ``field``: the value of the joint to read.
-    - ``imu``: field of a sensor_msgs/Imu.
-    - ``index``: index of a value in a std_msgs/Float64MultiArray.
-    - ``scale``: factor from the unit of the message to the unit of the channel.
-    - ``sign``: -1 if the positive direction of the joint is opposite to that of the channel.
-    - ``offset``: number that is added last, in the unit of the channel.
+    Attributes:
+        channel: name of the observation channel.
+        topic: the topic. The default is ``joint_states`` for a joint and ``imu`` for an IMU. An array needs a topic.
+        joint: name of a joint in a sensor_msgs/JointState.
+        field: the value of the joint to read.
+        imu: field of a sensor_msgs/Imu.
+        index: index of a value in a std_msgs/Float64MultiArray.
+        scale: factor from the unit of the message to the unit of the channel.
+        sign: -1 if the positive direction of the joint is opposite to that of the channel.
+        offset: number that is added last, in the unit of the channel.
     """
 
     channel: str
@@ -81,11 +83,12 @@ class ObservationConfig(Section, frozen=True):
 class ActionConfig(Section, frozen=True):
     """One value of a command. The value is sign · scale · action + offset.
 
-    - ``channel``: name of the action channel.
-    - ``joint``: name of the joint. Only a trajectory needs it.
-    - ``scale``: factor from the unit of the channel to the unit of the command.
-    - ``sign``: -1 if the positive direction of the joint is opposite to that of the channel.
-    - ``offset``: number that is added last, in the unit of the command.
+    Attributes:
+        channel: name of the action channel.
+        joint: name of the joint. Only a trajectory needs it.
+        scale: factor from the unit of the channel to the unit of the command.
+        sign: -1 if the positive direction of the joint is opposite to that of the channel.
+        offset: number that is added last, in the unit of the command.
     """
 
     channel: str
@@ -98,11 +101,12 @@ class ActionConfig(Section, frozen=True):
 class CommandConfig(Section, frozen=True):
     """The message that carries actions to the robot.
 
-    - ``type``: ``array`` is a std_msgs/Float64MultiArray, for a forward controller. ``trajectory`` is a
-      trajectory_msgs/JointTrajectory with one point, for a joint trajectory controller.
-    - ``topic``: topic of the commands.
-    - ``field``: which field of a trajectory's point holds the values.
-    - ``reach_ms``: time from the command to a trajectory's point. The default is one control period.
+    Attributes:
+        type: ``array`` is a std_msgs/Float64MultiArray, for a forward controller. ``trajectory`` is a
+            trajectory_msgs/JointTrajectory with one point, for a joint trajectory controller.
+        topic: topic of the commands.
+        field: which field of a trajectory's point holds the values.
+        reach_ms: time from the command to a trajectory's point. The default is one control period.
     """
 
     type: Literal["array", "trajectory"] = "array"
@@ -114,12 +118,13 @@ class CommandConfig(Section, frozen=True):
 class Ros2Config(Section, frozen=True):
     """A robot with a ROS 2 interface, for ``td3-robot ros2 driver``.
 
-    - ``bundle``: a policy file, a run folder or a shipped policy. The driver takes the robot's specification from it.
-    - ``stale_ms``: the longest allowed time without a new observation. After that time, the state is FAULT, and the
-      driver applies the safe action.
-    - ``observations``: the source of each observation channel, in any order.
-    - ``actions``: the values of a command, in the order of the array or of the trajectory's joints. The default is the
-      order of the specification.
+    Attributes:
+        bundle: a policy file, a run folder or a shipped policy. The driver takes the robot's specification from it.
+        stale_ms: the longest allowed time without a new observation. After that time, the state is FAULT, and the
+            driver applies the safe action.
+        observations: the source of each observation channel, in any order.
+        actions: the values of a command, in the order of the array or of the trajectory's joints. The default is the
+            order of the specification.
     """
 
     bundle: str | None = None

@@ -32,7 +32,8 @@ MAX_WEIGHTS = 8_000_000
 class NetworkConfig(Section, frozen=True):
     """The shape of the networks, the same for actor and critics.
 
-    - ``hidden``: widths of the hidden layers.
+    Attributes:
+        hidden: widths of the hidden layers.
     """
 
     hidden: Annotated[tuple[Width, ...], Meta(min_length=1, max_length=8)] = (400, 300)
@@ -48,12 +49,13 @@ class NetworkConfig(Section, frozen=True):
 class ExplorationConfig(Section, frozen=True):
     """The noise that is added to actions. In the first ``learner.learning_starts`` steps, actions are uniformly random.
 
-    - ``kind``: ``gaussian``, ``ornstein_uhlenbeck``, or a kind of noise from an installed package.
-    - ``noise``: standard deviation, as a fraction of half the action range. With ``[low, high]``, the robots of a
-      source get values spread over this range, so that some explore more than others.
-    - ``theta``: parameter of ``ornstein_uhlenbeck``. x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), and x is 0 at
-      each reset. Lillicrap et al. 2016 use ``theta`` 0.15 and ``noise`` 0.2.
-    - ``parameters``: parameters by name, for a kind of noise from an installed package.
+    Attributes:
+        kind: ``gaussian``, ``ornstein_uhlenbeck``, or a kind of noise from an installed package.
+        noise: standard deviation, as a fraction of half the action range. With ``[low, high]``, the robots of a source
+            get values spread over this range, so that some explore more than others.
+        theta: parameter of ``ornstein_uhlenbeck``. x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), and x is 0 at
+            each reset. Lillicrap et al. 2016 use ``theta`` 0.15 and ``noise`` 0.2.
+        parameters: parameters by name, for a kind of noise from an installed package.
     """
 
     kind: str = "gaussian"
@@ -85,10 +87,11 @@ class ExplorationConfig(Section, frozen=True):
 class EvaluationConfig(Section, frozen=True):
     """Evaluations: episodes without noise in a separate environment.
 
-    - ``every``: environment steps between two evaluations; 0 for no evaluations.
-    - ``episodes``: episodes of one evaluation.
-    - ``max_steps``: steps after which an episode ends, for tasks without a time limit.
-    - ``target_return``: the run ends successfully when the mean return of an evaluation reaches this value.
+    Attributes:
+        every: environment steps between two evaluations; 0 for no evaluations.
+        episodes: episodes of one evaluation.
+        max_steps: steps after which an episode ends, for tasks without a time limit.
+        target_return: the run ends successfully when the mean return of an evaluation reaches this value.
     """
 
     every: Natural = 5_000
@@ -107,8 +110,9 @@ class EvaluationConfig(Section, frozen=True):
 class CheckpointConfig(Section, frozen=True):
     """Checkpoints, which contain everything that a resumed learner needs.
 
-    - ``every``: environment steps between two checkpoints; 0 for only one checkpoint, at the end.
-    - ``keep``: how many checkpoints stay on disk.
+    Attributes:
+        every: environment steps between two checkpoints; 0 for only one checkpoint, at the end.
+        keep: how many checkpoints stay on disk.
     """
 
     every: Natural = 10_000
@@ -118,11 +122,12 @@ class CheckpointConfig(Section, frozen=True):
 class PacingConfig(Section, frozen=True):
     """The times at which a simulator steps.
 
-    - ``mode``: ``fast`` steps as soon as possible. ``realtime`` steps once every control period, and applies the Action
-      for a Step at the next deadline. In real time, the replay ratio slows only the learner, because a robot cannot
-      wait.
-    - ``fallback``: the action in real time if no Action arrives before the deadline. ``hold`` repeats each robot's last
-      action, which is zero after a reset. ``zero`` is always zero. Both are clipped to the action limits.
+    Attributes:
+        mode: ``fast`` steps as soon as possible. ``realtime`` steps once every control period, and applies the Action
+            for a Step at the next deadline. In real time, the replay ratio slows only the learner, because a robot
+            cannot wait.
+        fallback: the action in real time if no Action arrives before the deadline. ``hold`` repeats each robot's last
+            action, which is zero after a reset. ``zero`` is always zero. Both are clipped to the action limits.
     """
 
     mode: Literal["fast", "realtime"] = "fast"
@@ -134,10 +139,11 @@ class A2CConfig(Section, frozen=True):
 
     Learning rate and discount are in ``learner``. The shape of the networks is in ``network``.
 
-    - ``episodes``: number of episodes after which the training ends, unless ``total_steps`` ends it first. There is one
-      update for each episode. The learning rate falls over these episodes.
-    - ``entropy``: weight of the policy's entropy in the loss.
-    - ``gradient_norm``: the largest norm of a gradient, for the actor and for the critic.
+    Attributes:
+        episodes: number of episodes after which the training ends, unless ``total_steps`` ends it first. There is one
+            update for each episode. The learning rate falls over these episodes.
+        entropy: weight of the policy's entropy in the loss.
+        gradient_norm: the largest norm of a gradient, for the actor and for the critic.
     """
 
     episodes: Count = 500
@@ -148,10 +154,11 @@ class A2CConfig(Section, frozen=True):
 class PolicyConfig(Section, frozen=True):
     """The policy server.
 
-    - ``autostart``: policy server and driver go to the state ``active`` without a command.
-    - ``frozen``: the server refuses the weights of learners.
-    - ``operator_deadline_ms``: a robot that an operator has taken over gets the safe action if the operator's newest
-      action is older than this time.
+    Attributes:
+        autostart: policy server and driver go to the state ``active`` without a command.
+        frozen: the server refuses the weights of learners.
+        operator_deadline_ms: a robot that an operator has taken over gets the safe action if the operator's newest
+            action is older than this time.
     """
 
     autostart: bool = True
@@ -162,14 +169,16 @@ class PolicyConfig(Section, frozen=True):
 class RecordConfig(Section, frozen=True):
     """Recording into the run folder. ``record: true`` is short for ``record: {enabled: true}``.
 
-    - ``enabled``: record the run.
-    - ``split_mb``, ``split_s``: begin a new file after this many megabytes or seconds; 0 for one file.
-    - ``ring_s``: if above 0, the recorder keeps only the messages of the last ``ring_s`` seconds, in a ring in memory.
-      It writes the ring to a file at a fault, at an emergency stop and at the signal SIGUSR1. A ring cannot be split.
-    - ``ring_mb``: the largest size of the ring in megabytes.
-    - ``weights_every``: record the learner's first policy, and each policy whose version is a multiple of this number;
-      0 for none of them. For each other policy, the recording contains only version and hash. The recorder always
-      records a policy that a person loads.
+    Attributes:
+        enabled: record the run.
+        split_mb, split_s: begin a new file after this many megabytes or seconds; 0 for one file.
+        ring_s: if above 0, the recorder keeps only the messages of the last ``ring_s`` seconds, in a ring in memory. It
+            writes the ring to a file at a fault, at an emergency stop and at the signal SIGUSR1. A ring cannot be
+            split.
+        ring_mb: the largest size of the ring in megabytes.
+        weights_every: record the learner's first policy, and each policy whose version is a multiple of this number; 0
+            for none of them. For each other policy, the recording contains only version and hash. The recorder always
+            records a policy that a person loads.
     """
 
     enabled: bool = False
@@ -191,10 +200,11 @@ class RecordConfig(Section, frozen=True):
 class EndpointsConfig(Section, frozen=True):
     """Addresses of the links, ``ipc://PATH`` or ``tcp://HOST:PORT``; null for a private socket of the run.
 
-    - ``policy``, ``learner``, ``supervisor``, ``recorder``, ``monitor``: the address at which this process listens.
-      Monitors and recorders also attach without an endpoint to nodes on their own machine.
-    - ``keys``: folder of this machine's keys, see ``td3-robot keys``. With keys, every ``tcp://`` link is encrypted and
-      admits known keys only. Without keys, links cannot connect to other machines.
+    Attributes:
+        policy, learner, supervisor, recorder, monitor: the address at which this process listens. Monitors and
+            recorders also attach without an endpoint to nodes on their own machine.
+        keys: folder of this machine's keys, see ``td3-robot keys``. With keys, every ``tcp://`` link is encrypted and
+            admits known keys only. Without keys, links cannot connect to other machines.
     """
 
     policy: str | None = None
@@ -208,12 +218,14 @@ class EndpointsConfig(Section, frozen=True):
 class Config(Section, frozen=True):
     """One run.
 
-    - ``task``: name of the environment.
-    - ``seed``: seed of all random numbers.
-    - ``total_steps``: environment steps of the run.
-    - ``simulators``: number of simulator processes. ``robots``: number of robots in each simulator.
-    - ``timing``: ``free`` runs every process at full speed. With ``lockstep``, runs with one seed are bit-identical.
-    - ``launch``: name of the launch description, which lists the processes.
+    Attributes:
+        task: name of the environment.
+        seed: seed of all random numbers.
+        total_steps: environment steps of the run.
+        simulators: number of simulator processes.
+        robots: number of robots in each simulator.
+        timing: ``free`` runs every process at full speed. With ``lockstep``, runs with one seed are bit-identical.
+        launch: name of the launch description, which lists the processes.
     """
 
     task: str = "Walker2D"
