@@ -10,14 +10,13 @@ has a gap, the factor is γᵐ.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from td3_robot.learner.checkpointing.stateful import Arrays
-from td3_robot.learner.experience.transitions import Bools, Positions, Transitions
+from td3_robot.learner.experience.transitions import Bools, Robots, Transitions
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Float32
 
@@ -32,27 +31,11 @@ class Rows(NamedTuple):
     discount: Float32
 
 
-@dataclass(eq=False)
-class _Window(Positions):
-    """The waiting transitions of one source's robots. A transition waits until its row is complete.
-
-    Between two calls of :meth:`NStep.add`, each robot has at most n - 1 waiting transitions, oldest first. The later
-    entries of the arrays are unused, but their rewards must be 0.
-
-    Attributes:
-        count: number of waiting transitions of each robot.
-        next_observation: observation at the end of each robot's newest transition.
-    """
-
-    count: NDArray[np.int64]  # [N]
-    observation: Float32  # [N, n, O]
-    action: Float32  # [N, n, A]
-    reward: NDArray[np.float64]  # [N, n]
-    next_observation: Float32  # [N, O]
-
-
 class NStep:
     """Combines the transitions of each robot into rows with up to ``steps`` rewards.
+
+    A transition waits until its row is complete. Between two calls of :meth:`add`, each robot has at most n - 1 waiting
+    transitions, oldest first. The later entries of the arrays are unused, but their rewards must be 0.
 
     Args:
         steps: n, at least 1. With 1, each transition is a row.
@@ -61,8 +44,14 @@ class NStep:
 
     def __init__(self, steps: int, discount: float, observation_size: int, action_size: int) -> None:
         self.steps, self.discount = steps, discount
-        self._sizes = observation_size, action_size
-        self._windows: dict[str, _Window] = {}
+        self._columns = [
+            ("count", np.int64),  # number of waiting transitions
+            ("observation", np.float32, (steps, observation_size)),
+            ("action", np.float32, (steps, action_size)),
+            ("reward", np.float64, (steps,)),
+            ("next_observation", np.float32, (observation_size,)),  # at the end of the newest transition
+        ]
+        self._waiting: dict[str, Robots] = {}
 
     def add(self, source: str, transitions: Transitions, step: Step) -> Rows:
         """Add the transitions that ``step`` completed. Returns the complete rows, oldest first for each robot."""
@@ -72,78 +61,64 @@ class NStep:
                 transitions.observation, transitions.action, transitions.reward, transitions.next_observation, factor
             )
         rows: list[Rows] = []
-        window = self._windows.get(source)
-        if window is None or not window.belong_to(step):
-            if window is not None:  # the source has a new process
-                rows += self._take(window, np.arange(len(window.count)))
-            window = self._windows[source] = self._empty(step.incarnation, len(step.phase))
-        robots = transitions.robot
-        rows += self._take(window, robots[(window.count[robots] > 0) & ~window.advance(robots, step)])
+        waiting = self._waiting.get(source)
+        if waiting is None or not waiting.belong_to(step):
+            if waiting is not None:  # the source has a new process
+                rows += self._take(waiting.rows, np.arange(len(waiting.rows)))
+            waiting = self._waiting[source] = Robots(step.incarnation, len(step.phase), self._columns)
+        robots, window = transitions.robot, waiting.rows
+        count, reward = window["count"], window["reward"]
+        rows += self._take(window, robots[(count[robots] > 0) & ~waiting.advance(robots, step)])
 
-        last = window.count[robots]
-        window.observation[robots, last], window.action[robots, last] = transitions.observation, transitions.action
-        window.reward[robots, last], window.next_observation[robots] = transitions.reward, transitions.next_observation
-        window.count[robots] += 1
+        last = count[robots]
+        for name in ("observation", "action", "reward"):
+            window[name][robots, last] = getattr(transitions, name)
+        window["next_observation"][robots] = transitions.next_observation
+        count[robots] += 1
 
         over = step.phase[robots] >= Phase.TERMINATED
         rows += self._take(window, robots[over], transitions.terminated[over])
-        full = robots[~over & (window.count[robots] == self.steps)]
+        full = robots[~over & (count[robots] == self.steps)]
         rows.append(self._rows(window, full, False, oldest=True))
-        for array in (window.observation, window.action, window.reward):
-            array[full, :-1] = array[full, 1:]
-        window.reward[full, -1] = 0
-        window.count[full] -= 1
+        for name in ("observation", "action", "reward"):
+            window[name][full, :-1] = window[name][full, 1:]
+        reward[full, -1] = 0
+        count[full] -= 1
         return _joined(rows)
 
     def end(self) -> Rows:
         """The rows of all waiting transitions, as if a gap followed them."""
-        rows = [self._rows(self._empty(0, 0), np.arange(0), False)]
-        for window in self._windows.values():
-            rows += self._take(window, np.arange(len(window.count)))
-        self._windows = {}
+        rows = [self._rows(Robots(0, 0, self._columns).rows, np.arange(0), False)]
+        for waiting in self._waiting.values():
+            rows += self._take(waiting.rows, np.arange(len(waiting.rows)))
+        self._waiting = {}
         return _joined(rows)
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        arrays = {
-            f"{source}/{name}": array.copy()
-            for source, window in self._windows.items()
-            for name, array in window.arrays().items()
-        }
-        incarnations = {source: window.incarnation for source, window in self._windows.items()}
+        arrays: dict[str, NDArray[Any]] = {}
+        for source, waiting in self._waiting.items():
+            arrays |= waiting.state(f"{source}/")
+        incarnations = {source: waiting.incarnation for source, waiting in self._waiting.items()}
         return arrays, {"steps": self.steps, "incarnations": incarnations}
 
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
         if scalars["steps"] != self.steps:
             raise ValueError(f"the checkpoint has n_step {scalars['steps']}; this learner has {self.steps}")
-        self._windows = {}
+        self._waiting = {}
         for source, incarnation in scalars["incarnations"].items():
-            window = self._windows[source] = self._empty(incarnation, len(arrays[f"{source}/count"]))
-            for name, array in window.arrays().items():
-                array[:] = arrays[f"{source}/{name}"]
+            waiting = self._waiting[source] = Robots(incarnation, len(arrays[f"{source}/count"]), self._columns)
+            waiting.restore(arrays, f"{source}/")
 
-    def _empty(self, incarnation: int, robots: int) -> _Window:
-        o, a = self._sizes
-        return _Window(
-            incarnation,
-            np.zeros(robots, np.uint64),
-            np.zeros(robots, np.uint32),
-            np.zeros(robots, np.int64),
-            np.zeros((robots, self.steps, o), np.float32),
-            np.zeros((robots, self.steps, a), np.float32),
-            np.zeros((robots, self.steps)),
-            np.zeros((robots, o), np.float32),
-        )
-
-    def _take(self, window: _Window, robots: NDArray[np.intp], terminated: Bools | bool = False) -> list[Rows]:
+    def _take(self, window: NDArray[Any], robots: NDArray[np.intp], terminated: Bools | bool = False) -> list[Rows]:
         """Remove all waiting transitions of robots whose episode or stream ends here, and return their rows."""
         if not len(robots):
             return []
         rows = self._rows(window, robots, terminated)
-        window.count[robots], window.reward[robots] = 0, 0
+        window["count"][robots], window["reward"][robots] = 0, 0
         return [rows]
 
     def _rows(
-        self, window: _Window, robots: NDArray[np.intp], terminated: Bools | bool, *, oldest: bool = False
+        self, window: NDArray[Any], robots: NDArray[np.intp], terminated: Bools | bool, *, oldest: bool = False
     ) -> Rows:
         """One row for each waiting transition. With ``oldest``: one row for each robot, from its oldest transition.
 
@@ -151,16 +126,16 @@ class NStep:
         """
         returns = np.zeros((len(robots), self.steps + 1))
         for position in reversed(range(self.steps)):
-            returns[:, position] = window.reward[robots, position] + self.discount * returns[:, position + 1]
-        counts = window.count[robots]
+            returns[:, position] = window["reward"][robots, position] + self.discount * returns[:, position + 1]
+        counts = window["count"][robots]
         index, first = np.nonzero(np.arange(self.steps) < (np.minimum(counts, 1) if oldest else counts)[:, None])
         robot = robots[index]
         factor = self.discount ** (counts[index] - first) * ~np.broadcast_to(terminated, counts.shape)[index]
         return Rows(
-            window.observation[robot, first],
-            window.action[robot, first],
+            window["observation"][robot, first],
+            window["action"][robot, first],
             returns[index, first].astype(np.float32),
-            window.next_observation[robot],
+            window["next_observation"][robot],
             factor.astype(np.float32),
         )
 

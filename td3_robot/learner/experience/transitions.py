@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from td3_robot.learner.checkpointing.stateful import Arrays
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Float32, UInt32, UInt64
 
@@ -100,7 +101,7 @@ class Assembler:
         if last is None or step.incarnation != last.incarnation or step.phase.shape != last.phase.shape:
             joined = np.zeros(len(first), bool)
         else:
-            joined = ~first & _running(last) & _follows(last, step) & (missed == 0)
+            joined = ~first & _running(last) & _follows(last.episode, last.episode_step, step) & (missed == 0)
         made = int(np.count_nonzero(joined))
         if last is not None:
             self.counters["cut"] += int(np.count_nonzero(_running(last))) - made
@@ -151,33 +152,42 @@ def _running(step: Step) -> Bools:
     return running
 
 
-@dataclass(eq=False)
-class Positions:
-    """The position of each robot of a source after its newest transition. Subclasses add more arrays.
+class Robots:
+    """A row for each robot of a source: its position after its newest transition, and further columns.
 
-    ``episode`` is uint64[N] and ``episode_step`` is uint32[N].
+    Args:
+        incarnation: incarnation of the source.
+        columns: the further columns, in the form that ``numpy.dtype`` takes.
+
+    Attributes:
+        rows: a structured array[N].
     """
 
-    incarnation: int
-    episode: UInt64
-    episode_step: UInt32
+    def __init__(self, incarnation: int, count: int, columns: Sequence[Any]) -> None:
+        self.incarnation = incarnation
+        self.rows: NDArray[Any] = np.zeros(count, [("episode", np.uint64), ("episode_step", np.uint32), *columns])
 
     def belong_to(self, step: Step) -> bool:
         """Whether a Step comes from the same process and has the same number of robots."""
-        return self.incarnation == step.incarnation and len(self.episode) == len(step.episode)
+        return self.incarnation == step.incarnation and len(self.rows) == len(step.episode)
 
     def advance(self, robots: NDArray[np.intp], step: Step) -> Bools:
         """Move robots to their positions in a Step. Returns bool[M]: whether each robot has missed no transition."""
-        continues = _follows(self, step)[robots]
-        self.episode[robots], self.episode_step[robots] = step.episode[robots], step.episode_step[robots]
+        episode, episode_step = self.rows["episode"], self.rows["episode_step"]
+        continues = _follows(episode, episode_step, step)[robots]
+        episode[robots], episode_step[robots] = step.episode[robots], step.episode_step[robots]
         return continues
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """All arrays by name, without copying them."""
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "incarnation"}
+    def state(self, prefix: str) -> dict[str, NDArray[Any]]:
+        """A copy of every column. ``prefix`` begins the names of the arrays."""
+        return {prefix + name: self.rows[name].copy() for name in self.rows.dtype.names or ()}
+
+    def restore(self, arrays: Arrays, prefix: str) -> None:
+        for name in self.rows.dtype.names or ():
+            self.rows[name] = arrays[prefix + name]
 
 
-def _follows(before: Step | Positions, after: Step) -> Bools:
+def _follows(episode: UInt64, episode_step: UInt32, after: Step) -> Bools:
     """bool[N]: whether each robot's position in ``after`` is one step later, in the same episode."""
-    follows: Bools = (after.episode == before.episode) & (after.episode_step == before.episode_step + np.uint32(1))
+    follows: Bools = (after.episode == episode) & (after.episode_step == episode_step + np.uint32(1))
     return follows

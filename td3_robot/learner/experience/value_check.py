@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from td3_robot.learner.algorithms.base import Algorithm
 from td3_robot.learner.checkpointing.stateful import Arrays
-from td3_robot.learner.experience.transitions import Bools, Positions, Transitions
+from td3_robot.learner.experience.transitions import Robots, Transitions
 from td3_robot.learner.normaliser import Normaliser
 from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.messages import Phase, Step
@@ -44,24 +43,19 @@ class Episode(NamedTuple):
     left: float
 
 
-@dataclass(eq=False)
-class _Running(Positions):
-    """The running episodes of one source's robots.
-
-    Attributes:
-        whole: whether the learner received all steps of the episode so far.
-        observation, action: observation and action of the first step.
-        discounted, left: the values of :class:`Episode` for the steps so far.
-    """
-
-    whole: Bools
-    observation: Float32
-    action: Float32
-    discounted: NDArray[np.float64]
-    left: NDArray[np.float64]
-
-
-_ARRAYS = [item.name for item in fields(_Running) if item.name != "incarnation"]
+def _running(incarnation: int, observation: Float32, action: Float32) -> Robots:
+    """The running episodes of one source's robots. Observations [N, O] and actions [N, A] set the sizes."""
+    return Robots(
+        incarnation,
+        len(observation),
+        [
+            ("whole", np.bool_),  # whether the learner received all steps of the episode so far
+            ("observation", np.float32, observation.shape[1:]),  # of the first step
+            ("action", np.float32, action.shape[1:]),  # of the first step
+            ("discounted", np.float64),  # see :class:`Episode`, for the steps so far
+            ("left", np.float64),
+        ],
+    )
 
 
 class ValueCheck:
@@ -70,45 +64,35 @@ class ValueCheck:
     def __init__(self, discount: float) -> None:
         self.discount = discount
         self.episodes: deque[Episode] = deque(maxlen=_RECENT)
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Robots] = {}
 
     def add(self, source: str, transitions: Transitions, step: Step) -> None:
         """Add the transitions that ``step`` completed."""
         running = self._running.get(source)
         if running is None or not running.belong_to(step):
-            count = len(step.phase)
-            running = self._running[source] = _Running(
-                step.incarnation,
-                np.zeros(count, np.uint64),
-                np.zeros(count, np.uint32),
-                np.zeros(count, bool),
-                np.zeros_like(step.observation),
-                np.zeros_like(step.action),
-                np.zeros(count),
-                np.zeros(count),
-            )
-        robots = transitions.robot
+            running = self._running[source] = _running(step.incarnation, step.observation, step.action)
+        rows, robots = running.rows, transitions.robot
+        whole, discounted, left = rows["whole"], rows["discounted"], rows["left"]
         begins = step.episode_step[robots] == 1
         continues = running.advance(robots, step)
-        running.whole[robots] = begins | (running.whole[robots] & continues)
+        whole[robots] = begins | (whole[robots] & continues)
         if begins.any():
             first = robots[begins]
-            running.observation[first] = transitions.observation[begins]
-            running.action[first] = transitions.action[begins]
-            running.discounted[first], running.left[first] = 0.0, 1.0
-        running.discounted[robots] += running.left[robots] * transitions.reward
-        running.left[robots] *= self.discount
+            rows["observation"][first] = transitions.observation[begins]
+            rows["action"][first] = transitions.action[begins]
+            discounted[first], left[first] = 0.0, 1.0
+        discounted[robots] += left[robots] * transitions.reward
+        left[robots] *= self.discount
         over = step.phase[robots] >= _TERMINATED
-        for index in np.flatnonzero(over & running.whole[robots]):
+        for index in np.flatnonzero(over & whole[robots]):
             robot = robots[index]
-            left = 0.0 if transitions.terminated[index] else float(running.left[robot])
             self.episodes.append(
                 Episode(
-                    running.observation[robot].copy(),
-                    running.action[robot].copy(),
-                    float(running.discounted[robot]),
+                    rows["observation"][robot].copy(),
+                    rows["action"][robot].copy(),
+                    float(discounted[robot]),
                     transitions.next_observation[index].copy(),
-                    left,
+                    0.0 if transitions.terminated[index] else float(left[robot]),
                 )
             )
 
@@ -118,14 +102,15 @@ class ValueCheck:
             columns = zip(Episode._fields, zip(*self.episodes, strict=True), strict=True)
             arrays |= {f"episode.{name}": np.stack(column) for name, column in columns}
         for number, running in enumerate(self._running.values()):
-            arrays |= {f"{number}.{name}": array.copy() for name, array in running.arrays().items()}
+            arrays |= running.state(f"{number}.")
         return arrays, {"sources": [[name, running.incarnation] for name, running in self._running.items()]}
 
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-        self._running = {
-            name: _Running(incarnation, *(arrays[f"{number}.{key}"].copy() for key in _ARRAYS))
-            for number, (name, incarnation) in enumerate(scalars["sources"])
-        }
+        self._running = {}
+        for number, (name, incarnation) in enumerate(scalars["sources"]):
+            running = _running(incarnation, arrays[f"{number}.observation"], arrays[f"{number}.action"])
+            running.restore(arrays, f"{number}.")
+            self._running[name] = running
         self.episodes.clear()
         if "episode.left" in arrays:
             columns = (arrays[f"episode.{name}"] for name in Episode._fields)
