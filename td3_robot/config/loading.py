@@ -38,11 +38,10 @@ def load(path: str | Path, overrides: Sequence[str] = (), flags: Mapping[str, st
     """
     file = resources.find("configs", str(path))
     try:
-        content = resources.read_yaml(files.read(file, _LONGEST).decode("utf-8"))
+        text = files.read(file, _LONGEST).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration {str(file)!r} cannot be read: {error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"configuration {str(file)!r} is not YAML: {' '.join(str(error).split())}") from None
+    content = _yaml(text, f"configuration {str(file)!r}")
     return parse({} if content is None else content, overrides, str(file), flags)
 
 
@@ -71,12 +70,12 @@ def parse(
         tree = _copy(content)
     except RecursionError:
         raise ConfigError(f"{source}: a key contains itself; YAML anchors must not make a circle") from None
+    flags = flags or {}
+    if isinstance(enabled := tree.get("record"), bool):  # the short form ``record: true``
+        tree["record"] = {"enabled": enabled}
     _replace_launch_a2c(tree, source)
-    _expand_record(tree, {})
     for override in overrides:
-        others = tree.get("record", {})
-        _override(tree, override, flags or {})
-        _expand_record(tree, others)
+        _override(tree, override, flags)
     _replace_launch_a2c(tree, "--set")
     learner = tree.get("learner", {})
     for (key, choice), implied in IMPLIED.items():
@@ -86,14 +85,8 @@ def parse(
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         text = _readable(str(error), tree)
-        culprits = _culprits(text, overrides, flags or {}) or source
+        culprits = _culprits(text, overrides, flags) or source
         raise ConfigError(text if text.startswith(f"{culprits} is ") else f"{culprits}: {text}") from None
-
-
-def _expand_record(tree: dict[str, Any], others: Any) -> None:
-    """Replace the short form ``record: true`` by a section. ``others`` are the keys that the section had before."""
-    if isinstance(enabled := tree.get("record"), bool):
-        tree["record"] = {**(others if isinstance(others, dict) else {}), "enabled": enabled}
 
 
 def _culprits(text: str, overrides: Sequence[str], flags: Mapping[str, str]) -> str:
@@ -131,11 +124,15 @@ def _override(tree: dict[str, Any], override: str, flags: Mapping[str, str]) -> 
     source = flags.get(key, f"--set {override!r}")
     if not equals or not key:
         raise ConfigError(f"{source}: expected KEY=VALUE, for example learner.batch_size=128")
+    value = _yaml(text, f"{source}: the value")
+    _put(tree, "record.enabled" if key == "record" and isinstance(value, bool) else key, value, source)
+
+
+def _yaml(text: str, where: str) -> Any:
     try:
-        value = resources.read_yaml(text)
+        return resources.read_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{source}: the value is not YAML: {' '.join(str(error).split())}") from None
-    _put(tree, key, value, source)
+        raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
 
 
 _PLAIN = {

@@ -81,10 +81,8 @@ class Gauges:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state`; the clock starts at the next :meth:`start`."""
         self._wall_before, self._started = float(state["wall_s"]), None
-        self._returns.clear()
-        self._returns.extend(state["returns"])
-        self._lengths.clear()
-        self._lengths.extend(state.get("lengths", []))  # version 0.1.0 stored no lengths
+        self._returns = deque(state["returns"], _RECENT)
+        self._lengths = deque(state.get("lengths", []), _RECENT)  # version 0.1.0 stored no lengths
         self.staleness = float(state["staleness"])
         self.lead_min, self.lead_max = map(float, state["lead"])
         self._updates_at = {int(version): int(updates) for version, updates in state["updates_at"]}

@@ -21,34 +21,22 @@ _ACKNOWLEDGE = 100  # Steps after which a source gets a Throttle, even if the Th
 
 @dataclass(eq=False)
 class Source:
-    """A simulator process or robot, identified by its name. The object remains when the connection ends.
-
-    Attributes:
-        answered: sequence of the newest processed Step, plus one.
-        seen: number of transitions that the source has published, as its newest Step reports.
-        granted: total number of transitions that the source may publish.
-        share: number of granted transitions. A source that joins later starts with the smallest share of the others.
-        active_at: time of the source's newest Step, in seconds.
-        acknowledged: value of ``answered`` in the newest Throttle to the source.
-        queue: in lock-step, Steps waiting for their round.
-        client: ``client`` in the Hello of the source's process; 0 before the source has joined.
-        returning: in lock-step, whether the source is loading its state from the newest snapshot.
-    """
+    """A simulator process or robot, identified by its name. The object remains when the connection ends."""
 
     name: str
     peer: Peer | None = None
     assembler: Assembler = field(default_factory=Assembler)
     incarnation: int = 0
     robots: int = 1
-    answered: int = 0
-    seen: int = 0
-    granted: int = 0
-    share: int = 0
-    active_at: float = 0.0
-    acknowledged: int = 0
-    queue: deque[Step] = field(default_factory=deque)
-    client: int = 0
-    returning: bool = False
+    answered: int = 0  # sequence of the newest processed Step, plus one
+    seen: int = 0  # number of transitions that the source has published, as its newest Step reports
+    granted: int = 0  # total number of transitions that the source may publish
+    share: int = 0  # granted transitions; a source that joins later starts with the smallest share of the others
+    active_at: float = 0.0  # time of the source's newest Step, in seconds
+    acknowledged: int = 0  # value of ``answered`` in the newest Throttle to the source
+    queue: deque[Step] = field(default_factory=deque)  # in lock-step, Steps waiting for their round
+    client: int = 0  # ``client`` in the Hello of the source's process; 0 before the source has joined
+    returning: bool = False  # in lock-step, whether the source is loading its state from the newest snapshot
 
     @property
     def unacknowledged(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,13 +26,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Result = TypeVar("Result")
 
 
-class Loss(NamedTuple):
-    """A loss function and its derivative. Both map errors float32[B, 1] to float32[B, 1]."""
-
-    value: Callable[[Tensor], Tensor]
-    derivative: Callable[[Tensor], Tensor]
-
-
 def _huber(error: Tensor) -> Tensor:
     """δ²/2 if |δ| ≤ 1, else |δ| - 1/2. With c = min(|δ|, 1), both cases are c (|δ| - c/2)."""
     size = error.abs()
@@ -40,10 +33,11 @@ def _huber(error: Tensor) -> Tensor:
     return quadratic * (size - quadratic / 2)
 
 
-LOSSES = {
-    "mse": Loss(lambda error: error.square(), lambda error: 2 * error),
-    "huber": Loss(_huber, lambda error: error.clamp(-1.0, 1.0)),
+LOSSES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "mse": (lambda error: error.square(), lambda error: 2 * error),
+    "huber": (_huber, lambda error: error.clamp(-1.0, 1.0)),
 }
+"""Maps ``learner.critic_loss`` to the loss of each error and its derivative."""
 
 
 class FastTD3(Algorithm):

@@ -25,19 +25,12 @@ LONGEST = 100_000
 
 @dataclass
 class _Episode:
-    """A running episode of one robot.
+    """A running episode of one robot."""
 
-    Attributes:
-        incarnation: incarnation of the source.
-        number: number of the episode.
-        before: number of the episode's steps that are already in batches.
-        rows: the steps that are not yet in a batch, each float32[W].
-    """
-
-    incarnation: int
+    incarnation: int  # of the source
     number: int
-    before: int
-    rows: list[Float32] = field(default_factory=list)
+    before: int  # number of the episode's steps that are already in batches
+    rows: list[Float32] = field(default_factory=list)  # the steps that are not yet in a batch
 
 
 class Rollouts:

@@ -22,24 +22,15 @@ _FIRST, _MID, _TERMINATED = (np.uint8(phase) for phase in (Phase.FIRST, Phase.MI
 
 @dataclass(frozen=True, eq=False)
 class Transitions:
-    """M transitions, one row each.
+    """M transitions, one row each."""
 
-    Attributes:
-        robot: int[M], ascending: the index of each robot in the arrays of the Step.
-        observation, next_observation: float32[M, O].
-        action: float32[M, A], the applied action, in the units of its channels.
-        reward: float32[M].
-        terminated: bool[M]; whether the episode terminated. It is False for a truncated episode.
-        ended: return and number of steps of each episode that ended with this Step, if all its steps were received.
-    """
-
-    robot: NDArray[np.intp]
-    observation: Float32
-    action: Float32
-    reward: Float32
-    next_observation: Float32
-    terminated: Bools
-    ended: list[tuple[float, int]]
+    robot: NDArray[np.intp]  # [M], ascending: the index of each robot in the arrays of the Step
+    observation: Float32  # [M, O]
+    action: Float32  # [M, A], the applied action, in the units of its channels
+    reward: Float32  # [M]
+    next_observation: Float32  # [M, O]
+    terminated: Bools  # [M], False for a truncated episode
+    ended: list[tuple[float, int]]  # return and length of each completely received episode that ended with this Step
 
     def __len__(self) -> int:
         return len(self.reward)

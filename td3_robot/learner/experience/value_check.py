@@ -27,20 +27,13 @@ _TERMINATED = np.uint8(Phase.TERMINATED)
 
 
 class Episode(NamedTuple):
-    """An episode that the learner received from its first to its last step.
+    """An episode that the learner received from its first to its last step."""
 
-    Attributes:
-        observation, action: observation [O] and action [A] of the first step.
-        discounted: the observed return r₀ + γ r₁ + … + γᵀ⁻¹ r_T₋₁.
-        last_observation: the observation at the end, [O].
-        left: γᵀ, the factor of the value of ``last_observation``; 0 if the episode terminated.
-    """
-
-    observation: Float32
-    action: Float32
-    discounted: float
-    last_observation: Float32
-    left: float
+    observation: Float32  # [O], of the first step
+    action: Float32  # [A], of the first step
+    discounted: float  # the observed return r₀ + γ r₁ + … + γᵀ⁻¹ r_T₋₁
+    last_observation: Float32  # [O]
+    left: float  # γᵀ, the factor of the value of ``last_observation``; 0 if the episode terminated
 
 
 def _running(incarnation: int, observation: Float32, action: Float32) -> Robots:

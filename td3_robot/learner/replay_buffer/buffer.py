@@ -23,20 +23,15 @@ log = logging.getLogger(__name__)
 class Batch(NamedTuple):
     """Transitions drawn from a buffer: torch float32 tensors, views of one block of memory.
 
-    Attributes:
-        observation: [B, O], in the units of the robot's channels.
-        action: [B, A], normalised to [-1, 1].
-        reward: [B, 1], the reward of one step, or the discounted sum of the rewards of several steps.
-        next_observation: [B, O].
-        discount: [B, 1], the factor of the next observation's value: γ to the power of the number of steps between
-            the two observations; 0 where the episode terminated.
+    ``discount`` is the factor of the next observation's value: γ to the power of the number of steps between the two
+    observations. It is 0 where the episode terminated.
     """
 
-    observation: Tensor
-    action: Tensor
-    reward: Tensor
-    next_observation: Tensor
-    discount: Tensor
+    observation: Tensor  # [B, O], in the units of the robot's channels
+    action: Tensor  # [B, A], normalised to [-1, 1]
+    reward: Tensor  # [B, 1], the reward of one step, or the discounted sum of the rewards of several steps
+    next_observation: Tensor  # [B, O]
+    discount: Tensor  # [B, 1]
 
 
 class ReplayBuffer:
