@@ -71,9 +71,10 @@ class LearnerConfig(Section, frozen=True):
             random weights and uniform actions.
         critics_first: number of updates at the start that train only the critics. Untrained critics would spoil the
             actor of ``start_from``.
-        device: ``auto`` is a CUDA GPU if torch finds one, else the CPU.
-        precision: ``auto`` is bf16 if the processor is faster with it, else fp32. A run keeps the choices of its start.
-        threads: threads of the learner.
+        device: ``auto`` is a CUDA GPU if torch finds one, else the CPU. A run keeps the choices of its start.
+        precision: ``auto`` is the precision with the fastest updates on a CPU, and fp32 on a GPU.
+        threads: threads of the learner. ``auto`` measures which number makes the fastest updates. It is 1 on a GPU, in
+            lock-step, and for algorithms without a fast engine.
         threads_in: with ``critics`` each thread computes one critic, or half of the actor's batch. With ``operators``
             the threads share every matrix product. That is faster if no other process uses the learner's cores, and
             otherwise may be far slower.
@@ -111,7 +112,7 @@ class LearnerConfig(Section, frozen=True):
     publish_every: Count = 10
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
-    threads: Count = 1
+    threads: Count | Literal["auto"] = 1
     threads_in: Literal["critics", "operators"] = "critics"
     compile: bool = False
     recordings: tuple[str, ...] = ()
@@ -150,6 +151,12 @@ class LearnerConfig(Section, frozen=True):
                     f"learner.{field.name} is {value!r}; {self.algorithm!r} does not use it, "
                     f"so it must be {field.default!r}"
                 )
+
+    @property
+    def thread_count(self) -> int:
+        """The number of threads; ``threads`` must not be ``auto``."""
+        assert isinstance(self.threads, int)
+        return self.threads
 
     @property
     def compiles(self) -> bool:

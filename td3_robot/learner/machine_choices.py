@@ -1,8 +1,7 @@
-"""Replaces ``auto`` in ``learner.device`` and ``learner.precision`` with the best value on this machine.
+"""Replaces ``auto`` in ``learner.device``, ``learner.precision`` and ``learner.threads`` with the best value here.
 
-A run keeps its first choice, so that a resume does not change its arithmetic. A separate process makes the choice,
-because loading torch costs one second and 200 MB:
-``python -m td3_robot.learner.machine_choices DEVICE PRECISION new|kept``.
+A run keeps its first choices, so that a resume does not change its arithmetic. A separate process makes the choices,
+because loading torch costs one second and 200 MB: ``python -m td3_robot.learner.machine_choices REQUEST``.
 """
 
 from __future__ import annotations
@@ -10,15 +9,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
+from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError, NodeError, Td3RobotError
+from td3_robot.util.machine import available_cores
+
+if TYPE_CHECKING:  # the import loads torch
+    from td3_robot.learner.compute import Precision
 
 AUTO = "auto"
-NEW, KEPT = "new", "kept"  # NEW: the run chooses its precision now. KEPT: it chose the precision before.
+_AS_FAST = 0.97  # share of the highest speed that counts as equal: fewer threads leave more to other processes
+Sizes = tuple[int, int]
+"""The sizes of observation and action."""
 
 
 class Resolved(NamedTuple):
@@ -29,52 +37,96 @@ class Resolved(NamedTuple):
     notices: list[str]  # one line for each replaced ``auto``
 
 
-def resolve(config: Config, before: Config | None = None) -> Resolved:
-    """Find the device and precision of a run in another process, which loads torch.
+class Request(msgspec.Struct):
+    """What the separate process needs.
+
+    Attributes:
+        begins: whether the run chooses its precision now.
+        others: number of processes that share the processor cores with the learner.
+    """
+
+    learner: LearnerConfig
+    hidden: tuple[int, ...]
+    sizes: Sizes
+    begins: bool
+    lockstep: bool
+    others: int
+
+
+def resolve(config: Config, sizes: Callable[[], Sizes], before: Config | None = None) -> Resolved:
+    """Find device, precision and threads of a run in another process, which loads torch.
 
     Args:
-        before: the configuration of the resumed run, if any. If ``learner.precision`` has not changed, its speed is
-            not measured again.
+        sizes: returns the sizes of the robot's observation and action.
+        before: the configuration of the resumed run, if any. Its precision and threads replace ``auto``.
 
     Raises:
         ConfigError: this machine does not support the configured device or precision.
         NodeError: the other process failed.
     """
     learner = config.learner
-    if (learner.device, learner.precision) == ("cpu", "fp32"):
-        return Resolved(config, None, [])
-    choice = KEPT if before and before.learner.precision == learner.precision else NEW
-    command = [sys.executable, "-m", "td3_robot.learner.machine_choices", learner.device, learner.precision, choice]
+    if before:
+        kept = {key: getattr(before.learner, key) for key in ("precision", "threads") if getattr(learner, key) == AUTO}
+        learner = replace(learner, **kept)
+    if (learner.device, learner.precision) == ("cpu", "fp32") and learner.threads != AUTO:
+        return Resolved(replace(config, learner=learner), None, [])
+    begins = not before or before.learner.precision != learner.precision
+    others = config.simulators + 1  # the policy server
+    request = Request(learner, config.network.hidden, sizes(), begins, config.timing == "lockstep", others)
+    command = [sys.executable, "-m", "td3_robot.learner.machine_choices", msgspec.json.encode(request).decode()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     words = done.stderr.strip().splitlines() or ["no message"]
     if done.returncode == ConfigError.exit_code:
         raise ConfigError(words[-1])
     if done.returncode:
-        raise NodeError(f"cannot choose learner.device and learner.precision for this machine: {words[-1]}")
+        raise NodeError(f"cannot choose device, precision and threads of the learner for this machine: {words[-1]}")
     found = json.loads(done.stdout)
-    values = {"device": found["device"], "precision": found["precision"]}
-    notices = [
-        f"learner.{key}: auto means {value} here" for key, value in values.items() if getattr(learner, key) == AUTO
-    ]
+    values = {key: found[key] for key in ("device", "precision", "threads")}
+    notices = [f"learner.{key}: auto means {value}" for key, value in values.items() if getattr(learner, key) == AUTO]
+    if measured := found["measured"]:
+        notices.append(f"measured updates per second: {measured}")
     return Resolved(replace(config, learner=replace(learner, **values)), found["device_memory"], notices)
 
 
-def main(device: str, precision: str, choice: str) -> int:
-    """Print the choice as one JSON object. If a choice is impossible, print the reason on stderr."""
+def main(text: str) -> int:
+    """Print the choices as one JSON object. If a choice is impossible, print the reason on stderr."""
     from td3_robot.learner import compute  # imported here, so that only this process loads torch
 
+    request = msgspec.json.decode(text, type=Request)
+    learner = request.learner
     try:
-        chosen = compute.device(device)
-        found = {
-            "device": chosen.type,
-            "precision": compute.precision(precision, chosen, begins=choice == NEW),
-            "device_memory": compute.free_memory(chosen),
-        }
+        device = compute.device(learner.device)
+        precision = compute.precision(learner.precision, device, begins=request.begins)
+        found: dict[str, Any] = {"device": device.type, "device_memory": compute.free_memory(device)}
+        found |= {"precision": precision, "threads": 1 if learner.threads == AUTO else learner.threads, "measured": ""}
+        if device.type == "cpu" and not request.lockstep:
+            found |= _fastest(request, precision)
     except Td3RobotError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     print(json.dumps(found))
     return 0
+
+
+def _fastest(request: Request, precision: Precision) -> dict[str, Any]:
+    """The fastest precision and number of threads; empty if there is nothing to measure.
+
+    Args:
+        precision: bf16 if the processor multiplies faster in bf16, or if the configuration sets bf16; else fp32.
+    """
+    from td3_robot.learner.engine import measure, selection
+
+    learner = replace(request.learner, device="cpu")
+    if AUTO not in (learner.precision, learner.threads) or not selection.has_engine(learner):
+        return {}
+    precisions: list[Precision] = ["fp32", "bf16"] if learner.precision == AUTO and precision == "bf16" else [precision]
+    compared = measure.choices(learner, precisions, available_cores())
+    if len(compared) == 1:
+        return compared[0]._asdict()
+    speeds = measure.speeds(learner, request.sizes, request.hidden, compared, request.others)
+    measured = ", ".join(f"{choice} {speed:.0f}" for choice, speed in speeds.items())
+    best = next(choice for choice in compared if speeds[choice] >= _AS_FAST * max(speeds.values()))
+    return {**best._asdict(), "measured": measured}
 
 
 if __name__ == "__main__":

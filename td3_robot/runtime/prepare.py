@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +79,7 @@ def new_run(
     if cluster:
         wanted = _on_cluster(wanted)
     _check_installed(wanted)
-    config, device_memory, notices = resolve(wanted)
+    config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task))
     if start := config.learner.start_from:
         task: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(config.task)
         try:
@@ -148,7 +149,7 @@ def resumed_run(
         wanted = _on_cluster(wanted)
         declared |= {"simulators"}
     _check_installed(wanted)
-    config, device_memory, notices = resolve(wanted, before)
+    config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task), before)
     changed = changes.accepted(before, config, declared)
     if config.total_steps != before.total_steps:
         _check_steps(run, config.total_steps, what)
@@ -157,6 +158,12 @@ def resumed_run(
     with run.locked():
         files.write_atomically(run.config_file, config.to_yaml().encode())
     return Prepared(run, config, notices)
+
+
+def _sizes(task: str) -> tuple[int, int]:
+    """Return the sizes of observation and action of a task."""
+    spec: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(task)
+    return spec.observation_size, spec.action_size
 
 
 def _on_cluster(config: Config) -> Config:
@@ -243,12 +250,13 @@ def thread_notices(learner: LearnerConfig, cores: int) -> Sequence[str]:
     """Return warnings for the user if the learner has too many threads for this machine."""
     if learner.device == "cuda":
         return []
+    count = learner.thread_count
     threads, machine = f"learner.threads is {learner.threads}", f"this machine has {cores} cores for all processes"
-    if learner.threads_in == "critics" and learner.threads <= 2 * cores and learner.compiles:
+    if learner.threads_in == "critics" and count <= 2 * cores and learner.compiles:
         return []  # compiled updates use half of the threads
-    if learner.threads > cores:
+    if count > cores:
         return [f"{threads} and {machine}: the threads will wait for each other"]
-    if learner.threads_in == "operators" and 2 <= learner.threads == cores:
+    if learner.threads_in == "operators" and 2 <= count == cores:
         return [f"{threads} in operators and {machine}: threads_in critics waits less"]
     return []
 

@@ -24,7 +24,10 @@ def implementation(config: LearnerConfig) -> type[Algorithm]:
     return ENGINES.get(algorithm, algorithm)
 
 
+def has_engine(config: LearnerConfig) -> bool:
+    return implementation(config) in ENGINES.values()
+
+
 def use_threads(config: LearnerConfig) -> None:
     """Divide ``learner.threads`` in this process. Without an engine, all threads work inside operators."""
-    engine = implementation(config) in ENGINES.values()
-    threads.use_threads(config.threads, config.threads_in if engine else "operators")
+    threads.use_threads(config.thread_count, config.threads_in if has_engine(config) else "operators")

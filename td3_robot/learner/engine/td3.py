@@ -79,7 +79,7 @@ class FastTD3(Algorithm):
         self.critics_adam = Adam(self.critics, rate, config.gradient_clip)
         self.measured = EngineMetrics(self)
         self._loss = LOSSES[config.critic_loss]
-        self.second = second_thread(config.threads, config.threads_in) if device.type == "cpu" else None
+        self.second = second_thread(config.thread_count, config.threads_in) if device.type == "cpu" else None
         self.critics_gradient, self.actor_gradient = self._critics_gradient, self._actor_gradient
         self._captured: CapturedUpdate | None = None
 
