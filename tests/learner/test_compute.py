@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from td3_robot.config.loading import parse
 from td3_robot.errors import ConfigError
-from td3_robot.learner import compute
+from td3_robot.learner import compute, machine_choices
+from td3_robot.learner.engine import measure
 from td3_robot.learner.factory import make_core
+from td3_robot.learner.machine_choices import Request, resolve
 from td3_robot.learner.machine_choices import main as look
-from td3_robot.learner.machine_choices import resolve
+from td3_robot.specs import Channel, RobotSpec
 
 CUDA = torch.device("cuda")
+ONE = Channel("one", "1", -1.0, 1.0)
+
+
+def sizes() -> tuple[int, int]:
+    return 3, 1
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> None:
@@ -86,23 +95,101 @@ def test_a_chosen_precision_is_not_measured_again(monkeypatch: pytest.MonkeyPatc
         make_core(chosen)
 
 
-@pytest.mark.parametrize(("before", "choice"), [(None, "new"), ("fp32", "new"), ("bf16", "kept")])
-def test_a_resumed_run_keeps_its_precision(before: str | None, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("before", "begins"), [(None, True), ("fp32", True), ("bf16", False)])
+def test_a_resumed_run_keeps_its_precision(before: str | None, begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
-    found = subprocess.CompletedProcess([], 0, '{"device": "cpu", "precision": "bf16", "device_memory": null}', "")
+    answer = '{"device": "cpu", "precision": "bf16", "threads": 1, "device_memory": null, "measured": ""}'
+    found = subprocess.CompletedProcess([], 0, answer, "")
     monkeypatch.setattr(subprocess, "run", lambda command, **_: asked.append(command) or found)
     config = parse({"learner": {"precision": "bf16"}})
-    assert resolve(config, parse({"learner": {"precision": before}}) if before else None).config == config
-    assert asked[0][-3:] == ["cpu", "bf16", choice]
+    assert resolve(config, sizes, parse({"learner": {"precision": before}}) if before else None).config == config
+    assert msgspec.json.decode(asked[0][-1], type=Request).begins == begins
 
 
-@pytest.mark.parametrize(("choice", "code"), [("new", 2), ("kept", 0)])
+def test_auto_at_a_resume_means_the_choices_of_the_run() -> None:
+    before = parse({"learner": {"threads": 2, "precision": "fp32"}})
+    again = resolve(parse({"learner": {"threads": "auto", "precision": "auto"}}), sizes, before)
+    assert again == (before, None, [])
+
+
+def request(*, lockstep: bool = False, begins: bool = True, task: str = "Walker2D", **learner: Any) -> str:
+    config = parse({"task": task, "learner": learner}).learner
+    return msgspec.json.encode(Request(config, (16, 16), (3, 1), begins, lockstep, 1)).decode()
+
+
+@pytest.mark.parametrize(("begins", "code"), [(True, 2), (False, 0)])
 def test_a_new_precision_is_measured(
-    choice: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    begins: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     processor(monkeypatch, 0.98)
-    assert look("cpu", "bf16", choice) == code
-    assert ("0.98 times the speed" in capsys.readouterr().err) == (choice == "new")
+    assert look(request(precision="bf16", begins=begins)) == code
+    assert ("0.98 times the speed" in capsys.readouterr().err) == begins
+
+
+@pytest.mark.parametrize(
+    ("speeds", "expected"),
+    [
+        ((100, 120, 150, 200), ("bf16", 2)),
+        ((100, 120, 196, 200), ("bf16", 1)),  # within 3 %
+        ((196, 120, 200, 150), ("fp32", 1)),
+    ],
+)
+def test_auto_is_the_fastest_update(
+    speeds: tuple[int, ...],
+    expected: tuple[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The speeds are those of fp32 with 1 and 2 threads, then of bf16."""
+    processor(monkeypatch, 2.0)
+    monkeypatch.setattr(machine_choices, "available_cores", lambda: 2)
+    monkeypatch.setattr(measure, "speeds", lambda *arguments: dict(zip(arguments[3], speeds, strict=True)))
+    assert look(request(precision="auto", threads="auto")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["precision"], found["threads"]) == expected
+    assert f"bf16 with 2 threads {speeds[3]}" in found["measured"]
+
+
+@pytest.mark.parametrize(
+    ("learner", "lockstep", "expected"),
+    [
+        ({"threads": "auto"}, True, ("fp32", 1)),  # two runs of one seed must be equal
+        ({"threads": 3, "precision": "auto"}, True, ("bf16", 3)),
+        ({"threads": "auto", "algorithm": "a2c", "task": "discrete:CartPole-v1"}, False, ("fp32", 1)),
+        ({"threads": 2, "precision": "fp32"}, False, ("fp32", 2)),
+    ],
+)
+def test_some_trainings_measure_nothing(
+    learner: dict[str, Any],
+    lockstep: bool,
+    expected: tuple[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    processor(monkeypatch, 2.0)
+    assert look(request(lockstep=lockstep, **learner)) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["precision"], found["threads"], found["measured"]) == (*expected, "")
+
+
+def test_a_learner_outside_a_run_needs_a_number_of_threads() -> None:
+    with pytest.raises(ConfigError, match=r"^learner\.threads is 'auto', which only td3-robot train can replace"):
+        make_core(parse({"learner": {"threads": "auto"}})).start(RobotSpec("r", (ONE,), (ONE,), 0.02))
+
+
+def test_threads_are_powers_of_two_up_to_the_cores() -> None:
+    config = parse({"learner": {"threads": "auto"}}).learner
+    assert measure.choices(config, ["fp32"], 6) == [("fp32", 1), ("fp32", 2), ("fp32", 4)]
+    compiled = parse({"learner": {"threads": "auto", "compile": True}}).learner
+    assert measure.choices(compiled, ["fp32", "bf16"], 2) == [("fp32", 1), ("bf16", 1), ("bf16", 2)]
+
+
+def test_measured_speeds_are_those_of_real_updates() -> None:
+    config = parse({"learner": {"batch_size": 8, "threads": "auto"}}).learner
+    compared = measure.choices(config, ["fp32"], 2)
+    found = measure.speeds(config, (3, 1), (8, 8), compared, others=1)
+    assert list(found) == compared
+    assert all(1 < speed < 1e6 for speed in found.values())
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
@@ -122,16 +209,21 @@ def test_the_speed_of_bf16_is_measured_once() -> None:
 def test_resolve_gives_the_settings_that_this_process_would_use() -> None:
     """A child process examines this machine. A run with explicit settings starts no child process."""
     fixed = parse({})
-    assert resolve(fixed) == (fixed, None, [])
-    config, memory, notices = resolve(parse({"learner": {"device": "auto", "precision": "auto"}}))
+    assert resolve(fixed, sizes) == (fixed, None, [])
+    small = {"network": {"hidden": [8, 8]}, "learner": {"device": "auto", "precision": "auto", "threads": "auto"}}
+    config, memory, notices = resolve(parse(small), sizes)
     device = compute.device("auto")
     found = config.learner.precision
     measured = device.type == "cpu" and compute._bf16_lack(device) is None  # each process measures for itself
     assert found in (("fp32", "bf16") if measured else (compute.precision("auto", device),))
     assert config.learner.device == device.type
     assert (memory is None) == (device.type == "cpu")
-    assert notices == [f"learner.device: auto means {device.type} here", f"learner.precision: auto means {found} here"]
-    assert resolve(parse({"learner": {"precision": "auto"}})).notices[-1].startswith("learner.precision: auto means ")
+    assert notices[:3] == [
+        f"learner.device: auto means {device.type}",
+        f"learner.precision: auto means {found}",
+        f"learner.threads: auto means {config.learner.threads}",
+    ]
+    assert notices[3:] == [] or notices[3].startswith("measured updates per second: fp32 with 1 thread ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, so that it is not refused")
@@ -139,4 +231,4 @@ def test_a_missing_device_gives_a_one_line_error() -> None:
     with pytest.raises(
         ConfigError, match=r"^learner\.device is 'cuda': torch .* sees no GPU; allowed here: cpu, auto$"
     ):
-        resolve(parse({"learner": {"device": "cuda"}}))
+        resolve(parse({"learner": {"device": "cuda"}}), sizes)
