@@ -10,7 +10,8 @@ import zmq
 from zmq.utils import monitor
 
 from td3_robot.transport.curve import FAILED_HANDSHAKE
-from td3_robot.transport.link import ServerLink, Tally
+from td3_robot.transport.link import ServerLink
+from td3_robot.transport.tally import Tally
 
 
 class Departures:
