@@ -39,10 +39,6 @@ class Parameter(NamedTuple):
 def parameters(kind: str, given: Mapping[str, float]) -> dict[str, float]:
     """All parameters of a noise: the given values, and the defaults of the others.
 
-    Args:
-        kind: a row of NOISES.
-        given: values by parameter name.
-
     Raises:
         ConfigError: there is no such noise or parameter, or a value is out of range.
     """

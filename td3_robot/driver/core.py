@@ -23,7 +23,7 @@ from td3_robot.core_types import Input, Origin, Output
 from td3_robot.driver.actuator import Actuator
 from td3_robot.driver.allowance import Allowance, LockStep
 from td3_robot.driver.body import Body
-from td3_robot.driver.contact import HOLD_OFF, ServerContact
+from td3_robot.driver.contact import HOLD_OFF, Contact, ServerContact
 from td3_robot.driver.exchange import Exchange, Progress
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import Fast, RealTime
@@ -194,7 +194,7 @@ class SourceCore:
         """Repeat the messages that the server may have missed, after its Welcome to this source."""
         outputs: list[Output] = []
         if link == "policy":
-            self.contact.welcome()
+            self.contact.state = Contact.WELCOMED
             if self._actuator.own_stop:
                 outputs.append((link, self._actuator.own_stop))
         return outputs + [(link, step) for step in self._steps_for(link)]
@@ -269,7 +269,7 @@ class SourceCore:
     def _applied(self) -> tuple[Float32, ActionOrigin]:
         """The action for this control period, float32[N, A], and where it comes from."""
         if self.guard.safe:
-            return self.guard.safe_action(self.body.commanded), ActionOrigin.SAFE
+            return self.guard.envelope.safe_action(self.body.commanded), ActionOrigin.SAFE
         action, use = self._exchange.action, self._exchange.use
         if action and use is not None:
             return use, _origin(action)

@@ -105,10 +105,6 @@ class Guard:
         self._waiting = True
         self._begun = self._watchdog.due is not None
 
-    def safe_action(self, applied: Float32) -> Float32:
-        """The safe action, float32[N, A], after the newest ``applied`` action, float32[N, A]."""
-        return self.envelope.safe_action(applied)
-
     def detail(self) -> Mapping[str, Any]:
         """The facts about this robot in a Reply."""
         return {

@@ -119,20 +119,14 @@ class Envelope:
     guarded: bool
 
     def safe_action(self, applied: Float32) -> Float32:
-        """Return the safe action as a new array, float32[N, A].
-
-        Args:
-            applied: the newest applied action, float32[N, A].
-        """
+        """Return the safe action after the newest ``applied`` action. Both are float32[N, A]; the result is new."""
         chosen = applied if self.safe is None else np.broadcast_to(self.safe, applied.shape)
         return np.clip(chosen, self.low, self.high)
 
     def violation(self, action: Float32, channels: Sequence[Channel]) -> str | None:
-        """Return why an action must stop the robot; None if it is within the limits of all channels that stop.
+        """Return why an action, float32[N, A], must stop the robot; None if no channel stops it.
 
-        Args:
-            action: of the policy, float32[N, A].
-            channels: the action channels of the specification.
+        The text names the channel, so ``channels`` are the action channels of the specification.
         """
         if self.stops is None:
             return None
@@ -157,10 +151,7 @@ def joined(
     ``automatic``, and neither policy nor floor sets ``manual``. The safe action comes from the first settings that have
     one, in the order robot, floor, policy.
 
-    Args:
-        robot: settings of the process.
-        policy: settings of the policy.
-        floor: settings of the policy that a person deployed last.
+    ``floor`` has the settings of the policy that a person deployed last.
 
     Raises:
         ConfigError: a setting names a channel that the robot lacks, limits exceed the specification or have no common

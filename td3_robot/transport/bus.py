@@ -53,7 +53,6 @@ class Bus(Transport):
     """All links of one process over ZeroMQ.
 
     Args:
-        clock: a monotonic clock, in seconds.
         keys: the keys for CURVE on every TCP link, or None. Set them before the first link.
 
     Attributes:

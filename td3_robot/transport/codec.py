@@ -201,11 +201,7 @@ def _getter(names: Sequence[str]) -> Callable[[Message], tuple[Any, ...]]:
 
 
 def _take_arrays(message: Message, plan: _Plan, dims: Dims | None) -> None:
-    """Replace the bytes in a message by arrays.
-
-    Raises:
-        ProtocolError: with ``kind`` shape or value.
-    """
+    """Replace the bytes in a message by arrays."""
     contents = plan.contents(message)
     key = (*dims.items(), *map(len, contents)) if dims else tuple(map(len, contents))
     layout = plan.layouts.get(key)
@@ -224,11 +220,7 @@ def _take_arrays(message: Message, plan: _Plan, dims: Dims | None) -> None:
 
 
 def _layout(topic: str, plan: _Plan, contents: Sequence[bytes], dims: Dims) -> list[tuple[int, ...]]:
-    """The shapes of the arrays of a message.
-
-    Raises:
-        ProtocolError: with ``kind`` shape.
-    """
+    """The shapes of the arrays of a message."""
     known = dict(dims)
     shapes = []
     for index, (content, (name, dtype, sizes)) in enumerate(zip(contents, plan.arrays, strict=True)):
@@ -248,11 +240,7 @@ def _layout(topic: str, plan: _Plan, contents: Sequence[bytes], dims: Dims) -> l
 
 
 def _check_tree(label: str, tree: Any, deepest: int, most: int) -> None:
-    """Check, level by level, that a map or list holds only text, numbers, maps and lists.
-
-    Raises:
-        ProtocolError: with ``kind`` fields.
-    """
+    """Check, level by level, that a map or list holds only text, numbers, maps and lists."""
     level, depth, parts = [tree], 0, 1
     while level:
         within: list[Any] = []

@@ -74,9 +74,6 @@ class Pin:
     """A client's connection to a server with a pinned key.
 
     The client connects again in two cases: its handshake failed, or the allow-list contains a new key for the server.
-
-    Attributes:
-        monitor: socket on which libzmq reports failed handshakes.
     """
 
     def __init__(

@@ -15,15 +15,7 @@ from td3_robot.transport.tally import Tally
 
 
 class Departures:
-    """Compares the ended connections of a server's socket with the Byes that the server received.
-
-    Args:
-        socket: the server's socket, before it binds.
-        server: the server's end of the link.
-
-    Attributes:
-        monitor: socket on which libzmq reports ended connections.
-    """
+    """Compares the ended connections of a server's socket with the Byes that the server received."""
 
     def __init__(self, socket: zmq.Socket[bytes], server: ServerLink) -> None:
         self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | FAILED_HANDSHAKE)

@@ -24,9 +24,6 @@ class Transport(ABC):
     Each link keeps the order of its messages and queues at most QUEUE_LENGTH messages in each direction. A full queue
     takes no message. While the connection lasts, a transport drops no message from a queue.
 
-    Args:
-        clock: a monotonic clock, in seconds.
-
     Attributes:
         servers: the links that this process serves, by name.
         clients: the links on which this process is a client, by name.
