@@ -119,7 +119,7 @@ class Shape:
     tolerance: float = 0.0
 
 
-def wire(kind: Any, dtype: str = "", **bounds: int) -> Meta:
+def wire(kind: Any, dtype: str = "", **bounds: Any) -> Meta:
     """The annotation of a type of fields: its kind, and the bounds that msgspec checks."""
     return Meta(**bounds, extra={"wire": FieldType(kind, limit=bounds.get("max_length", 0), dtype=dtype)})
 
@@ -136,7 +136,10 @@ Map = Annotated[dict[str, Any], wire("map")]
 if TYPE_CHECKING:
     from td3_robot.specs import Float32 as Float32  # other modules declare messages with it
     from td3_robot.specs import Float64, UInt8, UInt32, UInt64
+
+    Numbers = dict[str, Any]  # so that a caller may give integers or floating-point numbers
 else:  # msgspec decodes bytes; the codec makes arrays from them
+    Numbers = Annotated[dict[str, int | float], wire("map")]
     Float32 = Annotated[bytes, wire("array", "<f4")]
     Float64 = Annotated[bytes, wire("array", "<f8")]
     UInt8 = Annotated[bytes, wire("array", "<u1")]
@@ -168,11 +171,11 @@ def wire_fields(message: type[Message]) -> dict[str, FieldType]:
     result = {}
     for item in msgspec.structs.fields(message):
         parts = get_args(item.type)
-        extra = next(part.extra for part in parts if isinstance(part, Meta))
+        kind = next(part.extra["wire"] for part in parts if isinstance(part, Meta) and part.extra)
         shape = next((part for part in parts if isinstance(part, Shape)), Shape(""))
         meaning, unit = [*(part for part in parts if isinstance(part, str)), "", ""][:2]
         result[item.name] = dataclasses.replace(
-            extra["wire"],
+            kind,
             meaning=meaning,
             unit=unit,
             shape=tuple(shape.letters),
@@ -432,8 +435,8 @@ class Status(Message, frozen=True):
     node: Annotated[Text, "name of the node"]
     state: Annotated[Text, "starting, ready, running, finished or failed"]
     detail: Annotated[LongText, "one line for a person; empty when all is well"]
-    figures: Annotated[dict[str, int | float], wire("map"), "measurements by name"]
-    counters: Annotated[dict[str, int | float], wire("map"), "counts since start by name: lost, dropped, refused, …"]
+    figures: Annotated[Numbers, "measurements by name"]
+    counters: Annotated[Numbers, "counts since start by name: lost, dropped, refused, …"]
 
 
 class Command(Message, frozen=True, omit_defaults=True):

@@ -100,7 +100,7 @@ class Tape:
     def of(self, publisher: str, incarnation: int = 0) -> Tap:
         """Return the tap that records the named node with this incarnation."""
         session = ClientLink("recorder", hello("node", publisher, client=0), (), state="welcome")
-        session.sent(0.0)
+        session.sent_at = 0.0
         return _AtOnce(
             session, lambda name, payload: self._write(publisher, incarnation, name, payload), wall=self._wall
         )
