@@ -121,7 +121,7 @@ class Safety:
             self.watches[name] = watch  # at the end, because the order shows which robots left last
 
     def forget_absent_robots(self, here: Container[str]) -> None:
-        """Forget the watches of absent robots. Keep the _AWAY robots that left last, and robots with emergency stops."""
+        """Forget the watches of absent robots. Keep the _AWAY that left last, and robots with emergency stops."""
         away = [name for name, it in self.watches.items() if name not in here and not it.lifecycle.stopped]
         for name in away[:-_AWAY]:
             log.warning("%s: forgets robot %r, because %d absent robots left later", self.lifecycle.node, name, _AWAY)
