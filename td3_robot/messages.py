@@ -353,8 +353,8 @@ class Action(Message, frozen=True, omit_defaults=True):
     ]
     noise_kind: Annotated[
         U32,
-        "0 none, 1 Gaussian, 2 uniform, 3 Ornstein-Uhlenbeck, 4 categorical, 1000 and above: noises of installed "
-        "packages; a receiver applies the action for every number",
+        "0 none, 1 and 5 Gaussian, 2 and 6 uniform, 3 and 7 Ornstein-Uhlenbeck, 4 and 8 categorical, 1000 and above: "
+        "noises of installed packages; a receiver applies the action for every number",
     ]
     noise_seed: Annotated[U64, "seed of the noise; 0 without noise"]
     operated: Annotated[dict[str, str], wire("map"), _OPERATED] = {}

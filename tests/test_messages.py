@@ -191,6 +191,10 @@ def test_codes_are_fixed() -> None:
         ("uniform", 2),
         ("ornstein_uhlenbeck", 3),
         ("categorical", 4),
+        ("gaussian_v2", 5),
+        ("uniform_v2", 6),
+        ("ornstein_uhlenbeck_v2", 7),
+        ("categorical_v2", 8),
     ]
     assert [(item.name, item.value) for item in ActionOrigin] == [
         ("NONE", 0),

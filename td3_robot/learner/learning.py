@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from td3_robot.bundle import Bundle
-from td3_robot.config.schema import Config, ExplorationConfig
+from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError, DivergenceError
 from td3_robot.learner.experience.transitions import Transitions
 from td3_robot.learner.scheduling.rate_limiter import RateLimiter
@@ -69,7 +69,7 @@ class Learning:
     def _check_algorithm(self) -> None:
         """Check the rules that need the algorithm's class. The configuration cannot check them without importing it."""
         prescribes = self.training.algorithm.exploration is not None
-        if prescribes and self.config.exploration != ExplorationConfig():
+        if prescribes and not self.config.exploration.is_default:
             raise ConfigError("exploration is set, but the algorithm sets its own exploration; leave exploration out")
         if not self.training.on_policy and (problem := self.config.replay_ratio_problem()):
             raise ConfigError(problem)

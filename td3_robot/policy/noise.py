@@ -46,8 +46,9 @@ _NOTHING_DRAWN = np.iinfo(np.uint64).max  # an episode that no robot reaches
 class Noise:
     """One kind of noise for the robots of one source.
 
-    A subclass draws independent numbers in :meth:`block`. It overrides :meth:`draw` if a number depends on earlier
-    numbers, and :meth:`act` if the noise is not added to the actor's output.
+    A subclass draws independent numbers of one robot in :meth:`block`, or of all robots in :meth:`blocks`. It overrides
+    :meth:`draw` if a number depends on earlier numbers, and :meth:`act` if the noise is not added to the actor's
+    output.
 
     Args:
         seed: of the run; 0 to 2^64 - 1.
@@ -66,7 +67,7 @@ class Noise:
     PARAMETERS: ClassVar[Mapping[str, Parameter]] = {}
 
     def __init_subclass__(cls) -> None:
-        if cls.__module__ != __name__ and not FIRST_INSTALLED <= getattr(cls, "NUMBER", -1) < 1 << 32:
+        if not cls.__module__.startswith("td3_robot.") and not FIRST_INSTALLED <= getattr(cls, "NUMBER", -1) < 1 << 32:
             number = getattr(cls, "NUMBER", "missing")
             raise ConfigError(f"{cls.__qualname__}.NUMBER is {number}; allowed: {FIRST_INSTALLED} to {(1 << 32) - 1}")
 
@@ -124,13 +125,16 @@ class Noise:
             robots: indices of the R robots.
             episode, number: uint64[N] and uint32[N], the episode of every robot, and the block's number in the episode.
         """
-        return np.stack([self.independent(int(i), int(episode[i]), int(number[i])) for i in robots])
+        return self.blocks(robots, episode, number)
 
-    def independent(self, robot: int, episode: int, number: int) -> Float32:
-        """Block ``number`` of a robot's episode: float32[BLOCK, A], independent numbers."""
-        # The lowest counter word leaves 2^64 draws between blocks. NUMBER, block and episode are the other words.
-        counter = np.array([0, self.NUMBER, number, episode], np.uint64)
-        return self.block(np.random.Generator(np.random.Philox(key=self._keys[robot], counter=counter)))
+    def blocks(self, robots: NDArray[np.intp], episode: UInt64, number: UInt32) -> Float32:
+        """A block of independent numbers for each of R robots. Arguments and result are those of :meth:`draw`."""
+        drawn = []
+        for i in robots:
+            # The lowest counter word leaves 2^64 draws between blocks. NUMBER, block and episode are the other words.
+            counter = np.array([0, self.NUMBER, number[i], episode[i]], np.uint64)
+            drawn.append(self.block(np.random.Generator(np.random.Philox(key=self._keys[i], counter=counter))))
+        return np.stack(drawn)
 
     def block(self, generator: np.random.Generator) -> Float32:
         """Draw an array of ``shape``: independent numbers with mean 0 and standard deviation 1."""
@@ -183,9 +187,7 @@ class Categorical(Noise):
     NUMBER = 4
 
     def block(self, generator: np.random.Generator) -> Float32:
-        uniform = generator.random(self.shape, np.float32).astype(np.float64) + 2.0**-25  # in (0, 1)
-        gumbel: Float32 = (-np.log(-np.log(uniform))).astype(np.float32)
-        return gumbel
+        return gumbel(generator.random(self.shape, np.float32))
 
     def act(self, actor: Actor, observation: Float32, episode: UInt64, step: UInt32, scale: Float32) -> Float32:
         score = actor(observation) + self(episode, step) * scale
@@ -203,9 +205,10 @@ class OrnsteinUhlenbeck(Gaussian):
         keep = 1.0 - self.parameters["theta"]
         lead = blocks_remembered(self.parameters["theta"])
         blocks = np.zeros((len(robots), lead + 1, *self.shape), np.float32)  # 0 before the episode
-        for row, i in enumerate(robots):
-            for back in range(min(lead, int(number[i])) + 1):
-                blocks[row, lead - back] = self.independent(int(i), int(episode[i]), int(number[i]) - back)
+        for back in range(lead + 1):
+            rows = np.flatnonzero(number[robots] >= back)
+            if len(rows):
+                blocks[rows, lead - back] = self.blocks(robots[rows], episode, number - np.uint32(back))
         normal = blocks.reshape(len(robots), -1, self.shape[1])
         x = np.zeros((len(robots), self.shape[1]))
         values = np.empty((len(robots), *self.shape), np.float32)
@@ -214,6 +217,12 @@ class OrnsteinUhlenbeck(Gaussian):
             if t >= lead * BLOCK:
                 values[:, t - lead * BLOCK] = x
         return values
+
+
+def gumbel(uniform: Float32) -> Float32:
+    """Gumbel numbers from uniform numbers, which are multiples of 2^-24 in [0, 1)."""
+    numbers: Float32 = (-np.log(-np.log(uniform.astype(np.float64) + 2.0**-25))).astype(np.float32)
+    return numbers
 
 
 def blocks_remembered(theta: float) -> int:
