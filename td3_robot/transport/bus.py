@@ -80,8 +80,7 @@ class Bus(Transport):
         self._lost: Counter[str] = Counter()  # counts of listeners that have detached
         self._paths: dict[Path, int] = {}  # socket files that this process serves, with their inodes
         self._behind: dict[str, float] = {}  # time (s) at which the bus found unread messages, by link
-        self._next_timer = self._timed_at = self._awake_since = float("-inf")
-        self._awake_until = float("-inf")
+        self._next_timer = self._timed_at = self._awake_since = self._awake_until = float("-inf")
 
     def serve(self, endpoint: str, server: ServerLink) -> str:
         """Bind a server. ``tcp://HOST:*`` takes a free port. See :meth:`Transport.serve`."""
@@ -251,17 +250,14 @@ class Bus(Transport):
         for link in self.clients:
             if self.welcome(link) and in_order:
                 self._post(link, Bye(reason))
-        monitors = [pin.monitor for pin in self._pins] + [each.monitor for each in self._departures.values()]
-        for monitor in monitors:
-            monitor.close(linger=0)
+        for socket in self._read_other:
+            socket.close(linger=0)
         for socket, tap in self._taps:
             tap.leave(reason, self._clock())
             socket.close(linger=_FAREWELL)
         for link, socket in self._sockets.items():
             unmet = link in self.clients and self.clients[link].session is None
             socket.close(linger=0 if unmet else _FAREWELL)  # do not wait for Hellos that no server answered
-        if self._gatekeeper:
-            self._gatekeeper.socket.close()
         for path, inode in self._paths.items():  # compare inodes: a new server may have replaced the file
             with contextlib.suppress(OSError):
                 if path.stat().st_ino == inode:

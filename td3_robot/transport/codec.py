@@ -43,6 +43,10 @@ _LONGEST_TEXT = 200  # maximum number of characters of msgspec's error text to r
 Dims = Mapping[str, int]
 Buffer = bytes | memoryview
 """A frame. A long frame is a view of the received bytes, not a copy."""
+Frames = Sequence[Buffer]
+"""The frames of one message: topic and payload."""
+MOST_FRAMES = 3
+"""The maximum number of frames to keep. A valid message has two frames, so a third frame proves a mistake."""
 
 
 def encode(message: Message) -> bytes:
@@ -64,12 +68,19 @@ def encode(message: Message) -> bytes:
         return _pack_with_numbers(message)
 
 
-def kind_of(name: str, size: int) -> type[Message]:
-    """Check that a topic allows ``size`` bytes of payload. Returns its message type. Does not unpack the payload.
+def kind_of(frames: Frames) -> type[Message]:
+    """The type of a message, by its topic, without unpacking the payload.
 
     Raises:
-        ProtocolError: with ``kind`` unknown-topic or oversize.
+        ProtocolError: with ``kind`` frames, unknown-topic or oversize.
     """
+    if len(frames) != 2:
+        number = len(frames) if len(frames) < MOST_FRAMES else f"{MOST_FRAMES} or more"
+        raise ProtocolError("frames", f"{number} frames, needs topic and payload")
+    return _kind(bytes(frames[0][:64]).decode("ascii", "replace"), len(frames[1]))
+
+
+def _kind(name: str, size: int) -> type[Message]:
     message = MESSAGES.get(name)
     if message is None:
         raise ProtocolError("unknown-topic", f"topic {name[:40]!r} is not one of {', '.join(MESSAGES)}")
@@ -90,7 +101,7 @@ def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
     Raises:
         ProtocolError: with ``kind`` one of unknown-topic, oversize, malformed, fields, shape, value.
     """
-    return decode_as(kind_of(name, len(payload)), payload, dims)
+    return decode_as(_kind(name, len(payload)), payload, dims)
 
 
 def decode_as(message: type[Message], payload: Buffer, dims: Dims | None = None) -> Message:

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import zmq
 
-from td3_robot.transport.codec import Buffer
-from td3_robot.transport.link import MOST_FRAMES
+from td3_robot.transport.codec import MOST_FRAMES, Buffer
 
 _NOW = int(zmq.DONTWAIT)  # a plain integer is faster than an enum flag
 _SHORT = 65536  # bytes; a copy of a frame up to this size is cheaper than a view

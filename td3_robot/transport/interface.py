@@ -14,7 +14,8 @@ from td3_robot.core_types import Input, Origin, Peer
 from td3_robot.messages import Hello, Message, Step
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
-from td3_robot.transport.link import ClientLink, Frames, ServerLink
+from td3_robot.transport.codec import Frames
+from td3_robot.transport.link import ClientLink, ServerLink
 from td3_robot.transport.tally import Tally
 
 

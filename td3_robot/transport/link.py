@@ -16,6 +16,7 @@ from td3_robot.errors import ConfigError, HandshakeError, ProtocolError
 from td3_robot.messages import PROTOCOL_VERSION, Bye, Heartbeat, Hello, Message, Record, Refused, Step, Welcome
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
+from td3_robot.transport.codec import Frames
 from td3_robot.transport.tally import LOG_PERIOD, Tally
 
 HELLO_PERIOD = 0.25
@@ -30,20 +31,8 @@ DRIVER_SILENCE = 2 * HEARTBEAT_PERIOD
 """Seconds of silence after which another process may take a driver's name. Two processes must never move one robot."""
 _HELLO = Hello.NAME.encode()
 
-MOST_FRAMES = 3
-"""The maximum number of frames to keep. A valid message has two frames, so a third frame proves a mistake."""
-
-Frames = Sequence[codec.Buffer]
 Replies = list[tuple[bytes, Message]]
 """Messages of the handshake to clients, by their routing identities."""
-
-
-def _kind(frames: Frames) -> type[Message]:
-    """The type of a multipart message, by its topic. Raises ProtocolError for a message that no topic allows."""
-    if len(frames) != 2:
-        number = len(frames) if len(frames) < MOST_FRAMES else f"{MOST_FRAMES} or more"
-        raise ProtocolError("frames", f"{number} frames, needs topic and payload")
-    return codec.kind_of(bytes(frames[0][:64]).decode("ascii", "replace"), len(frames[1]))
 
 
 def _dims(spec: Mapping[str, Any], robots: int) -> dict[str, int]:
@@ -72,7 +61,6 @@ class ServerLink:
     """The server's end of a link.
 
     Attributes:
-        name: the server's own name, for its Welcome.
         accepts: by role, the message types that a client may send. The server refuses other roles.
         agreement: configuration that clients must share, see ``Config.agreement``.
         session: a random number, new at each start of the server.
@@ -98,22 +86,17 @@ class ServerLink:
     _sequences: dict[bytes, int] = field(default_factory=dict)  # of the newest Step of each client since it joined
 
     def receive(self, key: bytes, frames: Frames, now: float, owner: str = "") -> tuple[list[Input], Replies]:
-        """Take one multipart message from a client at ``now`` (s). Malformed bytes raise no error.
+        """Take one message from a client at ``now`` (s). Return the inputs for the core, and direct replies.
 
-        Args:
-            key: the client's routing identity.
-            owner: public key of the client's connection; empty on a link without keys.
-
-        Returns:
-            Inputs for the core, and direct replies. The core gets the Hello of a client that joins, and a Bye when a
-            client leaves.
+        Malformed bytes raise no error. The core gets the Hello of a client that joins, and a Bye when a client leaves.
+        ``key`` is the client's routing identity. ``owner`` is its public key, empty on a link without keys.
         """
         peer = self.peers.get(key)
         if peer and peer.owner != owner:  # the sender uses the routing identity of another client
             return [], []
         sender = f"on link {self.link} from {peer.name if peer else 'a stranger'}"
         try:
-            kind = _kind(frames)
+            kind = codec.kind_of(frames)
             if peer is None and kind is not Hello:  # do not unpack: an unknown client must cost little time
                 text = f"on link {self.link}: {kind.NAME} of {len(frames[1])} bytes before any hello"
                 if kind not in (Heartbeat, Record):  # the clients of a server that ended send these to its successor
@@ -354,16 +337,15 @@ class ClientLink:
         return True
 
     def receive(self, frames: Frames, now: float) -> list[Input]:
-        """Take one multipart message from the server at ``now`` (s). Malformed bytes raise no error.
+        """Take one message from the server at ``now`` (s). Return the inputs for the core.
 
-        Returns:
-            The inputs for the core. The core gets the Welcome when the link starts and after each reconnect, and then
-            repeats the messages that the server needs. A driver's core also gets a Heartbeat before the Welcome if
-            another driver may be moving the robot.
+        Malformed bytes raise no error. The core gets the Welcome when the link starts and after each reconnect, and
+        then repeats the messages that the server needs. A driver's core also gets a Heartbeat before the Welcome if
+        another driver may be moving the robot.
         """
         sender = f"on link {self.link} from its server"
         try:
-            message = _decode(_kind(frames), frames[1], self._dims, self.tally, sender, now)
+            message = _decode(codec.kind_of(frames), frames[1], self._dims, self.tally, sender, now)
         except ProtocolError as error:
             self.tally.note(error.kind, f"{sender}: {error}", now)
             return []

@@ -12,8 +12,9 @@ from td3_robot.errors import EndpointError
 from td3_robot.messages import Bye, Message
 from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport import codec
+from td3_robot.transport.codec import Frames
 from td3_robot.transport.interface import Transport
-from td3_robot.transport.link import ClientLink, Frames, ServerLink
+from td3_robot.transport.link import ClientLink, ServerLink
 
 
 @dataclass(eq=False)

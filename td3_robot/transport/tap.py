@@ -15,7 +15,8 @@ from td3_robot.core_types import Input
 from td3_robot.messages import Bye, Hello, LifecycleChange, Message, Record, Start, Step, Turn, Weights
 from td3_robot.topics import MONITOR, QUEUE_LENGTH, RECORDER, TOPICS
 from td3_robot.transport import codec, turns
-from td3_robot.transport.link import ClientLink, Frames
+from td3_robot.transport.codec import Frames
+from td3_robot.transport.link import ClientLink
 
 log = logging.getLogger(__name__)
 

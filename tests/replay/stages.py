@@ -32,7 +32,8 @@ from td3_robot.safety.state import SafetyState
 from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
-from td3_robot.transport.link import ClientLink, Frames, ServerLink, hello
+from td3_robot.transport.codec import Frames
+from td3_robot.transport.link import ClientLink, ServerLink, hello
 from td3_robot.transport.memory import Connection, MemoryBus, Network
 from td3_robot.transport.tap import RECORDED, Tap
 from tests.in_process import InProcess
