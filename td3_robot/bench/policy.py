@@ -57,7 +57,7 @@ class _Server:
         bundle = example.bundle()
         self.core = PolicyCore(0, exploring=safety is None, safety=safety)
         self.core.load(1, bundle)
-        self.link = ServerLink("policy", "bench", {"driver": (Step,)}, {}, 1, bundle.spec)
+        self.link = ServerLink("policy", "server", {"driver": (Step,)}, {}, 1, bundle.spec)
         hello = handshake.hello("driver", example.SOURCE, client=1, robots=robots, spec=bundle.spec)
         self._hello = [b"hello", codec.encode(hello)]
         rng = np.random.default_rng(0)
@@ -89,8 +89,8 @@ def server_time(robots: int, actions: int, safety: SafetyConfig | None = None) -
     for number in range(len(server.payloads)):  # fills caches
         server.answer(number)
     stamps = np.array([server.answer(number) for number in range(actions)])
-    if server.core.counters["safe_actions"]:
-        raise NodeError("the benchmark's policy server sent safe actions instead of the policy's actions")
+    if server.core.counters["safe_actions"] or server.core.counters["actions"] < actions:
+        raise NodeError("the benchmark's policy server did not answer every Step with an action of the policy")
     spans = dict(zip(("decode", "core", "encode"), np.diff(stamps).T, strict=True))
     spans["all"] = stamps[:, -1] - stamps[:, 0]
     return {name: percentiles(values) for name, values in (spans | _actor_and_noise(robots, actions)).items()}
@@ -99,7 +99,7 @@ def server_time(robots: int, actions: int, safety: SafetyConfig | None = None) -
 def _actor_and_noise(robots: int, actions: int) -> dict[str, Any]:
     """Return the times (ns) of the actor alone, of the noise alone, and of the noise of earlier versions alone.
 
-    One call of a noise in 64 draws the next block of each robot. So the 99th percentile is the time to draw.
+    A call draws numbers for some steps if no drawn number is left. So the highest percentiles are times to draw.
     """
     actor = Actor(example.bundle())
     noises = [kind(0, example.SOURCE, 0, robots, example.ACTIONS) for kind in (GaussianV2, Gaussian)]

@@ -35,11 +35,9 @@ if TYPE_CHECKING:
     from td3_robot.policy.actor import Actor
 
 BLOCK = 64
-"""Steps in a block. Drawing a block costs 20 µs; looking up a drawn step costs almost nothing."""
+"""Steps in a block. Drawing a block of one robot takes 20 µs; looking up a drawn step takes almost no time."""
 FIRST_INSTALLED = 1000
 """The lowest NUMBER that a noise of an installed package may have."""
-# step >> _WHICH is the number of the block; step & _WHERE is the place in the block.
-_WHICH, _WHERE = np.uint32(BLOCK.bit_length() - 1), np.uint32(BLOCK - 1)
 _NOTHING_DRAWN = np.iinfo(np.uint64).max  # an episode that no robot reaches
 
 
@@ -60,7 +58,7 @@ class Noise:
         NUMBER: ``noise_kind`` of messages, and a word of the generator's counter. A noise of an installed package
             chooses a number from 1000 to 2^32 - 1; lower numbers belong to the noises of this package.
         PARAMETERS: the parameters that a configuration can set, by name.
-        shape: (BLOCK, A), the shape of a block.
+        shape: (steps, A), the shape of a block.
     """
 
     NUMBER: ClassVar[int]
@@ -75,11 +73,14 @@ class Noise:
         self, seed: int, source: str, incarnation: int, robots: int, actions: int, **parameters: float
     ) -> None:
         self.parameters = parameters
-        self.shape = BLOCK, actions
+        steps = self.steps_of_block(robots)
+        self.shape = steps, actions
+        # step >> _which is the number of the block; step & _where is the place in the block.
+        self._which, self._where = np.uint32(steps.bit_length() - 1), np.uint32(steps - 1)
         entropy = [seed, zlib.crc32(source.encode()), incarnation]
         keys: UInt64 = np.random.SeedSequence(entropy).generate_state(2 * robots, np.uint64).astype(np.uint64)
         self._keys = keys.reshape(robots, 2)
-        self._starts = np.arange(robots) * BLOCK
+        self._starts = np.arange(robots) * steps
         # The newest block of each robot: its episode, its number in the episode, its values.
         self._episode = np.full(robots, _NOTHING_DRAWN, np.uint64)
         self._number = np.zeros(robots, np.uint32)
@@ -87,13 +88,19 @@ class Noise:
         self._rows = self._values.reshape(-1, actions)
         self._drawn = b""  # a copy of episodes and numbers, as bytes
 
+    @staticmethod
+    def steps_of_block(robots: int) -> int:
+        """The number of steps in a block, a power of two."""
+        del robots
+        return BLOCK
+
     def __call__(self, episode: UInt64, step: UInt32) -> Float32:
         """The numbers for the next action of each robot, float32[N, A], a new array.
 
         Args:
             episode, step: uint64[N] and uint32[N], ``episode`` and ``episode_step`` of the Step to be answered.
         """
-        number = step >> _WHICH
+        number = step >> self._which
         wanted = episode.tobytes() + number.tobytes()
         if wanted != self._drawn:  # almost always equal; comparing bytes is the fastest check
             robots = np.flatnonzero((self._episode != episode) | (self._number != number))
@@ -102,7 +109,7 @@ class Noise:
                 self._episode[robots], self._number[robots] = episode[robots], number[robots]
             self._drawn = wanted
         # Taking rows from one table needs half the time of indexing with two arrays.
-        return self._rows.take(self._starts + (step & _WHERE), axis=0)
+        return self._rows.take(self._starts + (step & self._where), axis=0)
 
     def act(self, actor: Actor, observation: Float32, episode: UInt64, step: UInt32, scale: Float32) -> Float32:
         """The robots' actions with this noise, float32[N, A], within the limits of the actions; a new array.
@@ -119,7 +126,7 @@ class Noise:
         return actor.clip(action)
 
     def draw(self, robots: NDArray[np.intp], episode: UInt64, number: UInt32) -> Float32:
-        """A block for each of R robots, float32[R, BLOCK, A].
+        """A block for each of R robots, float32[R, steps, A].
 
         Args:
             robots: indices of the R robots.

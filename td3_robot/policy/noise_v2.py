@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from td3_robot.policy.noise import BLOCK, Categorical, Noise, OrnsteinUhlenbeck, Uniform, gumbel
+from td3_robot.policy.noise import Categorical, Noise, OrnsteinUhlenbeck, Uniform, gumbel
 from td3_robot.specs import Float32, UInt32, UInt64
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -36,27 +36,32 @@ def mixed(z: UInt64) -> UInt64:
 class AtOnce(Noise):
     """Draws uniform numbers for all robots at once.
 
-    A step has P words of 64 bits. Word p gives the numbers of the channels p and P + p.
+    A step has P words of 64 bits. Word p gives the numbers of the channels p and P + p. With many robots, the blocks
+    are short, so that drawing them delays an answer only a little. The length of the blocks changes no number.
     """
 
     def __init__(self, *identity: Any, **parameters: float) -> None:
         super().__init__(*identity, **parameters)
-        self._words = BLOCK * -(-self.shape[1] // 2)  # in a block
-        self._offsets = np.arange(1, self._words + 1, dtype=np.uint64) * _GAMMA
-        self._kind = np.array([self.NUMBER], np.uint64) * _GAMMA
+        words = self.shape[0] * -(-self.shape[1] // 2)  # in a block
+        self._offsets = np.arange(1, words + 1, dtype=np.uint64) * _GAMMA
+        self._block = self._offsets[-1:]
+        self._first_keys = self._keys[:, 0] + np.array([self.NUMBER], np.uint64) * _SECOND
+
+    @staticmethod
+    def steps_of_block(robots: int) -> int:
+        return max(16, min(256, 1 << (1024 // robots).bit_length() - 1))
 
     def uniforms(self, robots: NDArray[np.intp], episode: UInt64, number: UInt32) -> Float32:
-        """Numbers from 0 to 1 - 2^-24 for R robots, float32[2, R, BLOCK, P]: two numbers from each word."""
-        key = self._keys[robots]
-        stream = mixed(mixed(key[:, 0] + episode[robots] * _GAMMA) + key[:, 1] + self._kind)
-        stream += number[robots].astype(np.uint64) * np.uint64(self._words) * _GAMMA
+        """Numbers from 0 to 1 - 2^-24 for R robots, float32[2, R, steps, P]: two numbers from each word."""
+        stream = mixed(self._first_keys[robots] + episode[robots] * _GAMMA) + self._keys[robots, 1]
+        stream += number[robots] * self._block
         words = mixed(stream[:, None] + self._offsets)
         halves = words.astype("<u8", copy=False).view("<u4") >> np.uint32(8)  # the low half first
         numbers = halves.view(np.int32).astype(np.float32) * _SPACING  # converting signed integers is faster
-        return np.ascontiguousarray(np.moveaxis(numbers.reshape(len(robots), BLOCK, -1, 2), 3, 0))
+        return np.ascontiguousarray(np.moveaxis(numbers.reshape(len(robots), self.shape[0], -1, 2), 3, 0))
 
     def joined(self, first: Float32, second: Float32) -> Float32:
-        """Join the numbers of the first and of the last channels, each float32[R, BLOCK, P]: float32[R, BLOCK, A]."""
+        """Join the numbers of the first and of the last channels, each float32[R, steps, P]: float32[R, steps, A]."""
         return np.concatenate([first, second], axis=2)[:, :, : self.shape[1]]
 
 
@@ -83,9 +88,10 @@ class UniformV2(AtOnce, Uniform):
 
 
 class OrnsteinUhlenbeckV2(GaussianV2, OrnsteinUhlenbeck):
-    """The process of :class:`OrnsteinUhlenbeck`, driven by the numbers of :class:`GaussianV2`."""
+    """The process of :class:`OrnsteinUhlenbeck`, driven by numbers like those of :class:`GaussianV2`."""
 
     NUMBER = 7
+    steps_of_block = staticmethod(Noise.steps_of_block)  # the process begins some blocks earlier
 
 
 class CategoricalV2(AtOnce, Categorical):

@@ -78,9 +78,18 @@ def test_robots_together_and_one_by_one_get_equal_noise(kind: type[Noise], actio
     together, apart = (made(kind, seed, 64, actions) for _ in range(2))
     episode, number = np.arange(64, dtype=np.uint64) * np.uint64(2**40), np.arange(64, dtype=np.uint32) % np.uint32(5)
     drawn = together.draw(np.arange(64), episode, number)
-    assert (drawn.shape, drawn.dtype) == ((64, 64, actions), np.float32)
+    assert (drawn.shape, drawn.dtype) == ((64, *together.shape), np.float32)
     for robot in range(64):
         assert np.array_equal(apart.draw(np.array([robot]), episode, number)[0], drawn[robot])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("robots", [1, 5, 64])
+def test_the_number_of_robots_does_not_change_a_robots_noise(kind: type[Noise], robots: int, seed: int) -> None:
+    few, many = made(kind, seed, robots, 3), made(kind, seed, 1024, 3)
+    for step in (0, 15, 16, 63, 64, 255, 256, 1000):
+        expected = ask(many, [7] * 1024, [step] * 1024)[:robots]
+        assert np.array_equal(ask(few, [7] * robots, [step] * robots), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,14 +142,15 @@ def test_the_distributions_have_the_expected_moments(white: type[Noise], flat: t
 
 
 def test_numbers_drawn_at_once_are_independent_and_normal() -> None:
-    """64 robots draw 64 steps of 6 actions, 24,576 numbers with a fixed seed. Bounds are four standard errors.
+    """256 robots draw 16 steps of 6 actions, 24,576 numbers with a fixed seed. Bounds are four standard errors.
 
     The mean of n numbers has the error 1/√n, and their mean fourth power, which is 3, has √(96/n). A correlation over m
     pairs has the error 1/√m. Kolmogorov's distance is above 1.63/√n with a probability of 1 %.
     """
-    noise = GaussianV2(7, "sim-0", 0, 64, 6)
-    drawn = noise.draw(np.arange(64), np.zeros(64, np.uint64), np.zeros(64, np.uint32)).astype(np.float64)
+    noise = GaussianV2(7, "sim-0", 0, 256, 6)
+    drawn = noise.draw(np.arange(256), np.zeros(256, np.uint64), np.zeros(256, np.uint32)).astype(np.float64)
     n = drawn.size
+    assert n == 24_576
     assert abs(drawn.mean()) < 4 / n**0.5
     assert abs((drawn**4).mean() - 3) < 4 * (96 / n) ** 0.5
     sample = np.sort(drawn.ravel())
