@@ -68,17 +68,12 @@ class SourceCore:
     """Repeats a loop: publish a Step, wait for its Action as the pacing allows, apply the Action or a substitute.
 
     Args:
-        source, incarnation: identity of this process in its Steps.
         lockstep: wait for the Throttle that answers each Step. The next Step then needs the weights version that the
             Throttle names. Only allowed with the pacing :class:`Fast`.
         guard: the default guard has no settings and accepts every action within the specification.
         learner: whether there is a learner to publish to.
         waits: do not begin before the learner's first Throttle.
         holds_off: do not move the robots before the policy server has welcomed the source.
-
-    Attributes:
-        transitions: number of transitions in this incarnation.
-        counters: counts of events, by name.
     """
 
     def __init__(

@@ -97,8 +97,7 @@ class Noise:
     def __call__(self, episode: UInt64, step: UInt32) -> Float32:
         """The numbers for the next action of each robot, float32[N, A], a new array.
 
-        Args:
-            episode, step: uint64[N] and uint32[N], ``episode`` and ``episode_step`` of the Step to be answered.
+        ``episode``, uint64[N], and ``step``, uint32[N], are ``episode`` and ``episode_step`` of the Step to answer.
         """
         number = step >> self._which
         wanted = episode.tobytes() + number.tobytes()
@@ -255,7 +254,6 @@ class Explorer:
     """Computes the actions for one source, with the exploration that the current policy asks for.
 
     Args:
-        seed: of the exploration noise.
         step: any Step of the source; its robots, actions and incarnation stay the same.
 
     Attributes:

@@ -50,11 +50,7 @@ def places(endpoint: str) -> list[str]:
 
 
 def prepare(endpoint: str) -> None:
-    """Make the folder of an endpoint from :func:`beside`, if it does not exist.
-
-    Raises:
-        EndpointError: another user owns the folder, or may write in it.
-    """
+    """Make the folder of an endpoint from :func:`beside`. Raises EndpointError if another user may write in it."""
     folder = Path(endpoint.removeprefix(_IPC)).parent
     if folder != _folder():
         return
@@ -66,8 +62,7 @@ def prepare(endpoint: str) -> None:
 class Search:
     """Looks for the listeners that serve the places of an endpoint.
 
-    Args:
-        skip: whether the node already connects to the first place, because its configuration names it.
+    ``skip``: the configuration names the first place, so the node connects to this place anyway.
     """
 
     def __init__(self, endpoint: str, *, skip: bool) -> None:

@@ -90,11 +90,9 @@ def _kind(name: str, size: int) -> type[Message]:
 
 
 def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
-    """Decode a message from its topic name and payload frame.
+    """Decode a message from its topic name and payload frame. Its arrays are read-only views of the frame.
 
     Args:
-        name: the topic.
-        payload: the frame. The arrays of the message are read-only views of it.
         dims: sizes that a handshake fixed, by letter (N, O, A). The first array with another letter determines the size
             for this letter. All arrays must have the same size for a letter.
 
@@ -148,11 +146,7 @@ def encode_records(records: Sequence[Record]) -> bytes:
 
 
 def decode_records(payload: Buffer) -> list[Message]:
-    """The Records of a payload frame: one Record, or an array of them.
-
-    Raises:
-        ProtocolError: see :func:`decode`. One bad Record fails the whole array.
-    """
+    """The Records of a payload frame: one Record, or an array of them. One bad Record raises ProtocolError."""
     parts: Sequence[Any]
     try:
         parts = _split(payload)
@@ -179,10 +173,7 @@ class _Plan:
     Attributes:
         arrays: for each array: its name, the type of its numbers, and the letters of its shape.
         trees: for each map and list: its name, and the allowed depth and number of parts.
-        numbers: names of the floating-point fields.
         floats: indices of the arrays of floating-point numbers. All these arrays have the type ``float``.
-        names: names of all fields.
-        required: number of fields without a default.
         optional: indices of the arrays with a default.
         layouts: known shapes of the arrays. The key is the lengths of the arrays and the sizes from the handshake.
     """

@@ -25,9 +25,7 @@ class Transport(ABC):
     Each link keeps the order of its messages and queues at most QUEUE_LENGTH messages in each direction. A full queue
     takes no message. While the connection lasts, a transport drops no message from a queue.
 
-    Attributes:
-        servers: the links that this process serves, by name.
-        clients: the links on which this process is a client, by name.
+    ``servers`` and ``clients`` hold the links that this process serves and those on which it is a client, by name.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -39,10 +37,7 @@ class Transport(ABC):
 
     @abstractmethod
     def serve(self, endpoint: str, server: ServerLink) -> str:
-        """Bind a server.
-
-        Returns:
-            The endpoint that clients connect to.
+        """Bind a server. Return the endpoint that clients connect to.
 
         Raises:
             EndpointError: the endpoint is busy, malformed or not allowed.
@@ -52,29 +47,22 @@ class Transport(ABC):
     def connect(self, endpoint: str, client: ClientLink) -> None:
         """Connect a client. The server may start later. The client sends Hello before any other message.
 
-        Raises:
-            EndpointError: the endpoint is malformed or not allowed.
+        Raises EndpointError if the endpoint is malformed or not allowed.
         """
 
     @abstractmethod
     def receive(self, timeout: float) -> list[Input]:
-        """Return the inputs that have arrived. Inputs of one link keep their order.
+        """Wait up to ``timeout`` seconds for a first input. Return all inputs that have arrived.
 
-        Args:
-            timeout: the longest wait for a first input, in seconds.
-
-        Raises:
-            HandshakeError: a server refused this process.
+        Inputs of one link keep their order. Raises HandshakeError if a server refused this process.
         """
 
     @abstractmethod
     def close(self, reason: str = "", *, in_order: bool = True) -> None:
         """Leave every link and free its endpoints.
 
-        Args:
-            reason: ``reason`` of the Byes.
-            in_order: whether this is a normal exit. After a crash, only recorders and monitors get a Bye, so that no
-                core mistakes the crash for a normal exit.
+        ``reason`` is the reason in the Byes. ``in_order`` means a normal exit. After a crash, only recorders and
+        monitors get a Bye, so that no core mistakes the crash for a normal exit.
         """
 
     @abstractmethod
