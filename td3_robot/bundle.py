@@ -74,9 +74,7 @@ class Exploration:
     def from_description(cls, description: Mapping[str, Any]) -> Exploration:
         """The inverse of :meth:`describe`.
 
-        Raises:
-            ConfigError, KeyError, TypeError, ValueError, msgspec.ValidationError: a key is missing, or a value has
-                another type or is out of range.
+        A missing key or a wrong value raises ConfigError, KeyError, TypeError, ValueError or msgspec.ValidationError.
         """
         bare = cls(description["kind"], msgspec.convert(description["scale"], float | tuple[float, float]))
         return replace(bare, parameters={name: float(description[name]) for name in bare.parameters})
@@ -169,11 +167,7 @@ class Bundle:
         return version if isinstance(version, int) and version > 0 else 0
 
     def save(self, path: Path) -> None:
-        """Write the file atomically.
-
-        Raises:
-            OSError: the disk is full or the folder cannot be written.
-        """
+        """Write the file atomically. Raises OSError if that fails."""
         from td3_robot.util import files  # not at the top: cores import this module, and must not import I/O
 
         files.write_atomically(path, self.encode())
@@ -185,11 +179,7 @@ class Bundle:
 
     @classmethod
     def load_with_bytes(cls, path: Path) -> tuple[Bundle, bytes]:
-        """Read a file; returns the bundle and the bytes of the file.
-
-        Raises:
-            BundleError: the file cannot be read, or :meth:`decode` refuses it.
-        """
+        """Return the bundle and the bytes of a file. Raises BundleError if it is no valid bundle or cannot be read."""
         from td3_robot.util import files
 
         try:
@@ -200,11 +190,7 @@ class Bundle:
 
 
 def read_metadata(payload: bytes, source: str) -> dict[str, Any]:
-    """The JSON object under the key ``td3_robot`` in the metadata of a safetensors file.
-
-    Raises:
-        BundleError: there is no such object.
-    """
+    """The JSON object under the key ``td3_robot`` in the metadata of a safetensors file. May raise BundleError."""
     length = int.from_bytes(payload[:8], "little")
     if len(payload) < 8 or not 2 <= length <= min(len(payload) - 8, _MAX_HEADER):
         raise BundleError(f"{source}: not a safetensors file")

@@ -49,11 +49,8 @@ class UsageError(Td3RobotError):
 class ArgumentError(UsageError, ValueError):
     """An argument of a Python function has a value that is not allowed.
 
-    A command whose option has the name of the argument prints the error with ``--`` before the name.
-
-    Args:
-        name: the argument, for example ``target``.
-        problem: its value, and what is allowed.
+    A command whose option has the name of the argument prints the error with ``--`` before the name. ``problem`` says
+    what the value is, and what is allowed.
     """
 
     def __init__(self, name: str, problem: str) -> None:
@@ -95,9 +92,7 @@ class KeysError(Td3RobotError):
 class CommandError(Td3RobotError):
     """A policy server or a robot refuses a command, does not answer, or does not follow the command.
 
-    Args:
-        text: one line for a person.
-        reply: the server's :class:`td3_robot.messages.Reply`; None if there was no answer.
+    ``reply`` is the server's :class:`td3_robot.messages.Reply`; None if there was no answer.
     """
 
     exit_code = EXIT_CHECK_FAILED
@@ -122,12 +117,7 @@ class RunFolderError(Td3RobotError):
 
 
 class NodeError(Td3RobotError):
-    """A supervised process cannot run, or ended more often than its restart rule allows.
-
-    Args:
-        text: one line for a person.
-        exit_code: exit code of the process.
-    """
+    """A supervised process cannot run, or ended more often than its restart rule allows."""
 
     def __init__(self, text: str, exit_code: int = EXIT_CHECK_FAILED) -> None:
         super().__init__(text)

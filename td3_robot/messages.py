@@ -4,17 +4,20 @@ On the wire a message is one msgpack map from field name to value, in any order.
 little-endian numbers in C order. Four letters name the sizes of arrays: N robots of a source, O observation channels,
 A action channels, E episodes. ``docs/reference/protocol.md`` is produced from this file.
 
-A field with a default is optional: if a message lacks the field, the reader takes the default. A reader ignores and
-counts fields that it does not know. So a new field is one line at the end of its message::
+The annotation of a field has its type, for arrays the shape, the meaning, and the unit if there is one. A field with a
+default is optional: if a message lacks the field, the reader takes the default. A reader ignores and counts fields that
+it does not know. So a new field is one line at the end of its message::
 
-    latency: Annotated[int, wire("u64", "time from observation to action", "ns")] = 0
-    torque: Annotated[Float32, array("<f4", "NA", "measured torque", "N·m")] = ZEROS
+    latency: Annotated[U64, "time from observation to action", "ns"] = 0
+    torque: Annotated[Float32, Shape("NA"), "measured torque", "N·m"] = ZEROS
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
@@ -22,11 +25,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 import msgspec
 import numpy as np
 from msgspec import Meta
-
-if TYPE_CHECKING:
-    from td3_robot.specs import Float32, Float64, UInt8, UInt32, UInt64
-else:  # msgspec decodes bytes; the codec makes arrays from them
-    Float32 = Float64 = UInt8 = UInt32 = UInt64 = bytes
 
 PROTOCOL_VERSION = 1
 
@@ -70,6 +68,8 @@ class ActionOrigin(IntEnum):
         return cls(number).name.lower() if number in cls._value2member_map_ else f"origin {number}"
 
 
+# -- types of fields -------------------------------------------------------------------------------------------------
+
 ZEROS: Any = b""
 """Default of an optional array: zeros. Its shape follows from the sizes of the other arrays."""
 
@@ -86,15 +86,14 @@ class FieldType:
             maps and lists.
         dtype: type of an array's numbers, as a little-endian numpy type code.
         shape: sizes of an array; each is N, O, A or E.
-        tolerance: t. On another kind of machine, a replayed number may differ from the recorded ``value`` by at most
-            ``t + t·|value|``. On the same kind of machine, a replay must compute the same bits.
+        tolerance: see :class:`Shape`.
         optional: whether the field has a default.
     """
 
     kind: Literal["u32", "u64", "i64", "f64", "text", "bytes", "map", "list", "array"]
-    meaning: str
+    meaning: str = ""
     unit: str = ""
-    limit: int = 256
+    limit: int = 0
     dtype: str = ""
     shape: tuple[str, ...] = ()
     tolerance: float = 0.0
@@ -106,20 +105,46 @@ class FieldType:
         return f"{np.dtype(self.dtype).name}[{', '.join(self.shape)}]" if self.kind == "array" else self.kind
 
 
-_BOUNDS = {"u32": {"ge": 0, "le": 2**32 - 1}, "u64": {"ge": 0}, "i64": {"le": 2**63 - 1}}
-"""Bounds of integers that msgspec must check. msgpack itself limits integers to 64 bits."""
+@dataclass(frozen=True)
+class Shape:
+    """The shape of an array.
+
+    Attributes:
+        letters: one of N, O, A, E for each dimension.
+        tolerance: t. On another kind of machine, a replayed number may differ from the recorded ``value`` by at most
+            ``t + t·|value|``. On the same kind of machine, a replay must compute the same bits.
+    """
+
+    letters: str
+    tolerance: float = 0.0
 
 
-def wire(kind: Any, meaning: str, unit: str = "", limit: int = 256) -> Meta:
-    """The annotation of a field that is not an array; see :class:`FieldType`."""
-    bounds: Any = {"max_length": limit} if kind in ("text", "bytes") else _BOUNDS.get(kind, {})
-    return Meta(**bounds, extra={"wire": FieldType(kind, meaning, unit, limit)})
+def wire(kind: Any, dtype: str = "", **bounds: Any) -> Meta:
+    """The annotation of a type of fields: its kind, and the bounds that msgspec checks."""
+    return Meta(**bounds, extra={"wire": FieldType(kind, limit=bounds.get("max_length", 0), dtype=dtype)})
 
 
-def array(dtype: str, shape: str, meaning: str, unit: str = "", tolerance: float = 0.0) -> Meta:
-    """The annotation of an array; ``shape`` has one letter of N, O, A, E for each dimension."""
-    return Meta(extra={"wire": FieldType("array", meaning, unit, 0, dtype, tuple(shape), tolerance)})
+# msgpack itself limits integers to 64 bits.
+U32 = Annotated[int, wire("u32", ge=0, le=2**32 - 1)]
+U64 = Annotated[int, wire("u64", ge=0)]
+I64 = Annotated[int, wire("i64", le=2**63 - 1)]
+F64 = Annotated[float, wire("f64")]
+Text = Annotated[str, wire("text", max_length=256)]
+LongText = Annotated[str, wire("text", max_length=2048)]
+Map = Annotated[dict[str, Any], wire("map")]
 
+if TYPE_CHECKING:
+    from td3_robot.specs import Float32 as Float32  # other modules declare messages with it
+    from td3_robot.specs import Float64, UInt8, UInt32, UInt64
+
+    Numbers = dict[str, Any]  # so that a caller may give integers or floating-point numbers
+else:  # msgspec decodes bytes; the codec makes arrays from them
+    Numbers = Annotated[dict[str, int | float], wire("map")]
+    Float32 = Annotated[bytes, wire("array", "<f4")]
+    Float64 = Annotated[bytes, wire("array", "<f8")]
+    UInt8 = Annotated[bytes, wire("array", "<u1")]
+    UInt32 = Annotated[bytes, wire("array", "<u4")]
+    UInt64 = Annotated[bytes, wire("array", "<u8")]
 
 MAX_COMMAND = 1 << 22
 """The maximum size of a Command in bytes. A Step has the same limit, because both use the link of a control loop."""
@@ -140,6 +165,26 @@ class Message(msgspec.Struct, frozen=True, eq=False, weakref=True):
         return None
 
 
+@functools.cache
+def wire_fields(message: type[Message]) -> dict[str, FieldType]:
+    """The wire format of each field of a message, by field name, in the order of the fields."""
+    result = {}
+    for item in msgspec.structs.fields(message):
+        parts = get_args(item.type)
+        kind = next(part.extra["wire"] for part in parts if isinstance(part, Meta) and part.extra)
+        shape = next((part for part in parts if isinstance(part, Shape)), Shape(""))
+        meaning, unit = [*(part for part in parts if isinstance(part, str)), "", ""][:2]
+        result[item.name] = dataclasses.replace(
+            kind,
+            meaning=meaning,
+            unit=unit,
+            shape=tuple(shape.letters),
+            tolerance=shape.tolerance,
+            optional=not item.required,
+        )
+    return result
+
+
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number in an operator's action. Actions are float32."""
 _SOURCE = "id of the simulator process or robot"
@@ -155,19 +200,15 @@ class Hello(Message, frozen=True):
     NAME: ClassVar[str] = "hello"
     MAX_BYTES: ClassVar[int] = 1 << 17  # small, because any process may send a Hello
 
-    protocol: Annotated[int, wire("u32", "PROTOCOL_VERSION of the sender")]
-    role: Annotated[
-        str, wire("text", "simulator, driver, policy, evaluator, operator or node (a supervised process's status)")
-    ]
-    name: Annotated[str, wire("text", "unique name of the sender; the source id for a simulator or driver")]
-    incarnation: Annotated[int, wire("u64", _INCARNATION)]
-    client: Annotated[int, wire("u64", "random number of the process; it distinguishes two processes of one name")]
-    robots: Annotated[int, wire("u32", "N, robots of a simulator or driver; 0 for other roles")]
-    weights_version: Annotated[int, wire("u64", "newest weights the sender holds; 0 for none")]
-    spec: Annotated[dict[str, Any], wire("map", "robot specification, see below; empty for roles without robots")]
-    agreement: Annotated[
-        dict[str, Any], wire("map", "configuration keys, and values as text, that must be equal on both sides")
-    ]
+    protocol: Annotated[U32, "PROTOCOL_VERSION of the sender"]
+    role: Annotated[Text, "simulator, driver, policy, evaluator, operator or node (a supervised process's status)"]
+    name: Annotated[Text, "unique name of the sender; the source id for a simulator or driver"]
+    incarnation: Annotated[U64, _INCARNATION]
+    client: Annotated[U64, "random number of the process; it distinguishes two processes of one name"]
+    robots: Annotated[U32, "N, robots of a simulator or driver; 0 for other roles"]
+    weights_version: Annotated[U64, "newest weights the sender holds; 0 for none"]
+    spec: Annotated[Map, "robot specification, see below; empty for roles without robots"]
+    agreement: Annotated[Map, "configuration keys, and values as text, that must be equal on both sides"]
 
     def problem(self) -> str | None:
         return None if self.name and self.name.isprintable() else f"name {self.name!r} is empty or not printable"
@@ -178,9 +219,9 @@ class Welcome(Message, frozen=True):
 
     NAME: ClassVar[str] = "welcome"
 
-    protocol: Annotated[int, wire("u32", "PROTOCOL_VERSION of the server")]
-    name: Annotated[str, wire("text", "name of the server")]
-    session: Annotated[int, wire("u64", "random number of the server process; each process has another number")]
+    protocol: Annotated[U32, "PROTOCOL_VERSION of the server"]
+    name: Annotated[Text, "name of the server"]
+    session: Annotated[U64, "random number of the server process; each process has another number"]
 
 
 class Refused(Message, frozen=True):
@@ -188,8 +229,8 @@ class Refused(Message, frozen=True):
 
     NAME: ClassVar[str] = "refused"
 
-    code: Annotated[str, wire("text", "hello, protocol, spec, agreement, taken, name or malformed")]
-    reason: Annotated[str, wire("text", "one sentence: what differs", limit=2048)]
+    code: Annotated[Text, "hello, protocol, spec, agreement, taken, name or malformed"]
+    reason: Annotated[LongText, "one sentence: what differs"]
 
 
 class Heartbeat(Message, frozen=True):
@@ -197,8 +238,8 @@ class Heartbeat(Message, frozen=True):
 
     NAME: ClassVar[str] = "heartbeat"
 
-    stamp: Annotated[int, wire("i64", "sender's monotonic clock; echoed, never compared between hosts", "ns")]
-    session: Annotated[int, wire("u64", "session of the Welcome; 0 if the client does not know it")]
+    stamp: Annotated[I64, "sender's monotonic clock; echoed, never compared between hosts", "ns"]
+    session: Annotated[U64, "session of the Welcome; 0 if the client does not know it"]
 
 
 class Bye(Message, frozen=True):
@@ -206,7 +247,7 @@ class Bye(Message, frozen=True):
 
     NAME: ClassVar[str] = "bye"
 
-    reason: Annotated[str, wire("text", "why, for the log", limit=2048)]
+    reason: Annotated[LongText, "why, for the log"]
 
 
 _OPERATED = (
@@ -224,60 +265,49 @@ class Step(Message, frozen=True, omit_defaults=True):
     NAME: ClassVar[str] = "step"
     MAX_BYTES: ClassVar[int] = 1 << 22
 
-    source: Annotated[str, wire("text", _SOURCE)]
-    incarnation: Annotated[int, wire("u64", _INCARNATION)]
-    sequence: Annotated[
-        int, wire("u64", "number of the Step within the incarnation: 0, 1, 2, …; a jump means lost Steps")
-    ]
-    transitions: Annotated[int, wire("u64", "number of transitions of this incarnation, up to and including this Step")]
-    stamp: Annotated[int, wire("i64", "source's monotonic clock when the observation was complete", "ns")]
-    phase: Annotated[UInt8, array("<u1", "N", "0 FIRST, 1 MID, 2 TERMINATED, 3 TRUNCATED")]
-    episode: Annotated[UInt64, array("<u8", "N", "episode number of the robot within the incarnation, from 0")]
-    episode_step: Annotated[UInt32, array("<u4", "N", "control periods since FIRST, which is 0")]
+    source: Annotated[Text, _SOURCE]
+    incarnation: Annotated[U64, _INCARNATION]
+    sequence: Annotated[U64, "number of the Step within the incarnation: 0, 1, 2, …; a jump means lost Steps"]
+    transitions: Annotated[U64, "number of transitions of this incarnation, up to and including this Step"]
+    stamp: Annotated[I64, "source's monotonic clock when the observation was complete", "ns"]
+    phase: Annotated[UInt8, Shape("N"), "0 FIRST, 1 MID, 2 TERMINATED, 3 TRUNCATED"]
+    episode: Annotated[UInt64, Shape("N"), "episode number of the robot within the incarnation, from 0"]
+    episode_step: Annotated[UInt32, Shape("N"), "control periods since FIRST, which is 0"]
     observation: Annotated[
-        Float32,
-        array("<f4", "NO", "observation channels in the order of the specification", "of channel", tolerance=1e-5),
+        Float32, Shape("NO", tolerance=1e-5), "observation channels in the order of the specification", "of channel"
     ]
-    reward: Annotated[Float32, array("<f4", "N", "reward for the action applied; 0 at FIRST", "1", tolerance=1e-4)]
+    reward: Annotated[Float32, Shape("N", tolerance=1e-4), "reward for the action applied; 0 at FIRST", "1"]
     action: Annotated[
         Float32,
-        array(
-            "<f4",
-            "NA",
-            "the applied action; at FIRST the motor command at the start of the episode, 0 in a simulator",
-            "of channel",
-        ),
+        Shape("NA"),
+        "the applied action; at FIRST the motor command at the start of the episode, 0 in a simulator",
+        "of channel",
     ]
     origin: Annotated[
-        int,
-        wire(
-            "u32",
-            "origin of the action: 0 none (all at FIRST), 1 an Action, 2 the last action held, 3 zero, 4 safe, 5 an "
-            "operator",
-        ),
+        U32,
+        "origin of the action: 0 none (all at FIRST), 1 an Action, 2 the last action held, 3 zero, 4 safe, 5 an "
+        "operator",
     ]
-    answered: Annotated[
-        int, wire("u64", "sequence of the Step whose Action was applied; without an Action, this Step's sequence")
-    ]
-    weights_version: Annotated[int, wire("u64", "weights that computed the applied action; 0 for none")]
-    noise_kind: Annotated[int, wire("u32", "exploration noise in the applied action, as in Action")]
-    noise_seed: Annotated[
-        int, wire("u64", "seed; with source, incarnation, robot, episode and step it determines the noise")
-    ]
-    needs_version: Annotated[
-        int, wire("u64", "lock-step: version of the weights that must answer this Step; 0: any version")
-    ]
+    answered: Annotated[U64, "sequence of the Step whose Action was applied; without an Action, this Step's sequence"]
+    weights_version: Annotated[U64, "weights that computed the applied action; 0 for none"]
+    noise_kind: Annotated[U32, "exploration noise in the applied action, as in Action"]
+    noise_seed: Annotated[U64, "seed; with source, incarnation, robot, episode and step it determines the noise"]
+    needs_version: Annotated[U64, "lock-step: version of the weights that must answer this Step; 0: any version"]
     world: Annotated[
-        dict[str, Any], wire("map", "random properties of robots at FIRST: index mapped to a map from name to number")
+        dict[str, dict[str, int | float]],
+        wire("map"),
+        "random properties of robots at FIRST: index mapped to a map from name to number",
     ]
-    operated: Annotated[dict[str, Any], wire("map", _OPERATED)] = {}
+    operated: Annotated[dict[str, str], wire("map"), _OPERATED] = {}
 
     def problem(self) -> str | None:
         if self.phase.tobytes().translate(None, _PHASES):
             return f"phase {self.phase.max()} is not one of 0 to 3"
-        if self.operated and (problem := _operated_problem(self.operated, len(self.phase))):
-            return problem
-        return self._world_problem() if self.world else None
+        for robot, drawn in self.world.items():
+            if not all(map(math.isfinite, drawn.values())):
+                return f"world: a value of robot {robot[:40]!r} is not finite"
+        robots = len(self.phase)
+        return _index_problem("operated", self.operated, robots) or _index_problem("world", self.world, robots)
 
     def origin_of(self, robot: int) -> int:
         """The origin of the applied action of one robot. It differs from ``origin`` if operators have some robots."""
@@ -288,30 +318,12 @@ class Step(Message, frozen=True, omit_defaults=True):
             return ActionOrigin.POLICY
         return ActionOrigin.OPERATOR if operator else ActionOrigin.SAFE
 
-    def _world_problem(self) -> str | None:
-        for robot, drawn in self.world.items():
-            if problem := _index_problem("world", robot, len(self.phase)):
-                return problem
-            if not isinstance(drawn, dict) or any(
-                type(value) not in (int, float) or not np.isfinite(value) for value in drawn.values()
-            ):
-                return f"world: the value of robot {robot} is not a map from names to finite numbers"
-        return None
 
-
-def _index_problem(field: str, robot: str, robots: int) -> str | None:
-    """Why a key of a map is not the index of a robot, 0 to ``robots`` - 1; None if it is an index."""
-    if robot.isascii() and robot.isdigit() and len(robot) <= 5 and int(robot) < robots:
-        return None
-    return f"{field}: {robot[:40]!r} is not the index of a robot, 0 to {robots - 1}"
-
-
-def _operated_problem(operated: dict[str, Any], robots: int) -> str | None:
-    for robot, operator in operated.items():
-        if problem := _index_problem("operated", robot, robots):
-            return problem
-        if type(operator) is not str:
-            return f"operated: the value of robot {robot} is not text"
+def _index_problem(field: str, by_robot: Mapping[str, Any], robots: int) -> str | None:
+    """Why a key of a map is not the index of a robot, 0 to ``robots`` - 1; None if all keys are."""
+    for robot in by_robot:
+        if not (robot.isascii() and robot.isdigit() and len(robot) <= 5 and int(robot) < robots):
+            return f"{field}: {robot[:40]!r} is not the index of a robot, 0 to {robots - 1}"
     return None
 
 
@@ -326,27 +338,26 @@ class Action(Message, frozen=True, omit_defaults=True):
     NAME: ClassVar[str] = "action"
     MAX_BYTES: ClassVar[int] = 1 << 20
 
-    source: Annotated[str, wire("text", _SOURCE)]
-    incarnation: Annotated[int, wire("u64", "incarnation of the answered Step")]
-    answers: Annotated[int, wire("u64", "sequence of the answered Step")]
-    stamp: Annotated[int, wire("i64", "stamp of the answered Step", "ns")]
+    source: Annotated[Text, _SOURCE]
+    incarnation: Annotated[U64, "incarnation of the answered Step"]
+    answers: Annotated[U64, "sequence of the answered Step"]
+    stamp: Annotated[I64, "stamp of the answered Step", "ns"]
     action: Annotated[
         Float32,
-        array("<f4", "NA", "the action to apply, within the limits of the specification", "of channel", tolerance=1e-5),
+        Shape("NA", tolerance=1e-5),
+        "the action to apply, within the limits of the specification",
+        "of channel",
     ]
     weights_version: Annotated[
-        int, wire("u64", "weights that computed the action; 0: the safe action, or operators have all robots")
+        U64, "weights that computed the action; 0: the safe action, or operators have all robots"
     ]
     noise_kind: Annotated[
-        int,
-        wire(
-            "u32",
-            "0 none, 1 Gaussian, 2 uniform, 3 Ornstein-Uhlenbeck, 4 categorical, 1000 and above: noises of installed "
-            "packages; a receiver applies the action for every number",
-        ),
+        U32,
+        "0 none, 1 and 5 Gaussian, 2 and 6 uniform, 3 and 7 Ornstein-Uhlenbeck, 4 and 8 categorical, 1000 and above: "
+        "noises of installed packages; a receiver applies the action for every number",
     ]
-    noise_seed: Annotated[int, wire("u64", "seed of the noise; 0 without noise")]
-    operated: Annotated[dict[str, Any], wire("map", _OPERATED)] = {}
+    noise_seed: Annotated[U64, "seed of the noise; 0 without noise"]
+    operated: Annotated[dict[str, str], wire("map"), _OPERATED] = {}
 
     @property
     def safe(self) -> bool:
@@ -354,7 +365,7 @@ class Action(Message, frozen=True, omit_defaults=True):
         return not (self.weights_version or any(self.operated.values()))
 
     def problem(self) -> str | None:
-        return _operated_problem(self.operated, len(self.action)) if self.operated else None
+        return _index_problem("operated", self.operated, len(self.action))
 
 
 class Throttle(Message, frozen=True):
@@ -362,16 +373,12 @@ class Throttle(Message, frozen=True):
 
     NAME: ClassVar[str] = "throttle"
 
-    source: Annotated[str, wire("text", _SOURCE)]
-    incarnation: Annotated[
-        int, wire("u64", "incarnation of the source, which ignores a Throttle for another incarnation")
-    ]
-    answers: Annotated[
-        int, wire("u64", "sequence of the newest Step that the learner has processed, plus one; 0 before the first")
-    ]
-    transitions_allowed: Annotated[int, wire("u64", "the source publishes a Step only while its transitions are fewer")]
-    weights_version: Annotated[int, wire("u64", "lock-step: needs_version of the next Step; 0 otherwise")]
-    save: Annotated[int, wire("u32", "lock-step: 1 asks for a SimulatorState before the next step; 0 otherwise")]
+    source: Annotated[Text, _SOURCE]
+    incarnation: Annotated[U64, "incarnation of the source, which ignores a Throttle for another incarnation"]
+    answers: Annotated[U64, "sequence of the newest Step that the learner has processed, plus one; 0 before the first"]
+    transitions_allowed: Annotated[U64, "the source publishes a Step only while its transitions are fewer"]
+    weights_version: Annotated[U64, "lock-step: needs_version of the next Step; 0 otherwise"]
+    save: Annotated[U32, "lock-step: 1 asks for a SimulatorState before the next step; 0 otherwise"]
 
 
 class SimulatorState(Message, frozen=True):
@@ -385,10 +392,10 @@ class SimulatorState(Message, frozen=True):
     NAME: ClassVar[str] = "state"
     MAX_BYTES: ClassVar[int] = 1 << 26
 
-    source: Annotated[str, wire("text", _SOURCE)]
-    incarnation: Annotated[int, wire("u64", "incarnation of the next Steps")]
-    answers: Annotated[int, wire("u64", "sequence of the simulator's newest Step, plus one; 0 before the first")]
-    payload: Annotated[bytes, wire("bytes", "the state, in a private format of the simulator", limit=MAX_PAYLOAD)]
+    source: Annotated[Text, _SOURCE]
+    incarnation: Annotated[U64, "incarnation of the next Steps"]
+    answers: Annotated[U64, "sequence of the simulator's newest Step, plus one; 0 before the first"]
+    payload: Annotated[bytes, wire("bytes", max_length=MAX_PAYLOAD), "the state, in a private format of the simulator"]
 
 
 class Weights(Message, frozen=True):
@@ -397,12 +404,12 @@ class Weights(Message, frozen=True):
     NAME: ClassVar[str] = "weights"
     MAX_BYTES: ClassVar[int] = 1 << 26
 
-    version: Annotated[int, wire("u64", "1, 2, 3, …; only a learner that restarts in lock-step repeats a number")]
-    updates: Annotated[int, wire("u64", "number of critic updates of the learner so far", "updates")]
-    env_steps: Annotated[int, wire("u64", "number of transitions that the learner has received so far", "transitions")]
-    sha256: Annotated[str, wire("text", "hexadecimal SHA-256 of payload")]
+    version: Annotated[U64, "1, 2, 3, …; only a learner that restarts in lock-step repeats a number"]
+    updates: Annotated[U64, "number of critic updates of the learner so far", "updates"]
+    env_steps: Annotated[U64, "number of transitions that the learner has received so far", "transitions"]
+    sha256: Annotated[Text, "hexadecimal SHA-256 of payload"]
     payload: Annotated[
-        bytes, wire("bytes", "policy bundle: safetensors with a JSON header, see below", limit=MAX_PAYLOAD)
+        bytes, wire("bytes", max_length=MAX_PAYLOAD), "policy bundle: safetensors with a JSON header, see below"
     ]
 
 
@@ -412,11 +419,11 @@ class Evaluation(Message, frozen=True):
     NAME: ClassVar[str] = "evaluation"
     MAX_BYTES: ClassVar[int] = 1 << 16
 
-    version: Annotated[int, wire("u64", "version of the evaluated weights")]
-    env_steps: Annotated[int, wire("u64", "as in the evaluated Weights", "transitions")]
-    updates: Annotated[int, wire("u64", "as in the evaluated Weights", "updates")]
-    returns: Annotated[Float64, array("<f8", "E", "undiscounted return of each episode", "1")]
-    lengths: Annotated[UInt32, array("<u4", "E", "length of each episode", "steps")]
+    version: Annotated[U64, "version of the evaluated weights"]
+    env_steps: Annotated[U64, "as in the evaluated Weights", "transitions"]
+    updates: Annotated[U64, "as in the evaluated Weights", "updates"]
+    returns: Annotated[Float64, Shape("E"), "undiscounted return of each episode", "1"]
+    lengths: Annotated[UInt32, Shape("E"), "length of each episode", "steps"]
 
 
 class Status(Message, frozen=True):
@@ -425,17 +432,11 @@ class Status(Message, frozen=True):
     NAME: ClassVar[str] = "status"
     MAX_BYTES: ClassVar[int] = 1 << 16
 
-    node: Annotated[str, wire("text", "name of the node")]
-    state: Annotated[str, wire("text", "starting, ready, running, finished or failed")]
-    detail: Annotated[str, wire("text", "one line for a person; empty when all is well", limit=2048)]
-    figures: Annotated[dict[str, Any], wire("map", "measurements by name")]
-    counters: Annotated[dict[str, Any], wire("map", "counts since start by name: lost, dropped, refused, …")]
-
-    def problem(self) -> str | None:
-        for name, value in (*self.figures.items(), *self.counters.items()):
-            if type(value) not in (int, float):
-                return f"{name[:40]!r} is {type(value).__name__}, not a number"
-        return None
+    node: Annotated[Text, "name of the node"]
+    state: Annotated[Text, "starting, ready, running, finished or failed"]
+    detail: Annotated[LongText, "one line for a person; empty when all is well"]
+    figures: Annotated[Numbers, "measurements by name"]
+    counters: Annotated[Numbers, "counts since start by name: lost, dropped, refused, …"]
 
 
 class Command(Message, frozen=True, omit_defaults=True):
@@ -448,33 +449,22 @@ class Command(Message, frozen=True, omit_defaults=True):
     NAME: ClassVar[str] = "command"
     MAX_BYTES: ClassVar[int] = MAX_COMMAND
 
-    id: Annotated[int, wire("u64", "random number of the sender; the Reply repeats it")]
+    id: Annotated[U64, "random number of the sender; the Reply repeats it"]
     target: Annotated[
-        str,
-        wire(
-            "text",
-            "name of a robot; empty: the server. If empty, configure, activate, deactivate, reset and estop also reach "
-            "all robots",
-        ),
+        Text,
+        "name of a robot; empty: the server. If empty, configure, activate, deactivate, reset and estop also reach "
+        "all robots",
     ]
     verb: Annotated[
-        str,
-        wire(
-            "text",
-            "state, configure, activate, deactivate, reset, estop, load, rollback, freeze, unfreeze, takeover, "
-            "give_back or shutdown",
-        ),
+        Text,
+        "state, configure, activate, deactivate, reset, estop, load, rollback, freeze, unfreeze, takeover, "
+        "give_back or shutdown",
     ]
-    reason: Annotated[str, wire("text", "why, for the log; may be empty", limit=2048)]
-    version: Annotated[
-        int,
-        wire("u64", "load: version of the policy, 0 for the next; rollback: version to use, 0 for the previous"),
-    ]
-    sha256: Annotated[str, wire("text", "load: hexadecimal SHA-256 of payload; else empty")]
-    payload: Annotated[bytes, wire("bytes", "load: a policy bundle; else empty", limit=LONGEST_PAYLOAD)]
-    robot: Annotated[
-        int, wire("u32", "takeover, give_back: index of the robot in the source ``target``; left out if 0")
-    ] = 0
+    reason: Annotated[LongText, "why, for the log; may be empty"]
+    version: Annotated[U64, "load: version of the policy, 0 for the next; rollback: version to use, 0 for the previous"]
+    sha256: Annotated[Text, "load: hexadecimal SHA-256 of payload; else empty"]
+    payload: Annotated[bytes, wire("bytes", max_length=LONGEST_PAYLOAD), "load: a policy bundle; else empty"]
+    robot: Annotated[U32, "takeover, give_back: index of the robot in the source ``target``; left out if 0"] = 0
 
 
 class Teleop(Message, frozen=True):
@@ -487,16 +477,19 @@ class Teleop(Message, frozen=True):
     NAME: ClassVar[str] = "teleop"
     MAX_BYTES: ClassVar[int] = 1 << 20
 
-    source: Annotated[str, wire("text", _SOURCE)]
-    robot: Annotated[int, wire("u32", "index of the robot in the source")]
-    sequence: Annotated[int, wire("u64", "number of the Teleop for this robot: 1, 2, 3, …")]
-    stamp: Annotated[int, wire("i64", "operator's monotonic clock", "ns")]
+    source: Annotated[Text, _SOURCE]
+    robot: Annotated[U32, "index of the robot in the source"]
+    sequence: Annotated[U64, "number of the Teleop for this robot: 1, 2, 3, …"]
+    stamp: Annotated[I64, "operator's monotonic clock", "ns"]
     action: Annotated[
-        list[Any], wire("list", "the action: one number for each action channel, in their order", "of channel")
+        list[int | float],
+        wire("list"),
+        "the action: one number for each action channel, in their order",
+        "of channel",
     ]
 
     def problem(self) -> str | None:
-        if all(type(value) in (int, float) and abs(value) <= LARGEST for value in self.action):
+        if all(abs(value) <= LARGEST for value in self.action):
             return None
         return f"action: {repr(self.action)[:80]} is not a list of finite numbers of at most {LARGEST:g}"
 
@@ -507,11 +500,11 @@ class Reply(Message, frozen=True):
     NAME: ClassVar[str] = "reply"
     MAX_BYTES: ClassVar[int] = 1 << 20
 
-    id: Annotated[int, wire("u64", "id of the Command")]
-    node: Annotated[str, wire("text", "name of the policy server or robot that executed it")]
-    error: Annotated[str, wire("text", "why the node refused the Command; empty if the node executed it", limit=2048)]
-    state: Annotated[str, wire("text", "the node's new state: unconfigured, inactive, active, fault or finalized")]
-    detail: Annotated[dict[str, Any], wire("map", "more about the node, for people")]
+    id: Annotated[U64, "id of the Command"]
+    node: Annotated[Text, "name of the policy server or robot that executed it"]
+    error: Annotated[LongText, "why the node refused the Command; empty if the node executed it"]
+    state: Annotated[Text, "the node's new state: unconfigured, inactive, active, fault or finalized"]
+    detail: Annotated[Map, "more about the node, for people"]
 
 
 class LifecycleChange(Message, frozen=True):
@@ -519,11 +512,11 @@ class LifecycleChange(Message, frozen=True):
 
     NAME: ClassVar[str] = "lifecycle"
 
-    node: Annotated[str, wire("text", "name of the policy server or robot; SERVER/ROBOT for the watch over a robot")]
-    previous: Annotated[str, wire("text", "the old state")]
-    state: Annotated[str, wire("text", "unconfigured, inactive, active, fault or finalized")]
-    reason: Annotated[str, wire("text", "why, for a person", limit=2048)]
-    stamp: Annotated[int, wire("i64", "the node's monotonic clock", "ns")]
+    node: Annotated[Text, "name of the policy server or robot; SERVER/ROBOT for the watch over a robot"]
+    previous: Annotated[Text, "the old state"]
+    state: Annotated[Text, "unconfigured, inactive, active, fault or finalized"]
+    reason: Annotated[LongText, "why, for a person"]
+    stamp: Annotated[I64, "the node's monotonic clock", "ns"]
 
 
 class Start(Message, frozen=True):
@@ -532,12 +525,9 @@ class Start(Message, frozen=True):
     NAME: ClassVar[str] = "start"
     MAX_BYTES: ClassVar[int] = 1 << 20
 
-    role: Annotated[str, wire("text", "policy, simulator, driver or learner")]
-    config: Annotated[str, wire("text", "the node's own resolved configuration, as YAML", limit=1 << 17)]
-    settings: Annotated[
-        dict[str, Any],
-        wire("map", "options of the command line; the key offers lists the topics that the node may record"),
-    ]
+    role: Annotated[Text, "policy, simulator, driver or learner"]
+    config: Annotated[str, wire("text", max_length=1 << 17), "the node's own resolved configuration, as YAML"]
+    settings: Annotated[Map, "options of the command line; the key offers lists the topics that the node may record"]
 
 
 class Turn(Message, frozen=True):
@@ -552,8 +542,8 @@ class Turn(Message, frozen=True):
     NAME: ClassVar[str] = "turn"
     MAX_BYTES: ClassVar[int] = 1 << 24
 
-    now: Annotated[float, wire("f64", "time of the turn, on the node's monotonic clock", "s")]
-    inputs: Annotated[list[Any], wire("list", "the inputs, in order of arrival")]
+    now: Annotated[F64, "time of the turn, on the node's monotonic clock", "s"]
+    inputs: Annotated[list[Any], wire("list"), "the inputs, in order of arrival"]
 
     def problem(self) -> str | None:
         for item in self.inputs:
@@ -575,10 +565,10 @@ class RobotReport(Message, frozen=True):
     NAME: ClassVar[str] = "heard"
     MAX_BYTES: ClassVar[int] = 1 << 16
 
-    call: Annotated[int, wire("u64", "number of calls to the robot before this report")]
-    refused: Annotated[int, wire("u32", "1: the robot gave no valid first observation; else 0")]
-    trouble: Annotated[str, wire("text", "problem of the robot; empty if there is none", limit=4096)]
-    stop: Annotated[str, wire("text", "reason of an emergency stop; empty without one", limit=4096)]
+    call: Annotated[U64, "number of calls to the robot before this report"]
+    refused: Annotated[U32, "1: the robot gave no valid first observation; else 0"]
+    trouble: Annotated[str, wire("text", max_length=4096), "problem of the robot; empty if there is none"]
+    stop: Annotated[str, wire("text", max_length=4096), "reason of an emergency stop; empty without one"]
 
 
 class MotorCommand(Message, frozen=True):
@@ -587,9 +577,9 @@ class MotorCommand(Message, frozen=True):
     NAME: ClassVar[str] = "told"
     MAX_BYTES: ClassVar[int] = 1 << 20
 
-    step: Annotated[int, wire("u64", "sequence of the next Step")]
-    stamp: Annotated[int, wire("i64", "source's monotonic clock", "ns")]
-    action: Annotated[Float32, array("<f4", "A", "the command, valid until the next one", "of channel", tolerance=1e-5)]
+    step: Annotated[U64, "sequence of the next Step"]
+    stamp: Annotated[I64, "source's monotonic clock", "ns"]
+    action: Annotated[Float32, Shape("A", tolerance=1e-5), "the command, valid until the next one", "of channel"]
 
 
 class Latches(Message, frozen=True):
@@ -598,7 +588,7 @@ class Latches(Message, frozen=True):
     NAME: ClassVar[str] = "latches"
     MAX_BYTES: ClassVar[int] = 1 << 22
 
-    latches: Annotated[dict[str, Any], wire("map", "content of the server's state file")]
+    latches: Annotated[Map, "content of the server's state file"]
 
 
 class Record(Message, frozen=True):
@@ -607,13 +597,11 @@ class Record(Message, frozen=True):
     NAME: ClassVar[str] = "record"
     MAX_BYTES: ClassVar[int] = Weights.MAX_BYTES + 1024
 
-    topic: Annotated[str, wire("text", "topic of the message", limit=64)]
-    link: Annotated[str, wire("text", "link of the message", limit=64)]
-    sequence: Annotated[
-        int, wire("u64", "number of the message: 0, 1, 2, … for each topic of the publisher; a jump means a loss")
-    ]
-    stamp: Annotated[int, wire("i64", "publisher's wall clock, since 1970; never compared between hosts", "ns")]
-    payload: Annotated[bytes, wire("bytes", "payload of the message", limit=Weights.MAX_BYTES)]
+    topic: Annotated[str, wire("text", max_length=64), "topic of the message"]
+    link: Annotated[str, wire("text", max_length=64), "link of the message"]
+    sequence: Annotated[U64, "number of the message: 0, 1, 2, … for each topic of the publisher; a jump means a loss"]
+    stamp: Annotated[I64, "publisher's wall clock, since 1970; never compared between hosts", "ns"]
+    payload: Annotated[bytes, wire("bytes", max_length=Weights.MAX_BYTES), "payload of the message"]
 
     def problem(self) -> str | None:
         kind = MESSAGES.get(self.topic)
@@ -624,14 +612,3 @@ class Record(Message, frozen=True):
 
 MESSAGES: dict[str, type[Message]] = {message.NAME: message for message in Message.__subclasses__()}
 """All message types by topic, in the order of this file."""
-
-
-@functools.cache
-def wire_fields(message: type[Message]) -> dict[str, FieldType]:
-    """The wire format of each field of a message, by field name, in the order of the fields."""
-    result = {}
-    for item in msgspec.structs.fields(message):
-        meta = next(part for part in get_args(item.type) if isinstance(part, Meta))
-        assert meta.extra
-        result[item.name] = dataclasses.replace(meta.extra["wire"], optional=not item.required)
-    return result

@@ -21,11 +21,22 @@ NOISES = Registry(
         "uniform": "td3_robot.policy.noise:Uniform",
         "ornstein_uhlenbeck": "td3_robot.policy.noise:OrnsteinUhlenbeck",
         "categorical": "td3_robot.policy.noise:Categorical",
+        "gaussian_v2": "td3_robot.policy.noise_v2:GaussianV2",
+        "uniform_v2": "td3_robot.policy.noise_v2:UniformV2",
+        "ornstein_uhlenbeck_v2": "td3_robot.policy.noise_v2:OrnsteinUhlenbeckV2",
+        "categorical_v2": "td3_robot.policy.noise_v2:CategoricalV2",
     },
     "td3_robot.noises",
 )
-CHOSEN_BY_THE_LEARNER = ("none", "uniform", "categorical")
+CHOSEN_BY_THE_LEARNER = ("none", "uniform", "categorical", "uniform_v2", "categorical_v2")
 """Noises that only the learner chooses: none, random actions of the warm-up, and draws of discrete actions."""
+_V2 = {kind: f"{kind}_v2" for kind in ("gaussian", "uniform", "ornstein_uhlenbeck", "categorical")}
+"""The kinds that draw the numbers robot by robot, and their successors. Runs of earlier versions use the former."""
+
+
+def like(kind: str, configured: str) -> str:
+    """The noise ``kind``, or its successor if the configured noise is a successor. So an old run keeps its noises."""
+    return _V2.get(kind, kind) if configured in _V2.values() else kind
 
 
 class Parameter(NamedTuple):
@@ -38,10 +49,6 @@ class Parameter(NamedTuple):
 
 def parameters(kind: str, given: Mapping[str, float]) -> dict[str, float]:
     """All parameters of a noise: the given values, and the defaults of the others.
-
-    Args:
-        kind: a row of NOISES.
-        given: values by parameter name.
 
     Raises:
         ConfigError: there is no such noise or parameter, or a value is out of range.

@@ -13,7 +13,20 @@ import pytest
 from msgspec.structs import asdict
 
 from td3_robot.errors import ProtocolError
-from td3_robot.messages import MESSAGES, ZEROS, ActionOrigin, Bye, Float32, Record, Step, array, wire, wire_fields
+from td3_robot.messages import (
+    MESSAGES,
+    U64,
+    ZEROS,
+    ActionOrigin,
+    Bye,
+    Float32,
+    Map,
+    Record,
+    Shape,
+    Step,
+    wire,
+    wire_fields,
+)
 from td3_robot.monitor.summary import facts
 from td3_robot.recording.decoder import Decoder
 from td3_robot.recording.entries import Entry
@@ -29,15 +42,15 @@ RECORDINGS = sorted(Path(__file__).parent.glob("**/*.mcap"))
 class GrownStep(Step, frozen=True):
     """A Step of a later version."""
 
-    latency: Annotated[int, wire("u64", "time from observation to action", "ns")] = 7
-    torque: Annotated[Float32, array("<f4", "NA", "measured torque", "N·m")] = ZEROS
-    note: Annotated[str, wire("text", "for a person", limit=10)] = "none"
+    latency: Annotated[U64, "time from observation to action", "ns"] = 7
+    torque: Annotated[Float32, Shape("NA"), "measured torque", "N·m"] = ZEROS
+    note: Annotated[str, wire("text", max_length=10), "for a person"] = "none"
 
 
 class GrownBye(Bye, frozen=True):
     """A Bye of a later version."""
 
-    facts: Annotated[dict[str, Any], wire("map", "numbers at the end")] = msgspec.field(default_factory=dict)
+    facts: Annotated[Map, "numbers at the end"] = msgspec.field(default_factory=dict)
 
 
 @pytest.fixture

@@ -191,6 +191,10 @@ def test_codes_are_fixed() -> None:
         ("uniform", 2),
         ("ornstein_uhlenbeck", 3),
         ("categorical", 4),
+        ("gaussian_v2", 5),
+        ("uniform_v2", 6),
+        ("ornstein_uhlenbeck_v2", 7),
+        ("categorical_v2", 8),
     ]
     assert [(item.name, item.value) for item in ActionOrigin] == [
         ("NONE", 0),
@@ -206,5 +210,5 @@ def test_codes_are_fixed() -> None:
 @pytest.mark.parametrize("where", ["figures", "counters"])
 def test_status_figures_are_numbers(where: str, value: Any) -> None:
     maps: dict[str, dict[str, Any]] = {"figures": {"ok": 1.5}, "counters": {"ok": 1}, where: {"speed": value}}
-    with pytest.raises(ProtocolError, match=r"'speed' is .*, not a number"):
+    with pytest.raises(ProtocolError, match=rf"Expected `int \| float`, got `.*` - at `\$\.{where}\[...\]`"):
         codec.decode("status", codec.encode(Status("n", "ready", "", maps["figures"], maps["counters"])))

@@ -24,6 +24,7 @@ from td3_robot.messages import MESSAGES, Step, wire_fields
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.noise import Categorical, Gaussian, OrnsteinUhlenbeck, Uniform
+from td3_robot.policy.noise_v2 import CategoricalV2, GaussianV2, OrnsteinUhlenbeckV2, UniformV2
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ServerLink
 
@@ -101,17 +102,30 @@ def code_blocks() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("seed", "source", "incarnation"), [(0, "sim-0", 0), (2**63 + 5, "bein-ü", 2**33), (2**32 - 1, "x", 1000)]
 )
-def test_noise_of_the_document_equals_the_policy_servers(seed: int, source: str, incarnation: int) -> None:
-    robots, actions = 3, 2
+@pytest.mark.parametrize("actions", [2, 5])
+def test_noise_of_the_document_equals_the_policy_servers(
+    seed: int, source: str, incarnation: int, actions: int
+) -> None:
+    robots = 3
     theirs = code_blocks()
     identity = seed, source, incarnation, robots, actions
     keys = theirs["keys"](seed, source, incarnation, robots)
     episodes, steps = np.array([0, 5, 2**50], np.uint64), np.array([0, 64, 200], np.uint32)
     uniform, normal = Uniform(*identity)(episodes, steps), Gaussian(*identity)(episodes, steps)
     gumbel = Categorical(*identity)(episodes, steps)
+    uniform_v2, normal_v2 = UniformV2(*identity)(episodes, steps), GaussianV2(*identity)(episodes, steps)
+    driving = OrnsteinUhlenbeckV2(*identity, theta=1.0)(episodes, steps)
+    gumbel_v2 = CategoricalV2(*identity)(episodes, steps)
     for robot, (episode, step) in enumerate(zip(episodes.tolist(), steps.tolist(), strict=True)):
         assert theirs["uniform"](keys[robot], actions, episode, step) == uniform[robot].tolist()
         np.testing.assert_allclose(theirs["gumbel"](keys[robot], actions, episode, step), gumbel[robot], rtol=1e-6)
+        moment = actions, episode, step
+        assert theirs["uniform_v2"](keys[robot], 6, *moment) == uniform_v2[robot].tolist()
+        for kind, numbers in ((5, normal_v2), (7, driving)):
+            expected = theirs["normal_v2"](keys[robot], kind, *moment)
+            np.testing.assert_allclose(numbers[robot], expected, rtol=1e-5, atol=1e-6)
+        even = np.array(theirs["uniform_v2"](keys[robot], 8, *moment))
+        np.testing.assert_allclose(gumbel_v2[robot], -np.log(-np.log(even + 2.0**-25)), rtol=1e-6)
         drawn = theirs["normal"](seed, source, incarnation, robots, robot, actions, episode, step)
         assert drawn.tolist() == normal[robot].tolist()
         for theta in (0.15, 0.5, 1.0):

@@ -39,7 +39,7 @@ class Records:
         self.topics: list[str] = []
         hello = handshake.hello("node", "n", client=1)
         client = ClientLink("recorder", hello, (), state="welcome")
-        client.sent(0.0)
+        client.sent_at = 0.0
         self.tap = Tap(client, self._take)
 
     def _take(self, name: str, payload: bytes) -> bool:

@@ -34,7 +34,7 @@ def bundle(hidden: tuple[int, ...] = HIDDEN, control_period: float = 0.001) -> B
         name: (rng.normal(size=shape) / np.sqrt(shape[-1])).astype(np.float32)
         for name, shape in layer_shapes(robot, hidden).items()
     }
-    return Bundle(robot, hidden, tensors, Exploration("gaussian", 0.1), {"version": 1})
+    return Bundle(robot, hidden, tensors, Exploration("gaussian_v2", 0.1), {"version": 1})
 
 
 def step(sequence: int, robots: int, rng: np.random.Generator, source: str = SOURCE, **changes: Any) -> Step:

@@ -19,6 +19,7 @@ from td3_robot.messages import Step
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.noise import Gaussian
+from td3_robot.policy.noise_v2 import GaussianV2
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.transport import codec
 from td3_robot.transport import link as handshake
@@ -56,7 +57,7 @@ class _Server:
         bundle = example.bundle()
         self.core = PolicyCore(0, exploring=safety is None, safety=safety)
         self.core.load(1, bundle)
-        self.link = ServerLink("policy", "bench", {"driver": (Step,)}, {}, 1, bundle.spec)
+        self.link = ServerLink("policy", "server", {"driver": (Step,)}, {}, 1, bundle.spec)
         hello = handshake.hello("driver", example.SOURCE, client=1, robots=robots, spec=bundle.spec)
         self._hello = [b"hello", codec.encode(hello)]
         rng = np.random.default_rng(0)
@@ -88,17 +89,20 @@ def server_time(robots: int, actions: int, safety: SafetyConfig | None = None) -
     for number in range(len(server.payloads)):  # fills caches
         server.answer(number)
     stamps = np.array([server.answer(number) for number in range(actions)])
-    if server.core.counters["safe_actions"]:
-        raise NodeError("the benchmark's policy server sent safe actions instead of the policy's actions")
+    if server.core.counters["safe_actions"] or server.core.counters["actions"] < actions:
+        raise NodeError("the benchmark's policy server did not answer every Step with an action of the policy")
     spans = dict(zip(("decode", "core", "encode"), np.diff(stamps).T, strict=True))
     spans["all"] = stamps[:, -1] - stamps[:, 0]
     return {name: percentiles(values) for name, values in (spans | _actor_and_noise(robots, actions)).items()}
 
 
 def _actor_and_noise(robots: int, actions: int) -> dict[str, Any]:
-    """Return the times (ns) of the actor alone and of the noise alone."""
+    """Return the times (ns) of the actor alone, of the noise alone, and of the noise of earlier versions alone.
+
+    A call draws numbers for some steps if no drawn number is left. So the highest percentiles are times to draw.
+    """
     actor = Actor(example.bundle())
-    noise = Gaussian(0, example.SOURCE, 0, robots, example.ACTIONS)
+    noises = [kind(0, example.SOURCE, 0, robots, example.ACTIONS) for kind in (GaussianV2, Gaussian)]
     rng = np.random.default_rng(1)
     steps = [example.step(sequence, robots, rng) for sequence in range(1000)]
     clock = time.perf_counter_ns
@@ -107,10 +111,12 @@ def _actor_and_noise(robots: int, actions: int) -> dict[str, Any]:
         step = steps[number % len(steps)]
         begin = clock()
         actor(step.observation)
-        inferred = clock()
-        noise(step.episode, step.episode_step)
-        stamps.append([begin, inferred, clock()])
-    return dict(zip(("infer", "noise"), np.diff(stamps).T, strict=True))
+        times = [begin, clock()]
+        for noise in noises:
+            noise(step.episode, step.episode_step)
+            times.append(clock())
+        stamps.append(times)
+    return dict(zip(("infer", "noise", "noise_v1"), np.diff(stamps).T, strict=True))
 
 
 def memory(actions: int) -> dict[str, int | None]:

@@ -168,7 +168,7 @@ def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) 
     begin = time.perf_counter()
     for number, ((_, message), payload) in enumerate(zip(published, payloads, strict=True)):
         if number % (3 * RATE) == 0:
-            link.sent(number / 3 / RATE)  # a Heartbeat does the same
+            link.sent_at = number / 3 / RATE  # a Heartbeat does the same
         tap.offer("learner", message, payload)
         tap.flush(number / 3 / RATE)
     return time.perf_counter() - begin

@@ -123,7 +123,7 @@ def _create(options: argparse.Namespace) -> int:
     provenance = {**bundle.provenance, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     if options.note is not None:
         provenance["note"] = options.note
-    exploration = Exploration("gaussian", options.noise) if options.noise else Exploration()
+    exploration = Exploration("gaussian_v2", options.noise) if options.noise else Exploration()
     return _write(replace(bundle, exploration=exploration, provenance=provenance), options.out)
 
 

@@ -50,15 +50,16 @@ class ExplorationConfig(Section, frozen=True):
     """The noise that is added to actions. In the first ``learner.learning_starts`` steps, actions are uniformly random.
 
     Attributes:
-        kind: ``gaussian``, ``ornstein_uhlenbeck``, or a kind of noise from an installed package.
+        kind: ``gaussian_v2``, ``ornstein_uhlenbeck_v2``, or a kind of noise from an installed package. ``gaussian`` and
+            ``ornstein_uhlenbeck`` have the numbers of earlier versions. They draw robot by robot, which takes longer.
         noise: standard deviation, as a fraction of half the action range. With ``[low, high]``, the robots of a source
             get values spread over this range, so that some explore more than others.
-        theta: parameter of ``ornstein_uhlenbeck``. x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), and x is 0 at
+        theta: parameter of ``ornstein_uhlenbeck_v2``. x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), and x is 0 at
             each reset. Lillicrap et al. 2016 use ``theta`` 0.15 and ``noise`` 0.2.
         parameters: parameters by name, for a kind of noise from an installed package.
     """
 
-    kind: str = "gaussian"
+    kind: str = "gaussian_v2"
     noise: float | tuple[float, float] = 0.1  # not NonNegative: msgspec 0.22 cannot combine a limit and a tuple
     theta: Annotated[float, Meta(ge=0.01, le=1)] = 0.15
     parameters: dict[str, float] = {}  # noqa: RUF012 - msgspec copies it
@@ -77,6 +78,11 @@ class ExplorationConfig(Section, frozen=True):
             noises.parameters(self.kind, self.noise_parameters())
         except ConfigError as error:
             raise ValueError(f"exploration.parameters: {error}") from None
+
+    @property
+    def is_default(self) -> bool:
+        """Whether no key is set. In runs of earlier versions, the default kind was ``gaussian``."""
+        return self in (ExplorationConfig(), ExplorationConfig("gaussian"))
 
     def noise_parameters(self) -> dict[str, float]:
         """Return the configured parameters of the noise, by name."""
@@ -269,7 +275,7 @@ class Config(Section, frozen=True):
             raise ValueError(
                 f"task is {self.task!r} and learner.algorithm is {learner.algorithm!r}, which learns tasks {tasks}ID"
             )
-        if self._consumes == "rollouts" and self.exploration != ExplorationConfig():
+        if self._consumes == "rollouts" and not self.exploration.is_default:
             raise ValueError(
                 f"exploration is set and learner.algorithm is {learner.algorithm!r}, which draws its actions itself; "
                 "leave exploration out"

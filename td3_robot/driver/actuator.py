@@ -32,7 +32,7 @@ class Actuator:
     def make_safe(self) -> None:
         """Apply the safe action now."""
         self.made_safe = True
-        self.apply(self._guard.safe_action(self._body.commanded))
+        self.apply(self._guard.envelope.safe_action(self._body.commanded))
 
     def follow_guard(self) -> None:
         """Apply the safe action at once when it becomes due. While it stays due, each step repeats it."""

@@ -63,10 +63,6 @@ class ServerContact:
         """The time (s) at which the silence will have lasted for HOLD_OFF; None before the first turn."""
         return None if self._silent_since is None else self._silent_since + HOLD_OFF
 
-    def welcome(self) -> None:
-        """Record that the server has welcomed this source."""
-        self.state = Contact.WELCOMED
-
     def wait(self, now: float) -> None:
         """Record a Heartbeat before a Welcome: another driver of this name may be alive, and the server checks this."""
         self.state, self._silent_since = Contact.RIVAL, now

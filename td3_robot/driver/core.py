@@ -23,7 +23,7 @@ from td3_robot.core_types import Input, Origin, Output
 from td3_robot.driver.actuator import Actuator
 from td3_robot.driver.allowance import Allowance, LockStep
 from td3_robot.driver.body import Body
-from td3_robot.driver.contact import HOLD_OFF, ServerContact
+from td3_robot.driver.contact import HOLD_OFF, Contact, ServerContact
 from td3_robot.driver.exchange import Exchange, Progress
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import Fast, RealTime
@@ -68,17 +68,12 @@ class SourceCore:
     """Repeats a loop: publish a Step, wait for its Action as the pacing allows, apply the Action or a substitute.
 
     Args:
-        source, incarnation: identity of this process in its Steps.
         lockstep: wait for the Throttle that answers each Step. The next Step then needs the weights version that the
             Throttle names. Only allowed with the pacing :class:`Fast`.
         guard: the default guard has no settings and accepts every action within the specification.
         learner: whether there is a learner to publish to.
         waits: do not begin before the learner's first Throttle.
         holds_off: do not move the robots before the policy server has welcomed the source.
-
-    Attributes:
-        transitions: number of transitions in this incarnation.
-        counters: counts of events, by name.
     """
 
     def __init__(
@@ -194,7 +189,7 @@ class SourceCore:
         """Repeat the messages that the server may have missed, after its Welcome to this source."""
         outputs: list[Output] = []
         if link == "policy":
-            self.contact.welcome()
+            self.contact.state = Contact.WELCOMED
             if self._actuator.own_stop:
                 outputs.append((link, self._actuator.own_stop))
         return outputs + [(link, step) for step in self._steps_for(link)]
@@ -269,7 +264,7 @@ class SourceCore:
     def _applied(self) -> tuple[Float32, ActionOrigin]:
         """The action for this control period, float32[N, A], and where it comes from."""
         if self.guard.safe:
-            return self.guard.safe_action(self.body.commanded), ActionOrigin.SAFE
+            return self.guard.envelope.safe_action(self.body.commanded), ActionOrigin.SAFE
         action, use = self._exchange.action, self._exchange.use
         if action and use is not None:
             return use, _origin(action)

@@ -26,12 +26,8 @@ class Guard:
     Until the first Action of an episode, a source with a deadline applies the safe action; without a deadline, the
     pacing chooses the action. The limits of the specification hold even if the settings have none.
 
-    Args:
-        name: of the source.
-        autostart: go to the state ``active`` at once.
-
-    Raises:
-        ConfigError: the settings do not fit the robot.
+    ``autostart`` takes the robot to the state ``active`` at once. Raises ConfigError if the settings do not fit the
+    robot.
     """
 
     def __init__(self, spec: RobotSpec, name: str, config: SafetyConfig | None = None, *, autostart: bool = True):
@@ -104,10 +100,6 @@ class Guard:
         """
         self._waiting = True
         self._begun = self._watchdog.due is not None
-
-    def safe_action(self, applied: Float32) -> Float32:
-        """The safe action, float32[N, A], after the newest ``applied`` action, float32[N, A]."""
-        return self.envelope.safe_action(applied)
 
     def detail(self) -> Mapping[str, Any]:
         """The facts about this robot in a Reply."""

@@ -66,12 +66,7 @@ def unset(safety: SafetyConfig) -> str:
 
 
 def drive(node: Node, robot: Robot, follow: Callable[[SourceCore], None] | None = None) -> None:
-    """Drive a robot until the node stops.
-
-    Args:
-        node: the node of this process.
-        follow: called after each turn with the core, to read its state; None if nobody reads it.
-    """
+    """Drive a robot until the node stops. After each turn, call ``follow`` with the core, which may read its state."""
     endpoint = absolute(node.endpoint("policy"))
     where = f"this machine already runs a driver with this name for the policy server at {endpoint}"
     # The policy server refuses a second driver of the same name, but the server may not be running.

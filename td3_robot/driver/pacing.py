@@ -46,7 +46,6 @@ class RealTime:
     missed deadlines. If it caught up instead, the policy would have no time to answer.
 
     Args:
-        spec: specification of the robot, with the control period and the limits of actions.
         fallback: ``hold`` (each robot keeps its last action) or ``zero``.
 
     Attributes:
@@ -88,11 +87,7 @@ class RealTime:
         return missed
 
     def substitute(self, last: Float32) -> tuple[Float32, ActionOrigin]:
-        """Return the fallback action within the limits, float32[N, A].
-
-        Args:
-            last: float32[N, A], the newest applied action, 0 after a reset.
-        """
+        """Return the fallback action within the limits. ``last``: the newest applied action, 0 after a reset."""
         wanted = last if self._origin is ActionOrigin.HELD else np.zeros_like(last)
         return np.clip(wanted, self._low, self._high), self._origin
 

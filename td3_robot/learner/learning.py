@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from td3_robot.bundle import Bundle
-from td3_robot.config.schema import Config, ExplorationConfig
+from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError, DivergenceError
 from td3_robot.learner.experience.transitions import Transitions
 from td3_robot.learner.scheduling.rate_limiter import RateLimiter
@@ -55,7 +55,7 @@ class Learning:
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)
         self.training = self._make_training(spec)
         # The configuration cannot check these two rules, because it must not import the algorithm's class.
-        if self.training.algorithm.exploration is not None and self.config.exploration != ExplorationConfig():
+        if self.training.algorithm.exploration is not None and not self.config.exploration.is_default:
             raise ConfigError("exploration is set, but the algorithm sets its own exploration; leave exploration out")
         if not self.training.on_policy and (problem := self.config.replay_ratio_problem()):
             raise ConfigError(problem)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from td3_robot import noises
 from td3_robot.bundle import Bundle, Exploration, sha256
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Output, Peer
@@ -76,10 +77,11 @@ class Publisher:
         """The exploration of the policy servers, from the algorithm or from the configuration."""
         learner, asked = self._config.learner, self._config.exploration
         if prescribed := self._learning.training.algorithm.exploration:
-            return Exploration(*prescribed)
+            kind, scale = prescribed
+            return Exploration(noises.like(kind, asked.kind), scale)
         if self.explores or learner.start_from is not None or learner.offline_updates > 0:
             return Exploration(asked.kind, asked.noise, asked.noise_parameters())
-        return Exploration("uniform")
+        return Exploration(noises.like("uniform", asked.kind))
 
     def final_bundle(self) -> Bundle:
         """The policy to keep at the end. It gets a new version if it differs from the last published policy."""

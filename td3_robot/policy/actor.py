@@ -33,14 +33,7 @@ class Actor:
         self._activations: list[Float32] = []
 
     def __call__(self, observation: Float32) -> Float32:
-        """Actions for observations.
-
-        Args:
-            observation: float32[N, O].
-
-        Returns:
-            float32[N, A], within the limits; a new array.
-        """
+        """Return the actions for ``observation``, float32[N, O]: float32[N, A], within the limits, a new array."""
         return self.clip(self.unclipped(observation))
 
     def unclipped(self, observation: Float32) -> Float32:

@@ -26,10 +26,7 @@ class Answers:
     that it needs arrive. A newer Step of the same source replaces a waiting Step.
 
     Args:
-        seed: of the exploration noise.
         exploring: add the exploration noise that a Weights message names.
-        safety: decides which robots a policy may move.
-        takeovers: the robots that operators drive.
         counters: counts Steps and Actions, and the reasons why no policy answered a Step.
     """
 

@@ -69,14 +69,12 @@ class PolicyCore:
     the safe action. A server without configuration or policy does not answer.
 
     Args:
-        seed: of the exploration noise.
         exploring: add the exploration noise that a Weights message names.
         lockstep: each Step names the weights version that must answer it. The learner may later send a lower version.
         safety: the robot's settings; the server joins them with the settings of each policy.
         autostart: go to the state ``active`` at once.
         frozen: refuse the weights of learners.
         operator_deadline_s: the longest age, in seconds, of an operator's action.
-        examine: checks the bytes of policies, see :class:`PolicyStore`.
 
     Attributes:
         safety_state: the state that a restart must keep. The core makes a new object when the state may have changed.

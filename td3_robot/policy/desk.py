@@ -22,16 +22,7 @@ _STOP = Command(0, "", "estop", "one is in force at the policy server", 0, "", b
 
 
 class Desk:
-    """Takes Commands for the server itself, for one robot, and for all robots.
-
-    Args:
-        safety: the stops and the lifecycle of the server.
-        verbs: what the server does for each verb.
-        detail: returns the contents of the server's Replies, without the state.
-
-    Attributes:
-        robots: the connected robots by name.
-    """
+    """Takes Commands for the server itself, for one robot, and for all robots."""
 
     def __init__(self, safety: Safety, verbs: Verbs, detail: Callable[[], dict[str, Any]]) -> None:
         self.robots: dict[str, Peer] = {}

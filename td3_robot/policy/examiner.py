@@ -53,11 +53,7 @@ class Examiner:
         self._thread.submit(realtime.stand_back)  # starts the thread now, so that the loop never waits for it
 
     def __call__(self, version: int, digest: str, payload: bytes) -> Actor:
-        """Return the policy in these bytes.
-
-        Raises:
-            BundleError: the bytes are not a policy.
-        """
+        """Return the policy in these bytes. Raises BundleError if they are not a policy."""
         if self._delivered and not self._delivered.result.exception():
             (_, weights), result = self._delivered.offer, self._delivered.result.result()
             if weights.payload is payload and weights.sha256 == digest:
@@ -78,9 +74,7 @@ class Examiner:
 
         The core gets the weights that it wants after their examination, and all other inputs at once. When a person
         loads a policy, this method drops all earlier weights, because the person's choice replaces them.
-
-        Args:
-            wanted: returns whether the core would examine these weights now.
+        ``wanted`` returns whether the core would examine these weights now.
         """
         self._delivered = None
         passed: list[Input] = []

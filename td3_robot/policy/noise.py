@@ -35,19 +35,18 @@ if TYPE_CHECKING:
     from td3_robot.policy.actor import Actor
 
 BLOCK = 64
-"""Steps in a block. Drawing a block costs 20 µs; looking up a drawn step costs almost nothing."""
+"""Steps in a block. Drawing a block of one robot takes 20 µs; looking up a drawn step takes almost no time."""
 FIRST_INSTALLED = 1000
 """The lowest NUMBER that a noise of an installed package may have."""
-# step >> _WHICH is the number of the block; step & _WHERE is the place in the block.
-_WHICH, _WHERE = np.uint32(BLOCK.bit_length() - 1), np.uint32(BLOCK - 1)
 _NOTHING_DRAWN = np.iinfo(np.uint64).max  # an episode that no robot reaches
 
 
 class Noise:
     """One kind of noise for the robots of one source.
 
-    A subclass draws independent numbers in :meth:`block`. It overrides :meth:`draw` if a number depends on earlier
-    numbers, and :meth:`act` if the noise is not added to the actor's output.
+    A subclass draws independent numbers of one robot in :meth:`block`, or of all robots in :meth:`blocks`. It overrides
+    :meth:`draw` if a number depends on earlier numbers, and :meth:`act` if the noise is not added to the actor's
+    output.
 
     Args:
         seed: of the run; 0 to 2^64 - 1.
@@ -59,14 +58,14 @@ class Noise:
         NUMBER: ``noise_kind`` of messages, and a word of the generator's counter. A noise of an installed package
             chooses a number from 1000 to 2^32 - 1; lower numbers belong to the noises of this package.
         PARAMETERS: the parameters that a configuration can set, by name.
-        shape: (BLOCK, A), the shape of a block.
+        shape: (steps, A), the shape of a block.
     """
 
     NUMBER: ClassVar[int]
     PARAMETERS: ClassVar[Mapping[str, Parameter]] = {}
 
     def __init_subclass__(cls) -> None:
-        if cls.__module__ != __name__ and not FIRST_INSTALLED <= getattr(cls, "NUMBER", -1) < 1 << 32:
+        if not cls.__module__.startswith("td3_robot.") and not FIRST_INSTALLED <= getattr(cls, "NUMBER", -1) < 1 << 32:
             number = getattr(cls, "NUMBER", "missing")
             raise ConfigError(f"{cls.__qualname__}.NUMBER is {number}; allowed: {FIRST_INSTALLED} to {(1 << 32) - 1}")
 
@@ -74,11 +73,14 @@ class Noise:
         self, seed: int, source: str, incarnation: int, robots: int, actions: int, **parameters: float
     ) -> None:
         self.parameters = parameters
-        self.shape = BLOCK, actions
+        steps = self.steps_of_block(robots)
+        self.shape = steps, actions
+        # step >> _which is the number of the block; step & _where is the place in the block.
+        self._which, self._where = np.uint32(steps.bit_length() - 1), np.uint32(steps - 1)
         entropy = [seed, zlib.crc32(source.encode()), incarnation]
         keys: UInt64 = np.random.SeedSequence(entropy).generate_state(2 * robots, np.uint64).astype(np.uint64)
         self._keys = keys.reshape(robots, 2)
-        self._starts = np.arange(robots) * BLOCK
+        self._starts = np.arange(robots) * steps
         # The newest block of each robot: its episode, its number in the episode, its values.
         self._episode = np.full(robots, _NOTHING_DRAWN, np.uint64)
         self._number = np.zeros(robots, np.uint32)
@@ -86,13 +88,18 @@ class Noise:
         self._rows = self._values.reshape(-1, actions)
         self._drawn = b""  # a copy of episodes and numbers, as bytes
 
+    @staticmethod
+    def steps_of_block(robots: int) -> int:
+        """The number of steps in a block, a power of two."""
+        del robots
+        return BLOCK
+
     def __call__(self, episode: UInt64, step: UInt32) -> Float32:
         """The numbers for the next action of each robot, float32[N, A], a new array.
 
-        Args:
-            episode, step: uint64[N] and uint32[N], ``episode`` and ``episode_step`` of the Step to be answered.
+        ``episode``, uint64[N], and ``step``, uint32[N], are ``episode`` and ``episode_step`` of the Step to answer.
         """
-        number = step >> _WHICH
+        number = step >> self._which
         wanted = episode.tobytes() + number.tobytes()
         if wanted != self._drawn:  # almost always equal; comparing bytes is the fastest check
             robots = np.flatnonzero((self._episode != episode) | (self._number != number))
@@ -101,7 +108,7 @@ class Noise:
                 self._episode[robots], self._number[robots] = episode[robots], number[robots]
             self._drawn = wanted
         # Taking rows from one table needs half the time of indexing with two arrays.
-        return self._rows.take(self._starts + (step & _WHERE), axis=0)
+        return self._rows.take(self._starts + (step & self._where), axis=0)
 
     def act(self, actor: Actor, observation: Float32, episode: UInt64, step: UInt32, scale: Float32) -> Float32:
         """The robots' actions with this noise, float32[N, A], within the limits of the actions; a new array.
@@ -118,19 +125,22 @@ class Noise:
         return actor.clip(action)
 
     def draw(self, robots: NDArray[np.intp], episode: UInt64, number: UInt32) -> Float32:
-        """A block for each of R robots, float32[R, BLOCK, A].
+        """A block for each of R robots, float32[R, steps, A].
 
         Args:
             robots: indices of the R robots.
             episode, number: uint64[N] and uint32[N], the episode of every robot, and the block's number in the episode.
         """
-        return np.stack([self.independent(int(i), int(episode[i]), int(number[i])) for i in robots])
+        return self.blocks(robots, episode, number)
 
-    def independent(self, robot: int, episode: int, number: int) -> Float32:
-        """Block ``number`` of a robot's episode: float32[BLOCK, A], independent numbers."""
-        # The lowest counter word leaves 2^64 draws between blocks. NUMBER, block and episode are the other words.
-        counter = np.array([0, self.NUMBER, number, episode], np.uint64)
-        return self.block(np.random.Generator(np.random.Philox(key=self._keys[robot], counter=counter)))
+    def blocks(self, robots: NDArray[np.intp], episode: UInt64, number: UInt32) -> Float32:
+        """A block of independent numbers for each of R robots. Arguments and result are those of :meth:`draw`."""
+        drawn = []
+        for i in robots:
+            # The lowest counter word leaves 2^64 draws between blocks. NUMBER, block and episode are the other words.
+            counter = np.array([0, self.NUMBER, number[i], episode[i]], np.uint64)
+            drawn.append(self.block(np.random.Generator(np.random.Philox(key=self._keys[i], counter=counter))))
+        return np.stack(drawn)
 
     def block(self, generator: np.random.Generator) -> Float32:
         """Draw an array of ``shape``: independent numbers with mean 0 and standard deviation 1."""
@@ -183,9 +193,7 @@ class Categorical(Noise):
     NUMBER = 4
 
     def block(self, generator: np.random.Generator) -> Float32:
-        uniform = generator.random(self.shape, np.float32).astype(np.float64) + 2.0**-25  # in (0, 1)
-        gumbel: Float32 = (-np.log(-np.log(uniform))).astype(np.float32)
-        return gumbel
+        return gumbel(generator.random(self.shape, np.float32))
 
     def act(self, actor: Actor, observation: Float32, episode: UInt64, step: UInt32, scale: Float32) -> Float32:
         score = actor(observation) + self(episode, step) * scale
@@ -203,9 +211,10 @@ class OrnsteinUhlenbeck(Gaussian):
         keep = 1.0 - self.parameters["theta"]
         lead = blocks_remembered(self.parameters["theta"])
         blocks = np.zeros((len(robots), lead + 1, *self.shape), np.float32)  # 0 before the episode
-        for row, i in enumerate(robots):
-            for back in range(min(lead, int(number[i])) + 1):
-                blocks[row, lead - back] = self.independent(int(i), int(episode[i]), int(number[i]) - back)
+        for back in range(lead + 1):
+            rows = np.flatnonzero(number[robots] >= back)
+            if len(rows):
+                blocks[rows, lead - back] = self.blocks(robots[rows], episode, number - np.uint32(back))
         normal = blocks.reshape(len(robots), -1, self.shape[1])
         x = np.zeros((len(robots), self.shape[1]))
         values = np.empty((len(robots), *self.shape), np.float32)
@@ -214,6 +223,12 @@ class OrnsteinUhlenbeck(Gaussian):
             if t >= lead * BLOCK:
                 values[:, t - lead * BLOCK] = x
         return values
+
+
+def gumbel(uniform: Float32) -> Float32:
+    """Gumbel numbers from uniform numbers, which are multiples of 2^-24 in [0, 1)."""
+    numbers: Float32 = (-np.log(-np.log(uniform.astype(np.float64) + 2.0**-25))).astype(np.float32)
+    return numbers
 
 
 def blocks_remembered(theta: float) -> int:
@@ -239,7 +254,6 @@ class Explorer:
     """Computes the actions for one source, with the exploration that the current policy asks for.
 
     Args:
-        seed: of the exploration noise.
         step: any Step of the source; its robots, actions and incarnation stay the same.
 
     Attributes:

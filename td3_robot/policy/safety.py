@@ -29,9 +29,7 @@ class Safety:
     watch over it. The stop lasts until a reset of that robot or of all robots.
 
     Attributes:
-        lifecycle: lifecycle of the server itself.
         watches: the watches over robots, by robot name. The server has no watch over a robot without watch settings.
-        stopped: names of the individually stopped robots.
     """
 
     def __init__(self, node: str) -> None:
@@ -80,12 +78,7 @@ class Safety:
     # -- commands ------------------------------------------------------------------------------------------------
 
     def command(self, name: str, command: Command, now: float, *, watched: bool = True) -> str:
-        """Apply a Command to one robot: to its individual stop, and to the watch over it.
-
-        Args:
-            command: a Command for this robot, or with an empty target for all robots.
-            now: the time, in seconds.
-            watched: whether to apply the Command to the watch over the robot.
+        """Apply a Command to the individual stop of a robot and, if ``watched``, to the watch over it.
 
         Returns:
             The reason why the server refuses the Command; empty if the server accepts it.
@@ -128,11 +121,7 @@ class Safety:
             self.watches[name] = watch  # at the end, because the order shows which robots left last
 
     def forget_absent_robots(self, here: Container[str]) -> None:
-        """Forget the watches of absent robots, except the _AWAY robots that left last and robots with emergency stops.
-
-        Args:
-            here: names of the connected robots.
-        """
+        """Forget the watches of absent robots. Keep the _AWAY that left last, and robots with emergency stops."""
         away = [name for name, it in self.watches.items() if name not in here and not it.lifecycle.stopped]
         for name in away[:-_AWAY]:
             log.warning("%s: forgets robot %r, because %d absent robots left later", self.lifecycle.node, name, _AWAY)

@@ -14,12 +14,7 @@ from td3_robot.util.arrays import finite
 
 
 class SafetyFilter:
-    """Applies a low-pass filter, then the rate limit, then the limits. The limits take priority over the rate limit.
-
-    Args:
-        envelope: of this robot and policy.
-        spec: names the channels in the texts.
-    """
+    """Applies a low-pass filter, then the rate limit, then the limits. The limits take priority over the rate limit."""
 
     def __init__(self, envelope: Envelope, spec: RobotSpec) -> None:
         self.envelope = envelope
@@ -31,15 +26,12 @@ class SafetyFilter:
         self._bound: Float32 = np.empty((0, spec.action_size), np.float32)
 
     def __call__(self, action: Float32, applied: Float32) -> Float32:
-        """The action to send.
+        """Change ``action`` in place, and return it.
 
         Args:
-            action: float32[N, A], of the policy with its noise; changed in place.
+            action: float32[N, A], of the policy with its noise.
             applied: float32[N, A], ``action`` of the Step, which the robot applied in the last control period or at
                 the start of the episode.
-
-        Returns:
-            float32[N, A], ``action``.
         """
         if self._blend is not None or self._step is not None:
             if len(applied) != len(self._bound):  # a source with another number of robots

@@ -28,10 +28,6 @@ def default_path(bundle: Path, owner: str) -> Path:
     ``BUNDLE.state`` belongs to the first server of this policy. A server with another name or configuration file has
     its own state file, with a hash of ``owner`` in its name. So the stops of one server do not hold for another server.
 
-    Args:
-        bundle: the policy file.
-        owner: name and configuration file of the server.
-
     Raises:
         ConfigError: ``BUNDLE.state`` is damaged, or cannot be read.
     """
@@ -57,9 +53,6 @@ class StateFile:
     Args:
         path: of the file. A missing file means an empty state.
         owner: name and configuration file of the server. A file that names another owner keeps that owner.
-
-    Attributes:
-        kept: the state in the file.
 
     Raises:
         ConfigError: the file is damaged, or cannot be read or written.

@@ -59,8 +59,6 @@ class PolicyStore:
         lockstep: take every version of a learner, in order. A learner that returns to a checkpoint sends an older
             version again. This version replaces all versions with the same or a higher number.
         frozen: refuse the weights of learners.
-        examine: checks bytes: :func:`examine`, or a function that has the results already.
-        counters: counts the weights that the store does not take.
 
     Attributes:
         held: policies by version: at most the four newest, and the four newest that a person loaded.
@@ -85,10 +83,7 @@ class PolicyStore:
         self._counters = counters
 
     def add(self, version: int, actor: Actor, *, loaded: bool = False) -> None:
-        """Serve a policy from the next action on.
-
-        Args:
-            loaded: a person chose the policy.
+        """Serve a policy from the next action on. ``loaded``: a person chose the policy.
 
         Raises:
             BundleError: the policy is not newer than all earlier policies (lock-step allows this), is for another
@@ -140,12 +135,7 @@ class PolicyStore:
                 queued.clear()
 
     def receive(self, version: int, digest: str, payload: bytes, *, loaded: bool = False) -> None:
-        """Check bytes and serve them.
-
-        Args:
-            digest: SHA-256 that the bytes must have.
-            payload: the bytes of a bundle.
-            loaded: a person chose the policy.
+        """Check the bytes of a bundle and serve them. ``loaded``: a person chose the policy.
 
         Raises:
             BundleError: the hash does not match, the bytes are not a bundle, or :meth:`add` refuses the policy. The
@@ -191,17 +181,10 @@ class PolicyStore:
             self.withdrawn = tuple(digest for digest in self.withdrawn if digest != chosen)
 
     def roll_back(self, version: int = 0) -> Policy:
-        """Serve an older policy again, withdraw the current policy, and freeze.
+        """Serve an older policy again, withdraw the current policy, and freeze. Return the older policy.
 
-        Args:
-            version: of the older policy. 0 chooses the newest older policy that a person loaded. If no person loaded
-                an older policy, 0 chooses the previous policy.
-
-        Returns:
-            The policy that serves now.
-
-        Raises:
-            LifecycleError: the store holds no such policy.
+        The version 0 chooses the newest older policy that a person loaded. If no person loaded one, 0 chooses the
+        previous policy. Raises LifecycleError if the store holds no such policy.
         """
         before = self.serving
         if before is None:

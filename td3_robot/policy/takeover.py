@@ -31,8 +31,6 @@ class _Takeover:
 
     Attributes:
         operator: the operator's process; ("", 0, "") after a restart of the server.
-        here: whether the operator is connected.
-        sequence: of the newest Teleop.
         action: float32[A] of the newest Teleop; None if the operator has sent no action, or has left.
         received: time of the newest Teleop, or of the Command ``takeover`` before the first, in seconds.
     """
@@ -78,15 +76,7 @@ class Takeovers:
     def command(
         self, peer: Peer, command: Command, robots: Mapping[str, Peer], now: float
     ) -> tuple[str, dict[str, Any]]:
-        """Carry out ``takeover`` or ``give_back`` at ``now`` (s).
-
-        Args:
-            peer: the operator.
-            robots: the connected sources by name.
-
-        Returns:
-            The reason why the server refuses the Command (empty if it accepts), and the ``detail`` of the Reply.
-        """
+        """Carry out ``takeover`` or ``give_back`` at ``now`` (s). Return the error and the ``detail`` of the Reply."""
         robot = command.target, command.robot
         takes = command.verb == "takeover"
         error = self._refusal(peer, robot, robots, now) if takes else self._keeps(peer, robot)
@@ -190,16 +180,11 @@ class Takeovers:
     # -- Steps ---------------------------------------------------------------------------------------------------
 
     def replace(self, name: str, action: Float32, safe: Float32, now: float) -> dict[str, str]:
-        """Replace the rows of robots that operators have taken over.
+        """Replace the rows of robots that operators have taken over. Return ``operated`` of the Action.
 
         Args:
-            name: of the source.
             action: float32[N, A], the policy's actions; changed in place.
             safe: float32[N, A], the safe action, for robots without a new action of their operator.
-            now: the time, in seconds.
-
-        Returns:
-            ``operated`` of the Action.
         """
         operated: dict[str, str] = {}
         for (source, robot), takeover in self.held.items():

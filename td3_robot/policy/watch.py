@@ -14,8 +14,6 @@ class Watch:
     A reset lasts from the last Step of an episode to the first Step of the next episode.
 
     Attributes:
-        lifecycle: its state, named ``server/source``.
-        watchdog: takes the lifecycle to FAULT when observations are missing.
         newest: the newest Step. If no further Step comes, the server answers this Step with the safe action.
     """
 
@@ -36,15 +34,7 @@ class Watch:
         return self._ended is not None
 
     def take(self, step: Step, safety: SafetyFilter, now: float) -> str | None:
-        """Take a new Step.
-
-        Args:
-            safety: the settings of the policy that would answer the Step.
-            now: the time, in seconds.
-
-        Returns:
-            Why the policy may not answer the Step; None if it may.
-        """
+        """Take a Step. Return why the policy with the settings ``safety`` may not answer it; None if it may."""
         envelope = safety.envelope
         before, self.newest = self.newest, step
         problem = safety.problem(step.observation)
@@ -88,11 +78,7 @@ class Watch:
             self._ended, self.watchdog.deadline_s = None, self._deadline_s
 
     def command(self, verb: str, now: float, reason: str) -> None:
-        """Apply a Command: activate, deactivate, reset or estop.
-
-        Raises:
-            LifecycleError: the state forbids it.
-        """
+        """Apply activate, deactivate, reset or estop. Raises LifecycleError if the state forbids it."""
         if verb == "activate" and not self.lifecycle.active:
             self.watchdog.disarm()
         self.lifecycle.command(verb, now, reason)

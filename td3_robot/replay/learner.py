@@ -29,16 +29,17 @@ from td3_robot.learner.engine import selection
 from td3_robot.learner.factory import make_core
 from td3_robot.learner.scheduling.free import FreeRunning
 from td3_robot.messages import (
+    Float32,
     Hello,
+    Map,
     Message,
+    Shape,
     SimulatorState,
     Start,
     Status,
     Step,
     Throttle,
     Weights,
-    array,
-    wire,
     wire_fields,
 )
 from td3_robot.recording.boundary import RecordedCore
@@ -47,7 +48,6 @@ from td3_robot.recording.reader import Session
 from td3_robot.replay import lives, machines
 from td3_robot.replay.lives import Key, Life, Memory
 from td3_robot.replay.outcome import Outcome, Replayed
-from td3_robot.specs import Float32
 
 TOPICS = (Weights.NAME, Throttle.NAME, SimulatorState.NAME)
 """The topics that replay compares if it can repeat the learner's computations."""
@@ -65,11 +65,11 @@ class Transition(Message, frozen=True):
 
     NAME: ClassVar[str] = "transition"
 
-    observation: Annotated[Float32, array("<f4", "O", "")]
-    action: Annotated[Float32, array("<f4", "A", "")]
-    reward: Annotated[Float32, array("<f4", "1", "")]
-    discount: Annotated[Float32, array("<f4", "1", "")]
-    next_observation: Annotated[Float32, array("<f4", "O", "")]
+    observation: Annotated[Float32, Shape("O")]
+    action: Annotated[Float32, Shape("A")]
+    reward: Annotated[Float32, Shape("1")]
+    discount: Annotated[Float32, Shape("1")]
+    next_observation: Annotated[Float32, Shape("O")]
 
 
 class Losses(Message, frozen=True):
@@ -77,7 +77,7 @@ class Losses(Message, frozen=True):
 
     NAME: ClassVar[str] = "loss statistics"
 
-    figures: Annotated[dict[str, Any], wire("map", "")]
+    figures: Map
 
 
 def replay(session: Session) -> Outcome:

@@ -20,17 +20,11 @@ Verbs = Mapping[str, Callable[[Command, float], None]]
 def carry_out(
     command: Command, sender: str, verbs: Verbs, lifecycle: Lifecycle, detail: Callable[[], dict[str, Any]], now: float
 ) -> Reply:
-    """Carry out a Command. Never raises.
+    """Carry out a Command at ``now`` (s). Return the Reply, with an error if the node refuses the Command.
 
     Args:
         sender: who sent the Command, for the log.
-        verbs: the verbs of this node.
-        lifecycle: the lifecycle of this node.
         detail: returns the ``detail`` field of the Reply.
-        now: the time, in seconds.
-
-    Returns:
-        The Reply, with the state after the Command, and with an error if the node refuses the Command.
     """
     error = ""
     verb = verbs.get(command.verb)

@@ -102,12 +102,9 @@ class Lifecycle:
         return "" if self.active else f"{self.state}: {self.reason}"
 
     def command(self, verb: str, now: float, reason: str = "") -> None:
-        """Apply an operator's command at ``now`` (s). If the node is already in the target state, nothing changes.
+        """Apply configure, activate, deactivate, reset, estop or shutdown at ``now`` (s).
 
-        Args:
-            verb: configure, activate, deactivate, reset, estop or shutdown.
-            now: the time, in seconds.
-            reason: why the operator sends the command, for people.
+        If the node is already in the target state, nothing changes.
 
         Raises:
             LifecycleError: the state or an emergency stop forbids the command.
@@ -207,12 +204,7 @@ class Watchdog:
             self.lifecycle.recover(f"{self.what}s have come for {self.recovery_s * 1e3:.0f} ms", now)
 
     def check(self, now: float, why: str | None = None) -> bool:
-        """Take the lifecycle to FAULT if the deadline has passed. Return whether the deadline has passed.
-
-        Args:
-            now: the time, in seconds.
-            why: why no feed came, for people.
-        """
+        """Take the lifecycle to FAULT if the deadline has passed. Return whether it has. ``why``: why no feed came."""
         if self.due is None or now <= self.due:
             return False
         assert self.deadline_s is not None

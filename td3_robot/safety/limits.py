@@ -7,9 +7,9 @@ Settings come from two places: the policy bundle (settings of its training) and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -24,7 +24,6 @@ from td3_robot.util.text import did_you_mean
 Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Range = tuple[Finite, Finite]
 OutOfLimit = Literal["clamp", "stop"]
-Value = TypeVar("Value")
 _RESET_TIMEOUT_S = 30.0
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -119,20 +118,14 @@ class Envelope:
     guarded: bool
 
     def safe_action(self, applied: Float32) -> Float32:
-        """Return the safe action as a new array, float32[N, A].
-
-        Args:
-            applied: the newest applied action, float32[N, A].
-        """
+        """Return the safe action after the newest ``applied`` action. Both are float32[N, A]; the result is new."""
         chosen = applied if self.safe is None else np.broadcast_to(self.safe, applied.shape)
         return np.clip(chosen, self.low, self.high)
 
     def violation(self, action: Float32, channels: Sequence[Channel]) -> str | None:
-        """Return why an action must stop the robot; None if it is within the limits of all channels that stop.
+        """Return why an action, float32[N, A], must stop the robot; None if no channel stops it.
 
-        Args:
-            action: of the policy, float32[N, A].
-            channels: the action channels of the specification.
+        The text names the channel, so ``channels`` are the action channels of the specification.
         """
         if self.stops is None:
             return None
@@ -157,10 +150,7 @@ def joined(
     ``automatic``, and neither policy nor floor sets ``manual``. The safe action comes from the first settings that have
     one, in the order robot, floor, policy.
 
-    Args:
-        robot: settings of the process.
-        policy: settings of the policy.
-        floor: settings of the policy that a person deployed last.
+    ``floor`` has the settings of the policy that a person deployed last.
 
     Raises:
         ConfigError: a setting names a channel that the robot lacks, limits exceed the specification or have no common
@@ -168,7 +158,7 @@ def joined(
     """
     every = (robot, floor or SafetyConfig(), policy)
     low, high = _limits(every, spec)
-    rate, cut_off = (_least([getattr(one, key) for one in every], key, spec) for key in ("rate", "low_pass"))
+    rate, cut_off = (_least(every, key, spec) for key in ("rate", "low_pass"))
     chosen = next((one.safe_action for one in every if one.safe_action is not None), None)
     refuse = any(one.refuse_out_of_range for one in every)
     period = spec.control_period
@@ -181,7 +171,7 @@ def joined(
         low=low,
         high=high,
         step=None if rate is None else (rate * period).astype(np.float32),
-        stops=_stops([one.out_of_limit for one in every], spec),
+        stops=_stops(every, spec),
         # First-order low-pass, exact for an input that is constant over a period (zero-order hold).
         blend=None if cut_off is None else (-np.expm1(-2 * math.pi * cut_off * period)).astype(np.float32),
         safe=_safe(chosen, low, high, spec),
@@ -209,24 +199,22 @@ def _seconds(limits: Iterable[float | None]) -> float | None:
     return min(given) / 1e3 if given else None
 
 
-def _of_channels(setting: Value | Mapping[str, Value], key: str, spec: RobotSpec) -> Mapping[int, Value]:
-    """Return the values of a setting by index of the action channel."""
+def _of_channels(setting: Any, key: str, spec: RobotSpec) -> Iterator[tuple[int, Any]]:
+    """Yield the values of a setting, each with the index of its action channel; nothing if the setting is None."""
     names = [channel.name for channel in spec.actions]
-    if not isinstance(setting, Mapping):
-        return dict.fromkeys(range(len(names)), setting)
-    for name in setting:
+    if setting is not None and not isinstance(setting, Mapping):
+        setting = dict.fromkeys(names, setting)
+    for name, value in (setting or {}).items():
         if name not in names:
             hint = did_you_mean(name, names, "it has")
             raise ConfigError(f"safety.{key}: robot {spec.name!r} has no action {name!r}; {hint}")
-    return {names.index(name): value for name, value in setting.items()}
+        yield names.index(name), value
 
 
 def _limits(every: Sequence[SafetyConfig], spec: RobotSpec) -> tuple[Float32, Float32]:
     low, high = spec.action_low.astype(np.float64), spec.action_high.astype(np.float64)
     for config in every:
-        if config.limits is None:
-            continue
-        for index, (least, most) in _of_channels(config.limits, "limits", spec).items():
+        for index, (least, most) in _of_channels(config.limits, "limits", spec):
             channel = spec.actions[index]
             if isinstance(config.limits, dict) and not (channel.low <= least and most <= channel.high):
                 raise ConfigError(
@@ -243,28 +231,21 @@ def _limits(every: Sequence[SafetyConfig], spec: RobotSpec) -> tuple[Float32, Fl
     return low.astype(np.float32), high.astype(np.float32)
 
 
-def _least(settings: Sequence[Any], key: str, spec: RobotSpec) -> Any:
-    """Return the smallest value of each channel, float64[A]; None if no settings have values.
-
-    A channel without a value gets infinity.
-    """
-    given = [setting for setting in settings if setting is not None]
-    if not given:
-        return None
+def _least(every: Sequence[SafetyConfig], key: str, spec: RobotSpec) -> Any:
+    """Return the smallest value of each channel, float64[A], infinity without a value; None if no channel has one."""
     least = np.full(spec.action_size, np.inf)
-    for setting in given:
-        for index, value in _of_channels(setting, key, spec).items():
+    for config in every:
+        for index, value in _of_channels(getattr(config, key), key, spec):
             least[index] = min(least[index], value)
-    return least
+    return least if np.isfinite(least).any() else None
 
 
-def _stops(settings: Sequence[Any], spec: RobotSpec) -> NDArray[np.bool_] | None:
+def _stops(every: Sequence[SafetyConfig], spec: RobotSpec) -> NDArray[np.bool_] | None:
     """Return the channels that stop the robot, bool[A]; None if there are none."""
     stops = np.zeros(spec.action_size, np.bool_)
-    for setting in settings:
-        if setting is not None:
-            for index, value in _of_channels(setting, "out_of_limit", spec).items():
-                stops[index] |= value == "stop"
+    for config in every:
+        for index, value in _of_channels(config.out_of_limit, "out_of_limit", spec):
+            stops[index] |= value == "stop"
     return stops if stops.any() else None
 
 
@@ -272,12 +253,10 @@ def _safe(chosen: str | dict[str, float] | None, low: Float32, high: Float32, sp
     if chosen in (None, "hold"):
         return None
     safe = np.clip(np.zeros_like(low), low, high)
-    if isinstance(chosen, dict):
-        values: Mapping[int, float] = _of_channels(chosen, "safe_action", spec)
-        for index, value in values.items():
-            channel = spec.actions[index]
-            if not low[index] <= np.float32(value) <= high[index]:
-                text = f"safety.safe_action of {channel.name!r} is {value} {channel.unit}"
-                raise ConfigError(f"{text}; allowed: {low[index]} to {high[index]}")
-            safe[index] = value
+    for index, value in _of_channels(chosen if isinstance(chosen, dict) else None, "safe_action", spec):
+        channel = spec.actions[index]
+        if not low[index] <= np.float32(value) <= high[index]:
+            text = f"safety.safe_action of {channel.name!r} is {value} {channel.unit}"
+            raise ConfigError(f"{text}; allowed: {low[index]} to {high[index]}")
+        safe[index] = value
     return safe

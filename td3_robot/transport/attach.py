@@ -35,10 +35,6 @@ def beside(policy: str, link: str) -> str:
 
     It is beside the socket of the policy server. If the server uses TCP, it is in a folder of this user, with the port
     in its name.
-
-    Args:
-        policy: endpoint of the policy server.
-        link: ``monitor`` or ``recorder``.
     """
     if endpoints.is_tcp(policy):
         port = policy.rpartition(":")[2]
@@ -54,11 +50,7 @@ def places(endpoint: str) -> list[str]:
 
 
 def prepare(endpoint: str) -> None:
-    """Make the folder of an endpoint from :func:`beside`, if it does not exist.
-
-    Raises:
-        EndpointError: another user owns the folder, or may write in it.
-    """
+    """Make the folder of an endpoint from :func:`beside`. Raises EndpointError if another user may write in it."""
     folder = Path(endpoint.removeprefix(_IPC)).parent
     if folder != _folder():
         return
@@ -70,9 +62,7 @@ def prepare(endpoint: str) -> None:
 class Search:
     """Looks for the listeners that serve the places of an endpoint.
 
-    Args:
-        endpoint: an ``ipc://`` endpoint.
-        skip: whether the node already connects to the first place, because its configuration names it.
+    ``skip``: the configuration names the first place, so the node connects to this place anyway.
     """
 
     def __init__(self, endpoint: str, *, skip: bool) -> None:
@@ -102,10 +92,8 @@ class Attaching:
     """The listeners of one link that attach and detach while a node runs.
 
     Attributes:
-        client: makes the handshake with one listener.
         model: a tap whose numbers and kept messages each new tap continues.
         owned: whether no listener has the model. Then the model only counts and keeps messages.
-        taps: the taps of the attached listeners, by endpoint.
     """
 
     search: Search

@@ -22,9 +22,10 @@ from td3_robot.transport import codec, curve, endpoints
 from td3_robot.transport.attach import LOOK_PERIOD, Attaching, Search
 from td3_robot.transport.departures import Departures
 from td3_robot.transport.frames import Receiver
-from td3_robot.transport.interface import ClientGoneError, Transport
+from td3_robot.transport.interface import Transport
 from td3_robot.transport.keys import REVOCATION_TIME, AllowList
-from td3_robot.transport.link import HEARTBEAT_PERIOD, PEER_TIMEOUT, ClientLink, ServerLink, Tally
+from td3_robot.transport.link import HEARTBEAT_PERIOD, PEER_TIMEOUT, ClientLink, ServerLink
+from td3_robot.transport.tally import Tally
 from td3_robot.transport.tap import Tap
 
 log = logging.getLogger(__name__)
@@ -49,10 +50,9 @@ lower limit."""
 
 
 class Bus(Transport):
-    """All links of one process over ZeroMQ. Use a bus from one thread only: ZeroMQ sockets are not thread-safe.
+    """All links of one process over ZeroMQ.
 
     Args:
-        clock: a monotonic clock, in seconds.
         keys: the keys for CURVE on every TCP link, or None. Set them before the first link.
 
     Attributes:
@@ -80,11 +80,10 @@ class Bus(Transport):
         self._lost: Counter[str] = Counter()  # counts of listeners that have detached
         self._paths: dict[Path, int] = {}  # socket files that this process serves, with their inodes
         self._behind: dict[str, float] = {}  # time (s) at which the bus found unread messages, by link
-        self._next_timer = self._timed_at = self._awake_since = float("-inf")
-        self._awake_until = float("-inf")
+        self._next_timer = self._timed_at = self._awake_since = self._awake_until = float("-inf")
 
     def serve(self, endpoint: str, server: ServerLink) -> str:
-        """Bind a server; see :meth:`Transport.serve`. ``tcp://HOST:*`` takes a free port."""
+        """Bind a server. ``tcp://HOST:*`` takes a free port. See :meth:`Transport.serve`."""
         with endpoints.binding(endpoint):
             endpoints.check(endpoint, bind=True, keys=self.keys is not None)
             socket = self._bound(endpoint, server)
@@ -124,7 +123,6 @@ class Bus(Transport):
         return socket
 
     def connect(self, endpoint: str, client: ClientLink) -> None:
-        """Connect a client; see :meth:`Transport.connect`."""
         socket = self._connected(endpoint, client)
         self.clients[client.link] = client
         self._sockets[client.link] = socket
@@ -135,7 +133,6 @@ class Bus(Transport):
         """Copy every message that this bus sends to the recorder or monitor at an endpoint.
 
         Args:
-            endpoint: the endpoint of the recorder or monitor.
             client: the handshake with the recorder or monitor.
             expected: whether the run has this recorder, see :class:`~td3_robot.transport.tap.Tap`.
             like: a tap whose numbers and kept messages the new tap continues.
@@ -157,7 +154,6 @@ class Bus(Transport):
         """Copy every message that this bus sends also to the listeners that the search finds, while they listen.
 
         Args:
-            search: finds the listeners of one link.
             client: makes the handshake with one listener.
             like: the tap of the listener that the configuration names, if there is one.
         """
@@ -187,7 +183,6 @@ class Bus(Transport):
         self._poller.register(socket, zmq.POLLIN)
 
     def receive(self, timeout: float) -> list[Input]:
-        """Wait up to ``timeout`` seconds for inputs of any link; see :meth:`Transport.receive`."""
         end = self._clock() + timeout
         while True:
             inputs, self._waiting = self._waiting, []
@@ -252,21 +247,17 @@ class Bus(Transport):
         return [*super()._tallies(), self._tally]
 
     def close(self, reason: str = "", *, in_order: bool = True) -> None:
-        """Leave every link, close all sockets and remove their files; see :meth:`Transport.close`."""
         for link in self.clients:
             if self.welcome(link) and in_order:
                 self._post(link, Bye(reason))
-        monitors = [pin.monitor for pin in self._pins] + [each.monitor for each in self._departures.values()]
-        for monitor in monitors:
-            monitor.close(linger=0)
+        for socket in self._read_other:
+            socket.close(linger=0)
         for socket, tap in self._taps:
             tap.leave(reason, self._clock())
             socket.close(linger=_FAREWELL)
         for link, socket in self._sockets.items():
             unmet = link in self.clients and self.clients[link].session is None
             socket.close(linger=0 if unmet else _FAREWELL)  # do not wait for Hellos that no server answered
-        if self._gatekeeper:
-            self._gatekeeper.socket.close()
         for path, inode in self._paths.items():  # compare inodes: a new server may have replaced the file
             with contextlib.suppress(OSError):
                 if path.stat().st_ino == inode:
@@ -353,11 +344,7 @@ class Bus(Transport):
         return bool(int(socket.get(_EVENTS)) & _READABLE)
 
     def _from_some_client(self, socket: zmq.Socket[bytes], server: ServerLink, now: float) -> list[Input]:
-        """Take the next message from a ROUTER.
-
-        Raises:
-            zmq.Again: there is no message.
-        """
+        """Take the next message from a ROUTER. Raises zmq.Again if there is none."""
         if server.may is None:
             return self._from_client(server, socket.recv(_NOW), self._receiver.frames(socket), now)
         # Take the key from the message, because a client can choose any routing identity.
@@ -379,13 +366,14 @@ class Bus(Transport):
 
     def _post(self, link: str, message: Message, key: bytes | None = None) -> bool:
         payload = codec.encode(message)
-        head = [message.NAME.encode()] if key is None else [key, message.NAME.encode()]
+        frames = [message.NAME.encode(), payload]
         try:
-            sent = self._write(self._sockets[link], [*head, payload])
+            sent = self._write(self._sockets[link], frames if key is None else [key, *frames])
         except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
+            if key is None or error.errno != zmq.EHOSTUNREACH:
                 raise
-            raise ClientGoneError from None
+            self._unreachable.add((link, key))
+            return False
         if sent:
             for tap in self._all_taps():
                 tap.offer(link, message, payload)

@@ -43,6 +43,10 @@ _LONGEST_TEXT = 200  # maximum number of characters of msgspec's error text to r
 Dims = Mapping[str, int]
 Buffer = bytes | memoryview
 """A frame. A long frame is a view of the received bytes, not a copy."""
+Frames = Sequence[Buffer]
+"""The frames of one message: topic and payload."""
+MOST_FRAMES = 3
+"""The maximum number of frames to keep. A valid message has two frames, so a third frame proves a mistake."""
 
 
 def encode(message: Message) -> bytes:
@@ -64,12 +68,19 @@ def encode(message: Message) -> bytes:
         return _pack_with_numbers(message)
 
 
-def kind_of(name: str, size: int) -> type[Message]:
-    """Check that a topic allows ``size`` bytes of payload. Returns its message type. Does not unpack the payload.
+def kind_of(frames: Frames) -> type[Message]:
+    """The type of a message, by its topic, without unpacking the payload.
 
     Raises:
-        ProtocolError: with ``kind`` unknown-topic or oversize.
+        ProtocolError: with ``kind`` frames, unknown-topic or oversize.
     """
+    if len(frames) != 2:
+        number = len(frames) if len(frames) < MOST_FRAMES else f"{MOST_FRAMES} or more"
+        raise ProtocolError("frames", f"{number} frames, needs topic and payload")
+    return _kind(bytes(frames[0][:64]).decode("ascii", "replace"), len(frames[1]))
+
+
+def _kind(name: str, size: int) -> type[Message]:
     message = MESSAGES.get(name)
     if message is None:
         raise ProtocolError("unknown-topic", f"topic {name[:40]!r} is not one of {', '.join(MESSAGES)}")
@@ -79,18 +90,16 @@ def kind_of(name: str, size: int) -> type[Message]:
 
 
 def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
-    """Decode a message from its topic name and payload frame.
+    """Decode a message from its topic name and payload frame. Its arrays are read-only views of the frame.
 
     Args:
-        name: the topic.
-        payload: the frame. The arrays of the message are read-only views of it.
         dims: sizes that a handshake fixed, by letter (N, O, A). The first array with another letter determines the size
             for this letter. All arrays must have the same size for a letter.
 
     Raises:
         ProtocolError: with ``kind`` one of unknown-topic, oversize, malformed, fields, shape, value.
     """
-    return decode_as(kind_of(name, len(payload)), payload, dims)
+    return decode_as(_kind(name, len(payload)), payload, dims)
 
 
 def decode_as(message: type[Message], payload: Buffer, dims: Dims | None = None) -> Message:
@@ -137,11 +146,7 @@ def encode_records(records: Sequence[Record]) -> bytes:
 
 
 def decode_records(payload: Buffer) -> list[Message]:
-    """The Records of a payload frame: one Record, or an array of them.
-
-    Raises:
-        ProtocolError: see :func:`decode`. One bad Record fails the whole array.
-    """
+    """The Records of a payload frame: one Record, or an array of them. One bad Record raises ProtocolError."""
     parts: Sequence[Any]
     try:
         parts = _split(payload)
@@ -168,10 +173,7 @@ class _Plan:
     Attributes:
         arrays: for each array: its name, the type of its numbers, and the letters of its shape.
         trees: for each map and list: its name, and the allowed depth and number of parts.
-        numbers: names of the floating-point fields.
         floats: indices of the arrays of floating-point numbers. All these arrays have the type ``float``.
-        names: names of all fields.
-        required: number of fields without a default.
         optional: indices of the arrays with a default.
         layouts: known shapes of the arrays. The key is the lengths of the arrays and the sizes from the handshake.
     """
@@ -201,11 +203,7 @@ def _getter(names: Sequence[str]) -> Callable[[Message], tuple[Any, ...]]:
 
 
 def _take_arrays(message: Message, plan: _Plan, dims: Dims | None) -> None:
-    """Replace the bytes in a message by arrays.
-
-    Raises:
-        ProtocolError: with ``kind`` shape or value.
-    """
+    """Replace the bytes in a message by arrays."""
     contents = plan.contents(message)
     key = (*dims.items(), *map(len, contents)) if dims else tuple(map(len, contents))
     layout = plan.layouts.get(key)
@@ -224,11 +222,7 @@ def _take_arrays(message: Message, plan: _Plan, dims: Dims | None) -> None:
 
 
 def _layout(topic: str, plan: _Plan, contents: Sequence[bytes], dims: Dims) -> list[tuple[int, ...]]:
-    """The shapes of the arrays of a message.
-
-    Raises:
-        ProtocolError: with ``kind`` shape.
-    """
+    """The shapes of the arrays of a message."""
     known = dict(dims)
     shapes = []
     for index, (content, (name, dtype, sizes)) in enumerate(zip(contents, plan.arrays, strict=True)):
@@ -248,11 +242,7 @@ def _layout(topic: str, plan: _Plan, contents: Sequence[bytes], dims: Dims) -> l
 
 
 def _check_tree(label: str, tree: Any, deepest: int, most: int) -> None:
-    """Check, level by level, that a map or list holds only text, numbers, maps and lists.
-
-    Raises:
-        ProtocolError: with ``kind`` fields.
-    """
+    """Check, level by level, that a map or list holds only text, numbers, maps and lists."""
     level, depth, parts = [tree], 0, 1
     while level:
         within: list[Any] = []

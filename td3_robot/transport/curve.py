@@ -13,7 +13,8 @@ import zmq
 from zmq.utils import monitor, z85
 
 from td3_robot.transport.keys import AllowList
-from td3_robot.transport.link import ClientLink, Tally
+from td3_robot.transport.link import ClientLink
+from td3_robot.transport.tally import Tally
 
 _ADDRESS = "inproc://zeromq.zap.01"
 _BURST = 2  # maximum number of handshakes to answer in one turn, so that a flood of strangers does not delay robots
@@ -73,9 +74,6 @@ class Pin:
     """A client's connection to a server with a pinned key.
 
     The client connects again in two cases: its handshake failed, or the allow-list contains a new key for the server.
-
-    Attributes:
-        monitor: socket on which libzmq reports failed handshakes.
     """
 
     def __init__(

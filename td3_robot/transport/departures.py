@@ -10,19 +10,12 @@ import zmq
 from zmq.utils import monitor
 
 from td3_robot.transport.curve import FAILED_HANDSHAKE
-from td3_robot.transport.link import ServerLink, Tally
+from td3_robot.transport.link import ServerLink
+from td3_robot.transport.tally import Tally
 
 
 class Departures:
-    """Compares the ended connections of a server's socket with the Byes that the server received.
-
-    Args:
-        socket: the server's socket, before it binds.
-        server: the server's end of the link.
-
-    Attributes:
-        monitor: socket on which libzmq reports ended connections.
-    """
+    """Compares the ended connections of a server's socket with the Byes that the server received."""
 
     def __init__(self, socket: zmq.Socket[bytes], server: ServerLink) -> None:
         self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | FAILED_HANDSHAKE)

@@ -36,7 +36,6 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
     """Check an endpoint. Allowed are ``ipc://PATH``, ``tcp://`` on loopback and, with keys, ``tcp://`` anywhere.
 
     Args:
-        endpoint: the endpoint.
         bind: whether this process will serve the endpoint.
         keys: whether this process has keys.
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import zmq
 
-from td3_robot.transport.codec import Buffer
-from td3_robot.transport.link import MOST_FRAMES
+from td3_robot.transport.codec import MOST_FRAMES, Buffer
 
 _NOW = int(zmq.DONTWAIT)  # a plain integer is faster than an enum flag
 _SHORT = 65536  # bytes; a copy of a frame up to this size is cheaper than a view
@@ -19,7 +18,6 @@ class Receiver:
 
     Args:
         turn: the maximum time in seconds to drop frames of one message. After this time, other sockets get their turn.
-        clock: a clock in seconds.
     """
 
     def __init__(self, turn: float, clock: Callable[[], float]) -> None:
@@ -30,8 +28,7 @@ class Receiver:
     def frames(self, socket: zmq.Socket[bytes]) -> list[Buffer]:
         """The next frames of one message, at most MOST_FRAMES. A long frame is a view, not a copy.
 
-        Raises:
-            zmq.Again: there is no message.
+        Raises zmq.Again if there is no message.
         """
         frames: list[Buffer] = []
         more = True
@@ -47,8 +44,7 @@ class Receiver:
     def finish(self, socket: zmq.Socket[bytes]) -> None:
         """Drop the remaining frames of a message with too many frames. Call this before you read the next message.
 
-        Raises:
-            zmq.Again: there was not enough time to drop all frames. The socket has more frames to read.
+        Raises zmq.Again if the time of a turn was not enough to drop all frames.
         """
         if socket not in self._unfinished:
             return

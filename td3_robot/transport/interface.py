@@ -14,21 +14,18 @@ from td3_robot.core_types import Input, Origin, Peer
 from td3_robot.messages import Hello, Message, Step
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
-from td3_robot.transport.link import ClientLink, Frames, ServerLink, Tally
+from td3_robot.transport.codec import Frames
+from td3_robot.transport.link import ClientLink, ServerLink
+from td3_robot.transport.tally import Tally
 
 
 class Transport(ABC):
-    """All links of one process, used from one thread.
+    """All links of one process. Only one thread may use a transport.
 
-    Each link keeps the order of its messages and queues at most QUEUE_LENGTH messages in each direction. A sender
-    cannot add a message to a full queue. While the connection lasts, a transport drops no message from a queue.
+    Each link keeps the order of its messages and queues at most QUEUE_LENGTH messages in each direction. A full queue
+    takes no message. While the connection lasts, a transport drops no message from a queue.
 
-    Args:
-        clock: a monotonic clock, in seconds.
-
-    Attributes:
-        servers: the links that this process serves, by name.
-        clients: the links on which this process is a client, by name.
+    ``servers`` and ``clients`` hold the links that this process serves and those on which it is a client, by name.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -40,10 +37,7 @@ class Transport(ABC):
 
     @abstractmethod
     def serve(self, endpoint: str, server: ServerLink) -> str:
-        """Bind a server.
-
-        Returns:
-            The endpoint that clients connect to.
+        """Bind a server. Return the endpoint that clients connect to.
 
         Raises:
             EndpointError: the endpoint is busy, malformed or not allowed.
@@ -53,29 +47,22 @@ class Transport(ABC):
     def connect(self, endpoint: str, client: ClientLink) -> None:
         """Connect a client. The server may start later. The client sends Hello before any other message.
 
-        Raises:
-            EndpointError: the endpoint is malformed or not allowed.
+        Raises EndpointError if the endpoint is malformed or not allowed.
         """
 
     @abstractmethod
     def receive(self, timeout: float) -> list[Input]:
-        """Return the inputs that have arrived. Inputs of one link keep their order.
+        """Wait up to ``timeout`` seconds for a first input. Return all inputs that have arrived.
 
-        Args:
-            timeout: the longest wait for a first input, in seconds.
-
-        Raises:
-            HandshakeError: a server refused this process.
+        Inputs of one link keep their order. Raises HandshakeError if a server refused this process.
         """
 
     @abstractmethod
     def close(self, reason: str = "", *, in_order: bool = True) -> None:
         """Leave every link and free its endpoints.
 
-        Args:
-            reason: ``reason`` of the Byes.
-            in_order: whether this is a normal exit. If True, all servers get a Bye. After a crash it is False: only
-                recorders and monitors get a Bye. So a core cannot mistake the crash for a normal exit.
+        ``reason`` is the reason in the Byes. ``in_order`` means a normal exit. After a crash, only recorders and
+        monitors get a Bye, so that no core mistakes the crash for a normal exit.
         """
 
     @abstractmethod
@@ -83,18 +70,16 @@ class Transport(ABC):
         """Queue a message for the server of a link, or for the client ``key`` of a served link.
 
         Returns:
-            False if the queue is full.
-
-        Raises:
-            ClientGoneError: the client has closed its connection.
+            False if the queue is full. Also False if the client has closed its connection. Then the transport adds the
+            client to ``_unreachable``, and ``receive`` forgets the client after it has read the last messages.
         """
 
     def send(self, to: Origin, message: Message) -> bool:
         """Queue a message for a peer.
 
         Returns:
-            False if the queue is full or the client is gone. Also False for a Step if this process was silent for
-            LONG_SILENCE. The server may have forgotten this process, and the core may have to repeat earlier Steps.
+            False if the queue is full or the client is gone. Also False for a Step after LONG_SILENCE: the server may
+            have forgotten this process, and the core may have to repeat earlier Steps.
         """
         if isinstance(to, Peer):
             return to.key in self.servers[to.link].peers and self._reply(to.link, to.key, message)
@@ -107,7 +92,7 @@ class Transport(ABC):
             if isinstance(message, Step):
                 return False
         if self._post(to, message):
-            client.sent(now)
+            client.sent_at = now
             return True
         return False
 
@@ -157,17 +142,11 @@ class Transport(ABC):
             self._post(client.link, message)
 
     def _reply(self, link: str, key: bytes, message: Message) -> bool:
-        """Send a message to a client.
-
-        If the client has closed its connection, ``receive`` reads its last messages and then forgets the client.
-        """
-        try:
-            sent = self._post(link, message, key)
-        except ClientGoneError:
-            self._unreachable.add((link, key))
+        """Send a message to a client. Return False if the queue is full or the client is gone."""
+        if not self._post(link, message, key):
             return False
         self._unreachable.discard((link, key))  # a later process may have chosen the same identity
-        return sent
+        return True
 
     def _from_server(self, client: ClientLink, frames: Frames, now: float) -> list[Input]:
         """Take one message from a server. Send an answer if the handshake needs it."""
@@ -182,7 +161,3 @@ class Transport(ABC):
         for to, message in replies:
             self._reply(server.link, to, message)
         return inputs
-
-
-class ClientGoneError(Exception):
-    """The client of a connection has closed it."""

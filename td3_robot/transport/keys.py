@@ -79,7 +79,11 @@ class Entry:
 
 
 class KeyFolder:
-    """The files of one folder; every change is atomic."""
+    """The files of one folder. Every change is atomic.
+
+    A method raises KeysError if an argument is malformed or contradicts the folder, if a file is missing or damaged, or
+    if other users may read or replace a file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,11 +92,7 @@ class KeyFolder:
         self.allowed_file = path / "allowed"
 
     def create(self, name: str) -> Identity:
-        """Create a key pair.
-
-        Raises:
-            KeysError: the name is malformed, or the folder has a key pair already.
-        """
+        """Create a key pair."""
         check_name(name)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check_folder()
@@ -108,11 +108,7 @@ class KeyFolder:
         return identity
 
     def identity(self) -> Identity:
-        """The machine's own key pair.
-
-        Raises:
-            KeysError: there is no key pair, it is damaged, or other users may read or replace it.
-        """
+        """The machine's own key pair."""
         self._check_folder()
         path = self.secret_file
         try:
@@ -133,11 +129,7 @@ class KeyFolder:
         return identity
 
     def entries(self) -> dict[str, Entry]:
-        """Known keys by name, oldest first.
-
-        Raises:
-            KeysError: the list is damaged, or other users may write or replace it.
-        """
+        """Known keys by name, oldest first."""
         self._check_folder()
         try:
             mode = self.allowed_file.stat().st_mode & 0o777
@@ -158,11 +150,7 @@ class KeyFolder:
         return known
 
     def allow(self, name: str, key: str, role: str = CLIENT) -> None:
-        """Add a key, or one role to a known key.
-
-        Raises:
-            KeysError: name, key or role is malformed; the name has another key; the key or link has another name.
-        """
+        """Add a key, or one role to a known key."""
         check_name(name)
         if not _KEY.fullmatch(key):
             raise KeysError(f"key {key[:60]!r} is not a public key: 40 characters of Z85, as 'keys create' prints it")
@@ -186,11 +174,7 @@ class KeyFolder:
             self._write(known)
 
     def revoke(self, name: str) -> None:
-        """Remove a key; running nodes drop its connections within :data:`REVOCATION_TIME`.
-
-        Raises:
-            KeysError: no key has this name.
-        """
+        """Remove a key; running nodes drop its connections within :data:`REVOCATION_TIME`."""
         with self._locked():
             known = self.entries()
             if name not in known:
@@ -234,11 +218,7 @@ REVOCATION_TIME = 0.1
 
 
 class AllowList:
-    """The keys of a folder for a running node: its own pair and the current list.
-
-    Raises:
-        KeysError: libzmq has no CURVE, or the key pair or the list cannot be used.
-    """
+    """The keys of a folder for a running node: its own pair and the current list. May raise KeysError."""
 
     def __init__(self, folder: KeyFolder) -> None:
         if not zmq.has("curve") or zmq.zmq_version_info() < _OLDEST:
@@ -250,12 +230,9 @@ class AllowList:
         self._read(folder.entries())
 
     def refresh(self) -> str | None:
-        """Read the list again if it changed.
+        """Read the list again if it changed. Return a line for the log, or None without a change.
 
         If the list cannot be read, no other machine may connect, because any key may have been revoked.
-
-        Returns:
-            A line for the log; None without a change.
         """
         stamp = self._look()
         if stamp == self._stamp:
@@ -301,20 +278,12 @@ class AllowList:
 
 
 def open_keys(folder: str | None) -> AllowList | None:
-    """The keys in the folder that a configuration names; None if it names no folder.
-
-    Raises:
-        KeysError: the keys cannot be used.
-    """
+    """The keys in the folder that a configuration names; None if it names no folder."""
     return AllowList(named(folder)) if folder is not None else None
 
 
 def read_public(text: str) -> str:
-    """The public key from a command line: the key itself, or the path of an ``identity.public`` file.
-
-    Raises:
-        KeysError: the text is neither.
-    """
+    """The public key from a command line: the key itself, or the path of an ``identity.public`` file."""
     if _KEY.fullmatch(text):
         return text
     try:

@@ -1,25 +1,23 @@
-"""The two ends of a link: handshake, heartbeat, decoding, counts of malformed messages. They use no sockets.
+"""The two ends of a link: handshake, heartbeat and decoding, without sockets and clocks.
 
 A ServerLink turns frames from many clients into inputs for a core. A ClientLink turns frames from one server into
-inputs for a core. Both take the time in seconds as an argument, so that tests, replay and training in one process run
-the same code.
+inputs for a core.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from td3_robot.core_types import MAX_ROBOTS, ROBOT_ROLES, Farewell, Input, Peer
 from td3_robot.errors import ConfigError, HandshakeError, ProtocolError
 from td3_robot.messages import PROTOCOL_VERSION, Bye, Heartbeat, Hello, Message, Record, Refused, Step, Welcome
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
-
-log = logging.getLogger(__name__)
+from td3_robot.transport.codec import Frames
+from td3_robot.transport.tally import LOG_PERIOD, Tally
 
 HELLO_PERIOD = 0.25
 """Seconds after which a client without an answer repeats its Hello."""
@@ -31,64 +29,31 @@ LONG_SILENCE = PEER_TIMEOUT - HEARTBEAT_PERIOD
 """Seconds of a client's silence after which it must send Hello, because the server may have forgotten the client."""
 DRIVER_SILENCE = 2 * HEARTBEAT_PERIOD
 """Seconds of silence after which another process may take a driver's name. Two processes must never move one robot."""
-LOG_PERIOD = 10.0
-"""Seconds between two log lines about the same kind of malformed input."""
-
-_LONGEST_LINE = 1000  # characters of a log line
 _HELLO = Hello.NAME.encode()
 
-MOST_FRAMES = 3
-"""The maximum number of frames to keep. A valid message has two frames, so a third frame proves a mistake."""
-
-Frames = Sequence[codec.Buffer]
 Replies = list[tuple[bytes, Message]]
 """Messages of the handshake to clients, by their routing identities."""
 
 
-@dataclass
-class Tally:
-    """Counts events by kind. For each kind, it logs the first event, and later at most one event in LOG_PERIOD.
-
-    Attributes:
-        last: time (s) and text of the newest event; minus infinity and an empty text before the first.
-    """
-
-    counts: Counter[str] = field(default_factory=Counter)
-    last: tuple[float, str] = (float("-inf"), "")
-    _logged: dict[str, float] = field(default_factory=dict)
-
-    def note(self, kind: str, text: str, now: float, verb: str = "dropped") -> None:
-        self.counts[kind] += 1
-        self.last = now, f"{kind}: {text[:_LONGEST_LINE]}"
-        if now - self._logged.get(kind, float("-inf")) >= LOG_PERIOD:
-            self._logged[kind] = now
-            line = text[:_LONGEST_LINE]
-            if not line.isprintable():  # a peer may have written part of the text
-                line = repr(line)
-            log.warning("%s (%s, %d so far): %s", verb, kind, self.counts[kind], line)
-
-    def note_extra_fields(self, kind: type[Message], payload: codec.Buffer, sender: str, now: float) -> None:
-        """Count a decoded message with fields that this version does not know."""
-        if extra := codec.extra_fields(kind, payload):
-            text = f"{sender}: {kind.NAME} has {extra} fields more than this version knows"
-            self.note("unknown-fields", text, now, "ignored")
+def _dims(spec: Mapping[str, Any], robots: int) -> dict[str, int]:
+    """The sizes of arrays for N robots with the description ``spec``, by letter."""
+    sizes = {"O": len(spec["observations"]), "A": len(spec["actions"])} if spec else {}
+    return {**sizes, "N": robots} if robots else sizes
 
 
-def _kind(frames: Frames) -> type[Message]:
-    """The type of a multipart message, by its topic.
+def _decode(
+    kind: type[Message], payload: codec.Buffer, dims: codec.Dims | None, tally: Tally, sender: str, now: float
+) -> Message:
+    """Decode a payload, and count the fields that this version does not know."""
+    message = codec.decode_as(kind, payload, dims)
+    if extra := codec.extra_fields(kind, payload):
+        text = f"{sender}: {kind.NAME} has {extra} fields more than this version knows"
+        tally.note("unknown-fields", text, now, "ignored")
+    return message
 
-    Raises:
-        ProtocolError: with ``kind`` frames, unknown-topic or oversize.
-    """
-    if len(frames) != 2:
-        number = len(frames) if len(frames) < MOST_FRAMES else f"{MOST_FRAMES} or more"
-        raise ProtocolError("frames", f"{number} frames, needs topic and payload")
-    return codec.kind_of(bytes(frames[0][:64]).decode("ascii", "replace"), len(frames[1]))
 
-
-def _dims(spec: RobotSpec | None, robots: int) -> dict[str, int]:
-    dims = {"O": spec.observation_size, "A": spec.action_size} if spec else {}
-    return {**dims, "N": robots} if robots else dims
+def _other_protocol(theirs: int) -> Refused:
+    return Refused("protocol", f"protocol version is {PROTOCOL_VERSION} here, {theirs} there")
 
 
 @dataclass
@@ -96,8 +61,6 @@ class ServerLink:
     """The server's end of a link.
 
     Attributes:
-        link: name of the link, as policy or learner.
-        name: the server's own name, for its Welcome.
         accepts: by role, the message types that a client may send. The server refuses other roles.
         agreement: configuration that clients must share, see ``Config.agreement``.
         session: a random number, new at each start of the server.
@@ -123,24 +86,17 @@ class ServerLink:
     _sequences: dict[bytes, int] = field(default_factory=dict)  # of the newest Step of each client since it joined
 
     def receive(self, key: bytes, frames: Frames, now: float, owner: str = "") -> tuple[list[Input], Replies]:
-        """Take one multipart message from a client. Malformed bytes raise no error.
+        """Take one message from a client at ``now`` (s). Return the inputs for the core, and direct replies.
 
-        Args:
-            key: the client's routing identity.
-            frames: topic and payload.
-            now: time in seconds.
-            owner: public key of the client's connection; empty on a link without keys.
-
-        Returns:
-            Inputs for the core, and direct replies. The core gets the Hello of a client that joins, and a Bye when a
-            client leaves.
+        Malformed bytes raise no error. The core gets the Hello of a client that joins, and a Bye when a client leaves.
+        ``key`` is the client's routing identity. ``owner`` is its public key, empty on a link without keys.
         """
         peer = self.peers.get(key)
         if peer and peer.owner != owner:  # the sender uses the routing identity of another client
             return [], []
         sender = f"on link {self.link} from {peer.name if peer else 'a stranger'}"
         try:
-            kind = _kind(frames)
+            kind = codec.kind_of(frames)
             if peer is None and kind is not Hello:  # do not unpack: an unknown client must cost little time
                 text = f"on link {self.link}: {kind.NAME} of {len(frames[1])} bytes before any hello"
                 if kind not in (Heartbeat, Record):  # the clients of a server that ended send these to its successor
@@ -153,8 +109,7 @@ class ServerLink:
             if kind is Record:
                 messages = codec.decode_records(frames[1])
             else:
-                messages = [codec.decode_as(kind, frames[1], peer.dims if peer else None)]
-                self.tally.note_extra_fields(kind, frames[1], sender, now)
+                messages = [_decode(kind, frames[1], peer.dims if peer else None, self.tally, sender, now)]
         except ProtocolError as error:
             self.tally.note(error.kind, f"{sender}: {error}", now)
             # A client that repeats a malformed Hello needs the reason.
@@ -188,10 +143,8 @@ class ServerLink:
         newest = self._sequences.get(peer.key, step.sequence)
         if step.source != hello.name or (step.incarnation != hello.incarnation and not lockstep):
             kind, verb = "identity", "dropped"
-            text = (
-                f"it names source {step.source!r}, incarnation {step.incarnation}; "
-                f"its Hello names {hello.name!r}, incarnation {hello.incarnation}"
-            )
+            text = f"it names source {step.source!r}, incarnation {step.incarnation}; "
+            text += f"its Hello names {hello.name!r}, incarnation {hello.incarnation}"
         elif step.sequence < newest and not lockstep:
             kind, verb, text = "sequence", "dropped", f"the sequence goes back: step {newest} has arrived before"
         else:
@@ -203,13 +156,13 @@ class ServerLink:
         return kind == "gap"
 
     def expire(self, now: float) -> list[Input]:
-        """Forget clients that were silent for PEER_TIMEOUT; returns a Bye for each."""
+        """Forget clients that were silent for PEER_TIMEOUT. Return a Bye for each."""
         self._waiting_since = {key: asked for key, asked in self._waiting_since.items() if now - asked <= PEER_TIMEOUT}
         gone = [key for key, received in self._received_at.items() if now - received > PEER_TIMEOUT]
         return [item for key in gone for item in self.forget(key, f"silent for {PEER_TIMEOUT} s")]
 
     def forget(self, key: bytes, reason: str) -> list[Input]:
-        """Forget a client; returns a Bye for the core, or nothing if the client is unknown."""
+        """Forget a client. Return a Bye for the core, or nothing if the client is unknown."""
         peer = self.peers.pop(key, None)
         self._received_at.pop(key, None)
         self._sequences.pop(key, None)
@@ -217,13 +170,13 @@ class ServerLink:
         return [(peer, Bye(reason))] if peer else []
 
     def forget_revoked(self) -> list[Input]:
-        """Forget clients whose key may no longer have their role; returns a Bye for each."""
+        """Forget clients whose key may no longer have their role. Return a Bye for each."""
         may = self.may
         gone = [key for key, peer in self.peers.items() if may and not may(peer.owner, peer.role)]
         return [item for key in gone for item in self.forget(key, "its key was revoked")]
 
     def adopt(self, spec: RobotSpec) -> tuple[list[Input], Replies]:
-        """Serve this robot from now on; refuse and forget clients with another robot."""
+        """Serve this robot from now on. Refuse and forget clients with another robot."""
         self.spec = spec
         inputs: list[Input] = []
         replies: Replies = []
@@ -252,26 +205,25 @@ class ServerLink:
             return self.forget(key, refused.reason), [(key, refused)]
         inputs = self._replace(key, hello)
         if key not in self.peers:
-            spec = RobotSpec.from_description(hello.spec) if hello.spec else self.spec
-            if self.spec is None:
-                self.spec = spec
-            peer = Peer(self.link, key, hello, _dims(spec, hello.robots), owner)
-            self.peers[key] = peer
+            if self.spec is None and hello.spec:
+                self.spec = RobotSpec.from_description(hello.spec)
+            spec = hello.spec or (self.spec.describe() if self.spec else {})
+            peer = self.peers[key] = Peer(self.link, key, hello, _dims(spec, hello.robots), owner)
             inputs.append((peer, hello))
         self._received_at[key] = now
         return inputs, [(key, Welcome(PROTOCOL_VERSION, self.name, self.session))]
 
     def _replace(self, key: bytes, hello: Hello) -> list[Input]:
-        """Forget the clients that a welcomed client replaces; returns the Byes for the core."""
+        """Forget the clients that a welcomed client replaces. Return the Byes for the core."""
         inputs: list[Input] = []
         for other, peer in list(self.peers.items()):
             same_process = peer.hello.client == hello.client
             # A new process may use the routing identity of an old process. A client that sent messages since its last
             # Hello starts again, so the core must start again too. Hellos wait in a queue while no server runs.
             # So a repeated Hello changes nothing, but a Hello with other values starts the client again.
-            older = peer.hello
-            newer = (hello.weights_version, hello.incarnation) != (older.weights_version, older.incarnation)
-            starts_again = not same_process or key in self._active or newer
+            known = peer.hello
+            changed = (hello.weights_version, hello.incarnation) != (known.weights_version, known.incarnation)
+            starts_again = not same_process or changed or key in self._active
             if starts_again if other == key else peer.name == hello.name:
                 reason = Farewell.RECONNECTED.value if same_process else "replaced by a later incarnation"
                 inputs += self.forget(other, reason)
@@ -280,7 +232,7 @@ class ServerLink:
     def _refusal(self, hello: Hello, owner: str) -> Refused | None:
         """The refusal of this client; None if the server accepts it."""
         if hello.protocol != PROTOCOL_VERSION:
-            return Refused("protocol", f"protocol version is {PROTOCOL_VERSION} here, {hello.protocol} there")
+            return _other_protocol(hello.protocol)
         if hello.role not in self.accepts:
             return Refused("agreement", f"role {hello.role!r} is not served here; allowed: {', '.join(self.accepts)}")
         if self.may and not self.may(owner, hello.role):
@@ -288,8 +240,8 @@ class ServerLink:
             why = f"the key of {hello.name!r} may not be {hello.role} here; to allow it there: {how}"
             return Refused("agreement", why)
         if hello.role in ROBOT_ROLES and not (1 <= hello.robots <= MAX_ROBOTS and hello.spec):
-            allowed = f"allowed: 1 to {MAX_ROBOTS}, with a specification"
-            return Refused("spec", f"{hello.role} names {hello.robots} robots; {allowed}")
+            text = f"{hello.role} names {hello.robots} robots; allowed: 1 to {MAX_ROBOTS}, with a specification"
+            return Refused("spec", text)
         for key, mine in self.agreement.items():
             theirs = hello.agreement.get(key)
             if theirs is not None and theirs != mine:
@@ -307,9 +259,10 @@ class ServerLink:
             return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} with another key")
         # A new driver gets the name when the old driver is silent. The server accepts a lower incarnation: if the clock
         # was set back, the driver that replaces a killed driver must get control of the moving robot.
-        old = hello.incarnation <= peer.hello.incarnation
-        keeps = hello.incarnation == peer.hello.incarnation if peer.role == "driver" else old
-        if peer.role != hello.role or (keeps and peer.hello.client != hello.client):
+        known = peer.hello
+        older = peer.role != "driver" and hello.incarnation < known.incarnation
+        keeps = hello.incarnation == known.incarnation or older
+        if peer.role != hello.role or (keeps and known.client != hello.client):
             return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} that is connected")
         return None
 
@@ -333,12 +286,9 @@ class ClientLink:
     """The client's end of a link.
 
     Attributes:
-        link: name of the link.
-        hello: the Hello to send.
-        accepts: message types that the server may send.
         essential: whether a refusal ends this process. If not, the client logs the refusal and asks again after
             LOG_PERIOD.
-        received_at: time of the server's last message (s); minus infinity before the first.
+        received_at, sent_at: time (s) of the last message from and to the server; minus infinity before the first.
     """
 
     link: str
@@ -350,21 +300,19 @@ class ClientLink:
     refusal: Refused | None = None
     session: int | None = None
     received_at: float = float("-inf")
-    _sent_at: float = float("-inf")
+    sent_at: float = float("-inf")
     _asked_at: float = float("-inf")  # when the last Hello or Heartbeat went out
     _stamps: deque[int] = field(default_factory=lambda: deque(maxlen=64))  # newest Heartbeats of this client
 
     def __post_init__(self) -> None:
-        spec = self.hello.spec
-        sizes = {"O": len(spec["observations"]), "A": len(spec["actions"])} if spec else {}
-        self._dims = {**sizes, "N": self.hello.robots} if self.hello.robots else sizes
+        self._dims = _dims(self.hello.spec, self.hello.robots)
 
     def due(self, now: float) -> list[Message]:
-        """The handshake messages to send now: Hello until the server answers, or Heartbeat after silence."""
+        """The handshake's messages to send at ``now`` (s): Hello until the server answers, Heartbeat after silence."""
         if now - self._asked_at < HELLO_PERIOD:
             return []
         self.needs_hello(now)
-        silent = max(now - self._sent_at, now - self.received_at) >= HEARTBEAT_PERIOD
+        silent = now - min(self.sent_at, self.received_at) >= HEARTBEAT_PERIOD
         if not self.essential and self.state == "refused" and now - self._asked_at >= LOG_PERIOD:
             self.state = "connecting"
         if self.state == "connecting":
@@ -374,7 +322,7 @@ class ClientLink:
             self._stamps.append(message.stamp)
         else:
             return []
-        self._sent_at = self._asked_at = now
+        self.sent_at = self._asked_at = now
         return [message]
 
     def join_again(self, hello: Hello) -> None:
@@ -383,27 +331,21 @@ class ClientLink:
 
     def needs_hello(self, now: float) -> bool:
         """Whether this client was silent for LONG_SILENCE and must send Hello first. The next call returns False."""
-        if self.state != "welcome" or now - self._sent_at < LONG_SILENCE:
+        if self.state != "welcome" or now - self.sent_at < LONG_SILENCE:
             return False
         self.join_again(self.hello)
         return True
 
-    def sent(self, now: float) -> None:
-        """Note that the transport has sent an application message."""
-        self._sent_at = now
-
     def receive(self, frames: Frames, now: float) -> list[Input]:
-        """Take one multipart message from the server; returns the inputs for the core. Never raises on any bytes.
+        """Take one message from the server at ``now`` (s). Return the inputs for the core.
 
-        The core gets the Welcome when the link starts and after each reconnect. The core then repeats the
-        messages that the server needs. A driver's core also gets a Heartbeat before the Welcome if another driver may
-        be moving the robot.
+        Malformed bytes raise no error. The core gets the Welcome when the link starts and after each reconnect, and
+        then repeats the messages that the server needs. A driver's core also gets a Heartbeat before the Welcome if
+        another driver may be moving the robot.
         """
         sender = f"on link {self.link} from its server"
         try:
-            kind = _kind(frames)
-            message = codec.decode_as(kind, frames[1], self._dims)
-            self.tally.note_extra_fields(kind, frames[1], sender, now)
+            message = _decode(codec.kind_of(frames), frames[1], self._dims, self.tally, sender, now)
         except ProtocolError as error:
             self.tally.note(error.kind, f"{sender}: {error}", now)
             return []
@@ -430,19 +372,14 @@ class ClientLink:
 
     def _welcomed(self, message: Welcome) -> list[Input]:
         if message.protocol != PROTOCOL_VERSION:
-            self.state = "refused"
-            self.refusal = Refused("protocol", f"protocol version is {PROTOCOL_VERSION} here, {message.protocol} there")
+            self.state, self.refusal = "refused", _other_protocol(message.protocol)
             return []
         new = self.state != "welcome" or message.session != self.session
         self.state, self.session = "welcome", message.session
         return [(self.link, message)] if new else []
 
     def check(self) -> None:
-        """Check that the server has not refused this client.
-
-        Raises:
-            HandshakeError: the server refused this client; the text names the link and the reason.
-        """
+        """Raise HandshakeError if the server refused this client and the link is essential."""
         if self.refusal and self.essential:
             raise HandshakeError(f"link {self.link}: refused by the server: {self.refusal.reason}")
 
@@ -459,14 +396,5 @@ def hello(
     agreement: Mapping[str, str] | None = None,
 ) -> Hello:
     """A Hello of this protocol version."""
-    return Hello(
-        PROTOCOL_VERSION,
-        role,
-        name,
-        incarnation,
-        client,
-        robots,
-        weights_version,
-        spec.describe() if spec else {},
-        dict(agreement or {}),
-    )
+    robot, shared = spec.describe() if spec else {}, dict(agreement or {})
+    return Hello(PROTOCOL_VERSION, role, name, incarnation, client, robots, weights_version, robot, shared)

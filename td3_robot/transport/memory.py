@@ -12,27 +12,20 @@ from td3_robot.errors import EndpointError
 from td3_robot.messages import Bye, Message
 from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport import codec
-from td3_robot.transport.interface import ClientGoneError, Transport
-from td3_robot.transport.link import ClientLink, Frames, ServerLink
+from td3_robot.transport.codec import Frames
+from td3_robot.transport.interface import Transport
+from td3_robot.transport.link import ClientLink, ServerLink
 
 
 @dataclass(eq=False)
 class Connection:
-    """One client's connection to an endpoint.
-
-    Attributes:
-        key: routing identity, unique among all connections.
-        client: the client's bus.
-        link: the link's name at the client.
-        waiting: frames that wait until a server starts at the endpoint.
-        closed: whether the client has left.
-    """
+    """The connection of a client to an endpoint."""
 
     endpoint: str
-    key: bytes
+    key: bytes  # routing identity, unique among all connections
     client: MemoryBus
     link: str
-    waiting: deque[Frames] = field(default_factory=deque)
+    waiting: deque[Frames] = field(default_factory=deque)  # frames that wait until a server starts at the endpoint
     closed: bool = False
 
 
@@ -45,7 +38,6 @@ class Network:
         self._keys = itertools.count()
 
     def connect(self, endpoint: str, client: MemoryBus, link: str) -> Connection:
-        """Make a connection for the bus of a client."""
         key = b"%d" % next(self._keys)
         connection = self.connections[key] = Connection(endpoint, key, client, link)
         return connection
@@ -55,10 +47,10 @@ class Network:
         server = self.servers.get(connection.endpoint)
         if server:
             return server.offered(connection, frames)
-        if len(connection.waiting) < QUEUE_LENGTH:
-            connection.waiting.append(frames)
-            return True
-        return False
+        if len(connection.waiting) >= QUEUE_LENGTH:
+            return False
+        connection.waiting.append(frames)
+        return True
 
 
 class MemoryBus(Transport):
@@ -157,7 +149,8 @@ class MemoryBus(Transport):
         else:
             connection = self._network.connections[key]
             if connection.closed:
-                raise ClientGoneError
+                self._unreachable.add((link, key))
+                return False
             sent = connection.client.offered(connection, frames)
         if sent and self.tap:
             self.tap(link, message, payload)

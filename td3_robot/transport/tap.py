@@ -15,7 +15,8 @@ from td3_robot.core_types import Input
 from td3_robot.messages import Bye, Hello, LifecycleChange, Message, Record, Start, Step, Turn, Weights
 from td3_robot.topics import MONITOR, QUEUE_LENGTH, RECORDER, TOPICS
 from td3_robot.transport import codec, turns
-from td3_robot.transport.link import ClientLink, Frames
+from td3_robot.transport.codec import Frames
+from td3_robot.transport.link import ClientLink
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,6 @@ class Tap:
         post: sends a topic name and a payload to the recorder. It returns False if there is no recorder or no room.
         expected: whether the run has a recorder. If True, the first messages wait until the recorder connects, and the
             tap counts missed messages from the start.
-        wall: the wall clock, in nanoseconds since 1970.
     """
 
     def __init__(
@@ -185,8 +185,7 @@ class Tap:
     def receive(self, frames: Frames, now: float) -> list[Input]:
         """Take a message from the recorder at ``now`` (s). Send the kept messages to a new recorder.
 
-        Returns:
-            An empty list, because a recorder sends no message to the core.
+        The result is always empty, because a recorder sends no message to the core.
         """
         state, server = self._session.state, self._session.session
         if self._deaf:  # the monitor missed the kept messages of the time in which it was stopped
@@ -252,7 +251,7 @@ class Tap:
     def counts(self) -> Counter[str]:
         """The number of messages that the recorder missed since the tap expected it or since it connected.
 
-        The result does not count messages that a monitor missed, because a monitor may leave and detects gaps itself.
+        Messages that a monitor missed do not count: a monitor may leave, and it detects gaps itself.
         """
         missed = self._missed + len(self._gathered) * self._waits
         missed += sum(not entry.sent for _, entries in self._sent for entry in entries)

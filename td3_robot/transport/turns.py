@@ -72,10 +72,7 @@ def named_in(topic: str, fields: dict[str, Any]) -> Name | None:
 def repeated_in(topic: str, fields: dict[str, Any]) -> Message | None:
     """The message in the field ``wire`` of an input of a Turn; None if the input has no such field.
 
-    Raises:
-        ProtocolError: the bytes are not a message of this topic.
-        ValueError: the text is not base64.
-        KeyError: the number of robots is missing.
+    A damaged field raises ProtocolError, ValueError or KeyError.
     """
     if "wire" not in fields:
         return None

@@ -32,7 +32,7 @@ def test_policy_benchmark() -> None:
     result = report("policy", "--actions", "200", "--memory", "20000", "--starts", "1")
     assert set(result["server_us"]) == {"1", "8", "64"}
     for parts in result["server_us"].values():
-        assert set(parts) == {"decode", "core", "encode", "all", "infer", "noise"}
+        assert set(parts) == {"decode", "core", "encode", "all", "infer", "noise", "noise_v1"}
         assert all(0 < row["p50"] <= row["p99"] <= row["p999"] <= row["max"] for row in parts.values())
         assert parts["all"]["p50"] >= parts["core"]["p50"]  # one loop times both
     assert result["memory"]["growth_bytes"] < 1_000_000

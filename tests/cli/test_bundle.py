@@ -76,7 +76,7 @@ def test_create_makes_a_policy_without_noise_for_a_robot(run: Any, file: Path, t
     assert new.provenance["version"] == old.provenance["version"]
     assert all(np.array_equal(new.tensors[name], old.tensors[name]) for name in old.tensors)
     run("create", file, out, "--noise", 0.05, "--force")
-    assert Bundle.load(out).exploration == Exploration("gaussian", 0.05)
+    assert Bundle.load(out).exploration == Exploration("gaussian_v2", 0.05)
 
 
 @pytest.mark.parametrize("normalised", [False, True])

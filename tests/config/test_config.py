@@ -134,7 +134,7 @@ def test_numbers_are_written_as_in_json(tmp_path: Path) -> None:
         ({}, ["exploration.noise=.nan"], ["exploration.noise is nan", "from 0 to 1e12"]),
         ({}, ["exploration.noise=much"], ["exploration.noise is 'much'"]),
         ({}, ["exploration.theta=0"], ["exploration.theta is 0", ">= 0.01"]),
-        ({}, ["exploration.kind=pink"], ["exploration.kind is 'pink'", "allowed: gaussian, ornstein_uhlenbeck"]),
+        ({}, ["exploration.kind=pink"], ["exploration.kind is 'pink'", "allowed: gaussian, ornstein_uhlenbeck, gauss"]),
         ({}, ["pacing.mode=slow"], ["pacing.mode is 'slow'"]),
         ({}, ["pacing.fallback=brake"], ["pacing.fallback is 'brake'"]),
         ({}, ["timing=lockstep", "pacing.mode=realtime"], ["pacing.mode is 'realtime'", "timing is 'lockstep'"]),

@@ -137,5 +137,5 @@ class RobotContract:
 def safe_action(robot: Robot) -> Float32:
     """Return the action float32[A] that a driver applies in FAULT with ``safe_action: zero``."""
     guard = Guard(robot.spec, "robot", SafetyConfig(safe_action="zero"))
-    safe: Float32 = guard.safe_action(np.zeros((1, robot.spec.action_size), np.float32))[0]
+    safe: Float32 = guard.envelope.safe_action(np.zeros((1, robot.spec.action_size), np.float32))[0]
     return safe

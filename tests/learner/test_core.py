@@ -53,12 +53,12 @@ def test_published_weights_are_complete_and_set_the_exploration(world: World) ->
     [first] = published(world.join(sim))
     assert first.version == 1
     assert sha256(first.payload) == first.sha256
-    assert Bundle.decode(first.payload).exploration.kind == "uniform"
+    assert Bundle.decode(first.payload).exploration.kind == "uniform_v2"
     sent = published([output for n in range(12) for output in world.give(sim, world.make_step(n))])
     # Learning and Gaussian noise start at 10 steps.
     assert (sent[0].version, sent[0].env_steps, sent[0].updates) == (2, 10, 0)
     bundle = Bundle.decode(sent[0].payload)
-    assert (bundle.exploration.kind, bundle.exploration.scale) == ("gaussian", 0.1)
+    assert (bundle.exploration.kind, bundle.exploration.scale) == ("gaussian_v2", 0.1)
     assert bundle.spec == world.spec
 
 

@@ -65,7 +65,7 @@ def test_a_learner_starts_with_the_served_policy(
     assert isinstance(first, Weights)
     assert first.version == 42
     begun = Bundle.decode(first.payload)
-    assert begun.exploration.kind == "gaussian"
+    assert begun.exploration.kind == "gaussian_v2"
     np.testing.assert_array_equal(actions(begun), actions(served))
     core.step([(driver, driver.hello)], 0.1)
     updates = 0
@@ -86,7 +86,7 @@ def test_a_resumed_learner_does_not_need_the_policy_file(make_bundle: Make) -> N
     core.start(policy.spec, policy)
     again = resumed(config(), *state.save(core, 0.0))
     np.testing.assert_array_equal(actions(again.publisher.bundle()), actions(core.publisher.bundle()))
-    assert again.publisher.bundle().exploration.kind == "gaussian"
+    assert again.publisher.bundle().exploration.kind == "gaussian_v2"
 
 
 def test_the_policys_normalisation_is_continued(make_bundle: Make) -> None:

@@ -36,7 +36,7 @@ def test_a2c_learns_resumes_and_replays_bit_for_bit(command: Any, tmp_path: Path
     assert records[-1]["final"]
     assert records[-1]["eval_return_mean"] > 100
     best = Bundle.load(folder / "best.safetensors")
-    assert (best.provenance["algorithm"], best.exploration.kind) == ("A2C", "categorical")
+    assert (best.provenance["algorithm"], best.exploration.kind) == ("A2C", "categorical_v2")
     assert json.loads((folder / "final.json").read_text())["learner"]["figures"]["updates"] == 60
 
     alone = InProcess(configuration.load(folder / "config.yaml"))

@@ -32,7 +32,8 @@ from td3_robot.safety.state import SafetyState
 from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport import codec
-from td3_robot.transport.link import ClientLink, Frames, ServerLink, hello
+from td3_robot.transport.codec import Frames
+from td3_robot.transport.link import ClientLink, ServerLink, hello
 from td3_robot.transport.memory import Connection, MemoryBus, Network
 from td3_robot.transport.tap import RECORDED, Tap
 from tests.in_process import InProcess
@@ -100,7 +101,7 @@ class Tape:
     def of(self, publisher: str, incarnation: int = 0) -> Tap:
         """Return the tap that records the named node with this incarnation."""
         session = ClientLink("recorder", hello("node", publisher, client=0), (), state="welcome")
-        session.sent(0.0)
+        session.sent_at = 0.0
         return _AtOnce(
             session, lambda name, payload: self._write(publisher, incarnation, name, payload), wall=self._wall
         )

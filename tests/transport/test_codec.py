@@ -317,12 +317,8 @@ def test_limits_are_inclusive() -> None:
         ("phase", np.array([0, 4], np.uint8), "phase 4 is not one of 0 to 3"),
         ("world", {"2": {}}, "world: '2' is not the index of a robot, 0 to 1"),
         ("world", {"²": {}}, "world: '²' is not the index of a robot, 0 to 1"),
-        ("world", {"0": 1}, "world: the value of robot 0 is not a map from names to finite numbers"),
-        ("world", {"1": {"mass": "heavy"}}, "world: the value of robot 1 is not a map"),
-        ("world", {"1": {"mass": float("inf")}}, "world: the value of robot 1 is not a map"),
-        ("world", {"1": {"mass": True}}, "world: the value of robot 1 is not a map"),
+        ("world", {"1": {"mass": float("inf")}}, "world: a value of robot '1' is not finite"),
         ("operated", {"2": "anna"}, "operated: '2' is not the index of a robot, 0 to 1"),
-        ("operated", {"1": 7}, "operated: the value of robot 1 is not text"),
         ("observation", np.full((2, 3), np.nan, np.float32), "observation is not finite"),
         ("reward", np.array([0, np.inf], np.float32), "reward is not finite"),
         ("action", np.full((2, 2), -np.inf, np.float32), "action is not finite"),
@@ -333,6 +329,22 @@ def test_a_step_with_an_invalid_value_is_refused(make_step: Any, field: str, val
     with pytest.raises(ProtocolError, match=text) as caught:
         codec.decode("step", payload)
     assert caught.value.kind == "value"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("world", {"0": 1}, r"Expected `object`, got `int` - at `\$\.world\[\.\.\.\]`"),
+        ("world", {"1": {"mass": "heavy"}}, r"Expected `int \| float`, got `str` - at `\$\.world\[\.\.\.\]"),
+        ("world", {"1": {"mass": True}}, r"Expected `int \| float`, got `bool` - at `\$\.world\[\.\.\.\]"),
+        ("operated", {"1": 7}, r"Expected `str`, got `int` - at `\$\.operated\[\.\.\.\]`"),
+    ],
+)
+def test_a_step_whose_map_holds_another_type_is_refused(make_step: Any, field: str, value: Any, text: str) -> None:
+    payload = codec.encode(make_step(robots=2, **{field: value}))
+    with pytest.raises(ProtocolError, match=text) as caught:
+        codec.decode("step", payload)
+    assert caught.value.kind == "fields"
 
 
 @pytest.mark.parametrize("field", ["phase", "episode", "episode_step", "observation", "reward", "action"])

@@ -635,7 +635,7 @@ def test_a_hello_is_repeated_until_it_is_answered(make_client: MakeClient) -> No
     client = make_client()
     assert client.due(0.0) == [client.hello]
     assert client.due(HELLO_PERIOD * 0.9) == []
-    client.sent(HELLO_PERIOD * 0.95)  # other messages must not delay the Hello
+    client.sent_at = HELLO_PERIOD * 0.95  # other messages must not delay the Hello
     assert client.due(HELLO_PERIOD) == [client.hello]
     ((origin, message),) = client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 4)), 0.3)
     assert origin == "policy"
@@ -669,7 +669,7 @@ def test_the_client_sends_a_heartbeat_after_silence(make_client: MakeClient) -> 
     assert client.due(HEARTBEAT_PERIOD + HELLO_PERIOD / 2) == []
     assert client.due(HEARTBEAT_PERIOD + HELLO_PERIOD)  # no answer came, so the client sends the Heartbeat again
     client.receive(frames(beat), 2.0)
-    client.sent(2.0)
+    client.sent_at = 2.0
     assert client.due(2.9) == []
 
 
@@ -677,7 +677,7 @@ def test_a_client_that_sends_all_the_time_still_checks_the_server(make_client: M
     client = welcomed(make_client())
     asked = 0
     for tick in range(200):  # 2 s at 100 Hz, and no message from the server
-        client.sent(tick / 100)
+        client.sent_at = tick / 100
         asked += len(client.due(tick / 100))
     assert asked == 4  # one Heartbeat per HELLO_PERIOD, from 1 s on
 
