@@ -1,4 +1,4 @@
-"""Keep known output of C libraries off the terminal."""
+"""Keeps known output of C libraries off the terminal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from contextlib import contextmanager
 def without_lines(*beginnings: bytes) -> Iterator[None]:
     """Drop lines that start with one of ``beginnings`` from standard error inside the block.
 
-    C code writes to the file descriptor and not to ``sys.stderr``, so this function replaces the descriptor. It writes
-    all other lines when the block ends.
+    C code writes to the file descriptor and not to ``sys.stderr``, so this function replaces the descriptor. All other
+    lines appear at the end of the block.
     """
     sys.stderr.flush()
     try:

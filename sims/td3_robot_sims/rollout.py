@@ -11,7 +11,7 @@ from td3_robot.policy.actor import Actor
 from td3_robot_sims.backends.base import Environment
 
 SEED_OFFSET = 1_000_003
-"""Evaluations add this number to their seed. Their starting states then differ from those of the training."""
+"""Evaluations add this number to their seed, so that their starting states differ from those of the training."""
 
 
 class Episode(NamedTuple):
@@ -32,7 +32,7 @@ def episodes(
     """Run ``count`` episodes, one step at a time.
 
     Args:
-        seed: seed of the starting states. To compare policies, use the same seed.
+        seed: seed of the starting states.
         max_steps: the length at which an episode ends, for tasks without a time limit.
         frame: callback after every reset and every step.
 

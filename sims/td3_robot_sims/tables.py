@@ -12,7 +12,7 @@ from td3_robot_sims import tasks
 
 
 def table(spec: RobotSpec) -> str:
-    """A heading, a table of observations and a table of actions."""
+    """Return a heading, a table of observations and a table of actions."""
     period = f"{spec.control_period * 1000:g} ms ({1 / spec.control_period:.1f} Hz)"
     sizes = f"{spec.observation_size} observations, {spec.action_size} actions, one step every {period}."
     tables = [*_rows("observation", spec.observations), "", *_rows("action", spec.actions), ""]
