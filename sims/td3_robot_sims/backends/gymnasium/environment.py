@@ -170,7 +170,9 @@ def _own_spec(task: str, env: gymnasium.Env[Any, Any], spaces_spec: RobotSpec) -
     for kind in ("observations", "actions"):
         channels, limits = getattr(given, kind), getattr(spaces_spec, kind)
         if len(channels) != len(limits):
-            raise ConfigError(f"task {task!r}: robot_spec has {len(channels)} {kind}; its space has {len(limits)} numbers")
+            raise ConfigError(
+                f"task {task!r}: robot_spec has {len(channels)} {kind}; its space has {len(limits)} numbers"
+            )
         for channel, limit in zip(channels, limits, strict=True):
             if (np.float32(channel.low), np.float32(channel.high)) != (np.float32(limit.low), np.float32(limit.high)):
                 raise ConfigError(
