@@ -122,7 +122,7 @@ class Disturbance:
         return action
 
     def push(self) -> tuple[float, float] | None:
-        """Return force (N) and direction (rad) of the push in this control period, or None. Call :meth:`delayed` first."""
+        """Return force (N) and direction (rad) of the push in this control period, or None. Call ``delayed`` first."""
         since = self._time - 1 - self._start
         if self.config.push.force is None or since < 0 or since % self._interval >= self._duration:
             return None
