@@ -26,7 +26,7 @@ _PEERS = ("stable-baselines3", "pybullet_envs_gymnasium")
 
 def main() -> int:
     description = "Compare the speed of a training with Stable-Baselines3's TD3. Takes minutes."
-    options = train.options("python benchmarks/train_peers.py", description, _PEERS).parse(None)
+    options = train.options("python benchmarks/train_peers.py", description).parse_args()
     report = train.measure(options, peers)
     report["machine"] = harness.describe("td3-robot", "torch", "numpy", "pybullet", *_PEERS)
     compare(report["results"])
