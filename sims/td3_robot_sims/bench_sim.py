@@ -19,7 +19,6 @@ from td3_robot.specs import Float32
 from td3_robot.util import machine
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Environment
-from td3_robot_sims.quiet import c_output_on_stderr
 from td3_robot_sims.vector_env import VectorEnvironment
 
 TASKS = ("Walker2D", "Ant")
@@ -38,9 +37,7 @@ Contestants = dict[tuple[str, int], Any]
 def main(arguments: Sequence[str]) -> int:
     description = "Measure steps per second of the simulated robots, and the memory of a robot."
     given = options("td3-robot bench sim", description).parse_args(arguments)
-    with c_output_on_stderr():  # output of a physics engine would corrupt the JSON
-        report = measure(given)
-    return harness.show(report, given.json, lines)
+    return harness.show(measure(given), given.json, lines)
 
 
 def options(command: str, description: str) -> harness.Options:

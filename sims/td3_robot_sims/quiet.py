@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import tempfile
@@ -35,19 +34,3 @@ def without_lines(*beginnings: bytes) -> Iterator[None]:
             rest = b"".join(line for line in caught if not line.startswith(beginnings))
             if rest:
                 os.write(2, rest)
-
-
-@contextmanager
-def c_output_on_stderr() -> Iterator[None]:
-    """Redirect C code's standard output to standard error inside the block. Do not use ``sys.stdout`` in the block."""
-    library = ctypes.CDLL(None)
-    sys.stdout.flush()
-    library.fflush(None)
-    real = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        library.fflush(None)
-        os.dup2(real, 1)
-        os.close(real)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import json
@@ -209,3 +210,13 @@ def test_sim_peers() -> None:
         assert alone["td3_robot_over_published"] == pytest.approx(ours / theirs)
         assert alone["td3_robot_gymnasium_over_published"] > 0
         assert all(row["td3_robot_over_published"] > 0 for row in found["fleet"][task].values())
+
+
+def test_buffered_output_of_c_code_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    library = ctypes.CDLL(None)
+    library.puts(b"before")
+    with module("sim_peers.py").c_output_on_stderr():
+        library.puts(b"inside")
+    library.puts(b"after")
+    library.fflush(None)
+    assert capfd.readouterr() == ("before\nafter\n", "inside\n")
