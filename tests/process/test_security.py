@@ -97,7 +97,7 @@ class Thief:
         return self.receive()
 
     def answer(self, topic: str, content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the first answer that is not a Heartbeat. With Heartbeats the server checks whether a client is alive."""
+        """Return the first answer that is not a Heartbeat. A Heartbeat asks whether this client is alive."""
         kind, answer = self.ask(topic, content)
         while kind == "heartbeat":
             kind, answer = self.receive()
