@@ -154,19 +154,16 @@ def _run(
 ) -> list[Episode]:
     """Run the episodes; with ``video``, write the first one as a video."""
     results: list[Episode] = []
-    steps = 0
+    steps = -1
     with _video(video, environment) if video else nullcontext() as film, Working("eval") as working:
-
-        def frame() -> None:
+        for item in episodes_of(environment, actor, count, seed, max_steps):
             if film and not results:
                 film()
-
-        for item in episodes_of(environment, actor, count, seed, max_steps, frame):
             steps += 1
             if item:
                 results.append(item)
-                steps = 0
-            working.show(f"episode {min(len(results) + 1, count)} of {count}, step {steps}")
+                steps = -1
+            working.show(f"episode {min(len(results) + 1, count)} of {count}, step {max(steps, 0)}")
     return results
 
 

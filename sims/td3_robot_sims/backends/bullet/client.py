@@ -26,6 +26,12 @@ _MAX_VELOCITIES = 128  # largest number of joint velocities of a body in one of 
 _MAX_TORQUES = 4  # largest number of torques in one call
 _DOUBLE = sizeof(c_double)
 _CLOSED = "this physics world is closed, or the user closed its window"
+_CHANGES = {
+    "mass": b3.set_mass,
+    "friction": b3.set_friction,
+    "damping": b3.set_damping,
+    "restitution": b3.set_restitution,
+}
 _windows: set[int] = set()  # addresses of worlds with a window; PyBullet can show one window per process
 
 
@@ -193,30 +199,20 @@ class Client:
         b3.dynamics(self._run(handle, b3.ask_dynamics(handle.address, body, link), b3.DYNAMICS), byref(info))
         return Part(info.mass, tuple(info.inertia), info.lateral_friction)
 
-    def change(
-        self,
-        body: int,
-        link: int,
-        *,
-        mass: float | None = None,
-        inertia: Sequence[float] | None = None,
-        friction: float | None = None,
-        damping: float | None = None,
-        restitution: float | None = None,
-    ) -> None:
-        """Change properties of a link, see :class:`Part`. ``damping`` (N·m·s/rad) is that of its joint."""
+    def change(self, body: int, link: int, inertia: Sequence[float] | None = None, **values: float) -> None:
+        """Change properties of a link.
+
+        Args:
+            inertia: see :class:`Part`.
+            values: any of ``mass``, ``friction`` (see :class:`Part`), ``restitution``, and ``damping`` of the joint in
+                N·m·s/rad.
+        """
         handle = self._open()
         command = b3.change(handle.address)
         if inertia is not None:
             b3.set_inertia(command, body, link, (c_double * 3)(*inertia))
-        for set_value, value in (
-            (b3.set_mass, mass),
-            (b3.set_friction, friction),
-            (b3.set_damping, damping),
-            (b3.set_restitution, restitution),
-        ):
-            if value is not None:
-                set_value(command, body, link, value)
+        for name, value in values.items():
+            _CHANGES[name](command, body, link, value)
         self._run(handle, command)
 
     def release(self, body: int, joint: Joint) -> None:
