@@ -3,7 +3,7 @@
 The values are those of ``pybullet_envs_gymnasium`` 0.6.0 (``Walker2DBulletEnv-v0`` and its siblings). The model files
 are those of ``pybullet_data``. This module does not import PyBullet, because a specification needs no physics.
 
-To add a robot, write a :class:`RobotModel` and add it to ``MODELS``.
+To add a robot, add a :class:`RobotModel` to ``ROBOTS``.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RobotModel:
         return tuple(self.power * gain for _, gain in self.joints)
 
 
-_PUBLISHED = (
+ROBOTS = (
     RobotModel(
         name="Walker2D",
         file="walker2d.xml",
@@ -154,7 +154,7 @@ _PUBLISHED = (
         single_precision=True,
     ),
 )
-MODELS = {model.name: model for model in _PUBLISHED}
+MODELS = {model.name: model for model in ROBOTS}
 
 
 def observation_groups(model: RobotModel) -> tuple[str, ...]:
