@@ -30,7 +30,7 @@ _API = 202010061
 # Types of answers, from EnumSharedMemoryServerStatus.
 SDF_LOADED, URDF_LOADED, MJCF_LOADED = 4, 6, 12
 STATE, STEPPED, PICTURE, CONTACTS = 21, 26, 28, 39
-BODIES_SYNCED, DYNAMICS, BOXES, SAVED, RESTORED, USER_DATA_SYNCED = 66, 77, 85, 93, 95, 100
+DYNAMICS, BOXES, SAVED, RESTORED = 77, 85, 93, 95
 
 MAX_BODIES = 512  # in one file
 
@@ -122,8 +122,6 @@ ready = _function("b3CanSubmitCommand", _HANDLE)
 submit = _function("b3SubmitClientCommandAndWaitStatus", _HANDLE, _HANDLE, result=_HANDLE)
 submit_freely = _function("b3SubmitClientCommandAndWaitStatus", _HANDLE, _HANDLE, result=_HANDLE, library=_free)
 answer = _function("b3GetStatusType", _HANDLE)
-sync_bodies = _function("b3InitSyncBodyInfoCommand", _HANDLE, result=_HANDLE)
-sync_user_data = _function("b3InitSyncUserDataCommand", _HANDLE, result=_HANDLE)
 
 parameters = _function("b3InitPhysicsParamCommand", _HANDLE, result=_HANDLE)
 set_gravity = _function("b3PhysicsParamSetGravity", _HANDLE, c_double, c_double, c_double)

@@ -112,15 +112,12 @@ class Client:
         places = [byref(place) for place in (self.positions, self.velocities, self.links, self.link_velocities)]
         self._places = (*[None] * 5, *places[:2], *[None] * 3, *places[2:])
         self._contacts = b3.ContactInformation()
-        handle = self._open()
-        self._run(handle, b3.sync_bodies(address), b3.BODIES_SYNCED)
-        self._run(handle, b3.sync_user_data(address), b3.USER_DATA_SYNCED)
         if show:
             _windows.add(address)
             # Hide the side panels, and do not draw the pictures in them.
             command = b3.window(address)
             b3.set_window(command, pybullet.COV_ENABLE_GUI, 0)
-            self._run(handle, command)
+            self._run(self._open(), command)
 
     def _open(self) -> _Handle:
         """Return the handle, or raise RuntimeError if the world is closed."""
