@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import signal
 import statistics
 import sys
 import time
@@ -19,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from td3_robot.errors import EXIT_GOOD, EXIT_USAGE, NodeError, Td3RobotError
+from td3_robot.errors import EXIT_GOOD, EXIT_USAGE, NodeError, Td3RobotError, exit_code_of
 from td3_robot.runtime.arguments import Parser, integer, real
 from td3_robot.util import machine
 from td3_robot.util.text import one_line
@@ -63,6 +64,8 @@ def run_script(main: Callable[[], int]) -> NoReturn:
     except (Td3RobotError, ModuleNotFoundError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", EXIT_USAGE))
+    except KeyboardInterrupt:
+        sys.exit(exit_code_of(signal.SIGINT))
 
 
 def describe(*packages: str) -> dict[str, Any]:
