@@ -475,7 +475,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=DATA / "faults.json", metavar="FILE", help="file of the results")
     parser.add_argument("--quick", action="store_true", help="wait for less work before and after the fault")
     parser.add_argument("--report", action="store_true", help="only write the table into the page")
-    options = parser.parse(None)
+    options = parser.parse_args()
     if options.report:
         write_faults(options.out)
         return 0

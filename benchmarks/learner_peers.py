@@ -29,8 +29,7 @@ Product = tuple[int, int, int]
 
 def main() -> int:
     description = "Compare TD3 updates with Stable-Baselines3's and with matrix products alone. Use idle cores."
-    parser = learner.options("python benchmarks/learner_peers.py", description, ["stable-baselines3"])
-    options = parser.parse(None)
+    options = learner.options("python benchmarks/learner_peers.py", description).parse_args()
     report = learner.measure(options, peers)
     report["machine"] = harness.describe("td3-robot", "torch", "numpy", "stable-baselines3")
     for row in report["results"]:

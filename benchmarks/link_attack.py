@@ -136,7 +136,7 @@ def _dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: str, *
 def main() -> int:
     parser = harness.Options("python benchmarks/link_attack.py", "Measure round trips without and under attacks.")
     parser.number("--trips", 5000, "N", "round trips of each kind", low=_BLOCK)
-    options = parser.parse(None)
+    options = parser.parse_args()
     report: harness.Report = {"machine": harness.describe("td3-robot", "numpy", "pyzmq"), "attacks": {}}
     with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as folder, contextlib.ExitStack() as stack:
         KeyFolder(Path(folder) / "keys").create("bench")

@@ -124,7 +124,7 @@ def main() -> int:
     parser.number("--robots", [1], "N", "numbers of robots")
     parser.number("--trips", 8000, "N", "round trips of each kind")
     parser.number("--spin", 0, "US", "realtime.spin_us of td3-robot's policy server", low=0)
-    options = parser.parse(None)
+    options = parser.parse_args()
     report: harness.Report = {"machine": harness.describe("td3-robot", "numpy", "pyzmq")}
     report |= {"transport": options.transport, "robots": {}}
     for robots in options.robots:

@@ -94,7 +94,7 @@ def main() -> int:
     parser.number("--every", 0.1, "S", "seconds between new weights", low=0.001)
     parser.number("--rate", 500.0, "HZ", "rate of the robot")
     parser.number("--seconds", 10, "N", "seconds of each kind")
-    options = parser.parse(None)
+    options = parser.parse_args()
     hidden = tuple(options.hidden)
     report: harness.Report = {
         "machine": harness.describe("td3-robot", "numpy", "pyzmq"),

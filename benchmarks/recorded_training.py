@@ -72,7 +72,7 @@ def main() -> int:
     parser.number("--stretch", 5.0, "S", "length of a stretch in seconds")
     parser.number("--warm-up", 1000, "STEPS", "environment steps before the first stretch")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the config")
-    options = parser.parse(None)
+    options = parser.parse_args()
     report = {"machine": harness.describe("numpy", "msgspec", "mcap", "torch")}
     with tempfile.TemporaryDirectory() as folder:
         sizes = (options.blocks, options.stretch, options.warm_up)

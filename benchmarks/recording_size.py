@@ -40,7 +40,7 @@ def main() -> int:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a recording with every policy")
     parser.number("--rounds", 3, "N", "recordings with each setting")
-    options = parser.parse(None)
+    options = parser.parse_args()
     session = Session([options.file])
     turns = [inputs(list(group)) for _, group in groupby(session.entries(), lambda it: it.received // _GROUP_NS)]
     count = sum(map(len, turns))

@@ -71,7 +71,7 @@ def main() -> int:
     parser.number("--repetitions", 5, "N", "measurements of each kind")
     parser.number("--seconds", 1.0, "S", "length of one measurement", low=0.001)
     parser.add_argument("--folder", type=Path, metavar="DIR", help="folder of the file (default: a temporary folder)")
-    options = parser.parse(None)
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         buffers = contestants(options.transitions, Path(folder))
         turns = {

@@ -43,7 +43,7 @@ def main() -> int:
     parser = harness.Options("python benchmarks/ros2_latency.py", "Measure the time from a JointState to its command.")
     parser.number("--rates", [100, 500], "HZ", "JointStates a second")
     parser.number("--seconds", 10.0, "S", "time for each rate", low=0.1)
-    options = parser.parse(None)
+    options = parser.parse_args()
     os.environ.setdefault("ROS_DOMAIN_ID", _DOMAIN)
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
     report: harness.Report = {"machine": harness.describe("td3-robot", "numpy"), "rates": {}}

@@ -8,18 +8,37 @@ Needs ``pip install pybullet_envs_gymnasium==0.6.0``.
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
 
 import gymnasium
 from td3_robot_sims import bench_sim
-from td3_robot_sims.bench_sim import ALONE, FLEETS, OURS, SEED, Contestants
-from td3_robot_sims.quiet import c_output_on_stderr
+from td3_robot_sims.bench_sim import ALONE, FLEETS, OURS, SEED, TASKS, Contestants
 
 from td3_robot.bench import harness
 from td3_robot.specs import Float32
 
 PUBLISHED = "pybullet_envs_gymnasium"
 WRAPPED = "td3_robot_gymnasium"
+
+
+@contextlib.contextmanager
+def c_output_on_stderr() -> Iterator[None]:
+    """Redirect C code's standard output to standard error inside the block. Do not use ``sys.stdout`` in the block."""
+    library = ctypes.CDLL(None)
+    sys.stdout.flush()
+    library.fflush(None)
+    real = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        library.fflush(None)
+        os.dup2(real, 1)
+        os.close(real)
 
 
 class Gymnasium:
@@ -35,8 +54,8 @@ class Gymnasium:
     def step(self, action: Float32) -> None:
         """Step every robot, and reset the robots whose episode has ended.
 
-        A single robot is reset in the step that ends its episode. In a fleet, the next step only resets the robot. Our
-        own fleet does the same.
+        A single robot is reset in the step that ends its episode. With several robots, the next step only resets the
+        robot, as in our vector environment.
         """
         for number, robot in enumerate(self._robots):
             if self._ended[number]:
@@ -59,26 +78,30 @@ def peers(task: str) -> Contestants:
     return {(WRAPPED, ALONE): Gymnasium(f"td3_robot/{task}-v0", ALONE), **published}
 
 
-def compare(row: dict[str, Any]) -> None:
-    """Compare our robots of one task and fleet size with the published ones."""
-    for name in (OURS, WRAPPED):
-        if name in row:
-            row[f"{name}_over_published"] = harness.ratio(row[name]["rounds"], row[PUBLISHED]["rounds"])
-
-
 def main() -> int:
-    parser = bench_sim.options("python benchmarks/sim_peers.py", "Compare with the published robots.", [PUBLISHED])
-    options = parser.parse(None)
+    parser = bench_sim.options("python benchmarks/sim_peers.py", "Compare with the published robots.")
+    options = parser.parse_args()
     with c_output_on_stderr():  # the published robots print at connect, which would corrupt the JSON
         import pybullet_envs_gymnasium  # noqa: F401  registers its robots
         import td3_robot_sims.gymnasium_env  # noqa: F401  registers ours
 
         report = bench_sim.measure(options, peers)
-    for task in bench_sim.TASKS:
+    for task in TASKS:
         for row in (report["one_robot"][task], *report["fleet"][task].values()):
-            compare(row)
+            for name in [name for name in (OURS, WRAPPED) if name in row]:
+                row[f"{name}_over_published"] = harness.ratio(row[name]["rounds"], row[PUBLISHED]["rounds"])
     report["machine"] = harness.describe("td3-robot", "pybullet", "numpy", "gymnasium", PUBLISHED)
-    return harness.show(report, options.json, bench_sim.lines)
+    return harness.show(report, options.json, lines)
+
+
+def lines(report: harness.Report) -> Iterator[str]:
+    yield from bench_sim.lines(report)
+    for task in TASKS:
+        rows = {"one robot": report["one_robot"][task]}
+        rows |= {f"{size} robots": row for size, row in report["fleet"][task].items()}
+        for label, row in rows.items():
+            for name in [name for name in (OURS, WRAPPED) if name in row]:
+                yield f"{task:9} {label:10} {name:20} {row[f'{name}_over_published']:5.2f} × published"
 
 
 if __name__ == "__main__":

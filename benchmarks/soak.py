@@ -282,7 +282,7 @@ def main() -> int:
     parser.number("--minutes", 60.0, "N", "minutes to run", low=0.1)
     parser.number("--every", 10.0, "S", "seconds between samples", low=0.5)
     parser.add_argument("--out", type=Path, default=DATA, metavar="DIR", help=f"folder of the data (default: {DATA})")
-    options = parser.parse(None)
+    options = parser.parse_args()
     if options.kind == "report":
         write_soak(options.out)
         return 0

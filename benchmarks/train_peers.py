@@ -16,8 +16,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from td3_robot_sims.quiet import c_output_on_stderr
-
 from td3_robot.bench import harness, train
 from td3_robot.bench.train import WARM_UP, Contestants
 
@@ -26,7 +24,7 @@ _PEERS = ("stable-baselines3", "pybullet_envs_gymnasium")
 
 def main() -> int:
     description = "Compare the speed of a training with Stable-Baselines3's TD3. Takes minutes."
-    options = train.options("python benchmarks/train_peers.py", description, _PEERS).parse(None)
+    options = train.options("python benchmarks/train_peers.py", description).parse_args()
     report = train.measure(options, peers)
     report["machine"] = harness.describe("td3-robot", "torch", "numpy", "pybullet", *_PEERS)
     compare(report["results"])
@@ -58,6 +56,8 @@ def stable_baselines3(*, threads: int, hidden: Sequence[int], batch: int, steps:
 
 def _their_training(threads: int, hidden: list[int], batch: int, steps: int) -> float:
     """Train, and return the seconds for ``steps`` steps."""
+    from sim_peers import c_output_on_stderr  # imports gymnasium
+
     warnings.simplefilter("ignore")  # their packages warn about each other
     with c_output_on_stderr():
         import gymnasium

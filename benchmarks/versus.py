@@ -92,7 +92,7 @@ def main() -> int:
     parser.add_argument("--base", type=Path, required=True, metavar="DIR", help="checkout to compare with")
     parser.add_argument("--new", type=Path, default=ROOT, metavar="DIR", help="checkout to measure (default: this one)")
     parser.number("--rounds", 3, "N", "runs of each checkout")
-    options = parser.parse(words[:split])
+    options = parser.parse_args(words[:split])
     names, own = options.benchmarks or list(BENCHMARKS), words[split + 1 :]
     for name in names:
         if name not in BENCHMARKS:

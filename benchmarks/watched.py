@@ -46,7 +46,7 @@ def main() -> int:
     parser.number("--monitors", 4, "N", "number of monitors")
     parser.number("--rate", 100.0, "HZ", "rate of the robot")
     parser.number("--seconds", 5, "N", "seconds of each kind")
-    options = parser.parse(None)
+    options = parser.parse_args()
     report: harness.Report = {"machine": harness.describe("td3-robot", "numpy", "pyzmq"), "rate_hz": options.rate}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="td3-robot-bench-")))

@@ -5,20 +5,37 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
 from td3_robot_sims import tasks
-from td3_robot_sims.tables import table as robot_table
 
 from td3_robot.cli.verbs import COMMANDS
 from td3_robot.config import reference
+from td3_robot.specs import Channel, RobotSpec
 
 
 def robots() -> str:
     """Return the tables of all shipped robots."""
-    return "\n".join(robot_table(tasks.spec(name)) for name in tasks.names()).rstrip()
+    return "\n".join(line for name in tasks.names() for line in _robot(tasks.spec(name))).rstrip()
+
+
+def _robot(spec: RobotSpec) -> Iterable[str]:
+    """Return a heading, a table of observations and a table of actions."""
+    period = f"{spec.control_period * 1000:g} ms ({1 / spec.control_period:.1f} Hz)"
+    sizes = f"{spec.observation_size} observations, {spec.action_size} actions, one step every {period}."
+    tables = [*_channels("observation", spec.observations), "", *_channels("action", spec.actions), ""]
+    return [f"## {spec.name}", "", sizes, "", *tables]
+
+
+def _channels(kind: str, channels: Sequence[Channel]) -> Iterable[str]:
+    yield f"| # | {kind} | unit | low | high | meaning |"
+    yield "|--:|---|---|--:|--:|---|"
+    for index, channel in enumerate(channels):
+        yield _row(
+            str(index), f"`{channel.name}`", channel.unit, f"{channel.low:g}", f"{channel.high:g}", channel.meaning
+        )
 
 
 def keys() -> str:

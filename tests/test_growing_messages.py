@@ -193,7 +193,7 @@ def test_an_old_client_counts_new_fields(later_bytes: bytes) -> None:
         b"\x07",  # the number 7
     ],
 )
-def test_a_field_whose_name_is_no_text_is_counted(name: bytes, spec: Any) -> None:
+def test_a_field_whose_name_is_not_text_is_counted(name: bytes, spec: Any) -> None:
     """A stranger may send such bytes. They must not end the process."""
     payload = codec.encode(Bye("over"))
     assert payload[0] == 0x81  # a map of one field

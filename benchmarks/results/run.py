@@ -18,10 +18,10 @@ from typing import Any
 
 import yaml
 
+from td3_robot.bench import harness
 from td3_robot.config import loading as configuration
 from td3_robot.config import resume as changes
 from td3_robot.config.schema import Config
-from td3_robot.errors import Td3RobotError
 from td3_robot.runtime import metrics
 from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.run_folder import RunFolder
@@ -143,10 +143,4 @@ def evaluate(policy: Path, episodes: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Td3RobotError as error:
-        print(f"run.py: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    harness.run_script(main)

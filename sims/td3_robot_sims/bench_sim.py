@@ -6,6 +6,7 @@ All robots execute the same random actions. A reset counts as a step.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,23 +14,21 @@ from typing import Any
 import numpy as np
 
 from td3_robot.bench import harness
-from td3_robot.bench.harness import Report, ratio, seconds_of, take_turns
+from td3_robot.bench.harness import Report
 from td3_robot.specs import Float32
 from td3_robot.util import machine
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Environment
-from td3_robot_sims.quiet import c_output_on_stderr
 from td3_robot_sims.vector_env import VectorEnvironment
 
 TASKS = ("Walker2D", "Ant")
-ALONE = 0  # the size that stands for one robot without a fleet
-FLEETS = (1, 4, 16)
+ALONE = 0  # the size that stands for one robot without a vector environment
+FLEETS = (1, 4, 16)  # robots in a vector environment
 OURS = "td3_robot"
 SEED = 0
 
-
 Contestants = dict[tuple[str, int], Any]
-"""Robots by name and fleet size. Each has ``close()`` and ``step(action)``, where ``action`` has one row per robot.
+"""Robots by name and size. Each has ``close()`` and ``step(action)``, with float32[N, A].
 
 ``step`` steps each robot, or resets it if its episode has ended.
 """
@@ -37,14 +36,12 @@ Contestants = dict[tuple[str, int], Any]
 
 def main(arguments: Sequence[str]) -> int:
     description = "Measure steps per second of the simulated robots, and the memory of a robot."
-    given = options("td3-robot bench sim", description).parse(arguments)
-    with c_output_on_stderr():  # output of a physics engine would corrupt the JSON
-        report = measure(given)
-    return harness.show(report, given.json, lines)
+    given = options("td3-robot bench sim", description).parse_args(arguments)
+    return harness.show(measure(given), given.json, lines)
 
 
-def options(command: str, description: str, needs: Sequence[str] = ()) -> harness.Options:
-    parser = harness.Options(command, description, ("", "--json > sim.json", "--steps 5000 --rounds 9"), needs)
+def options(command: str, description: str) -> harness.Options:
+    parser = harness.Options(command, description, ("", "--json > sim.json", "--steps 5000 --rounds 9"))
     parser.number("--steps", 1000, "N", "steps in one turn")
     parser.number("--rounds", 5, "N", "turns of each contestant")
     parser.number("--resets", 1000, "N", "resets over which to watch memory")
@@ -52,12 +49,7 @@ def options(command: str, description: str, needs: Sequence[str] = ()) -> harnes
 
 
 def measure(options: argparse.Namespace, others: Callable[[str], Contestants] = lambda _: {}) -> Report:
-    """Measure memory and speed of every task.
-
-    Args:
-        options: parsed by :func:`options`.
-        others: function that returns additional robots to measure for a task.
-    """
+    """Measure memory and speed of every task. ``others`` returns additional robots to measure for a task."""
     # Measure memory first: the speed test frees memory, and a new robot would reuse it.
     used = {task: memory(task, options.resets) for task in TASKS}
     rows = {task: speeds(task, options, others(task)) for task in TASKS}
@@ -73,10 +65,7 @@ def measure(options: argparse.Namespace, others: Callable[[str], Contestants] = 
 
 
 def memory(task: str, resets: int) -> dict[str, Any]:
-    """Measure the RAM of one more robot, and the growth of RAM over many short episodes, in bytes.
-
-    Values are None on systems other than Linux.
-    """
+    """Measure the bytes of RAM of a robot, and their growth over many short episodes; None if not on Linux."""
     robots = [tasks.make(task, SEED)]
     _play(robots[0], 20)
     before = machine.resident_bytes()
@@ -103,7 +92,7 @@ def _play(environment: Environment, episodes: int) -> None:
 
 
 class _Alone:
-    """One robot without a fleet."""
+    """One robot without a vector environment."""
 
     def __init__(self, task: str) -> None:
         self._robot = tasks.make(task, SEED)
@@ -117,58 +106,47 @@ class _Alone:
 
 
 def speeds(task: str, options: argparse.Namespace, others: Contestants) -> dict[int, dict[str, Any]]:
-    """Measure robot steps per second for each fleet size, and the ratio to a fleet of one robot.
-
-    In each round every contestant has one turn. A ratio compares turns of the same round.
-    """
+    """Measure robot steps per second for each number of robots."""
     fleets = {size: VectorEnvironment(lambda seed: tasks.make(task, seed), size, SEED, "bench", 0) for size in FLEETS}
     contestants: Contestants = {(OURS, ALONE): _Alone(task), **others}
     contestants |= {(OURS, size): fleet for size, fleet in fleets.items()}
-    blocks, robot_steps = {}, {}
-    for (name, size), robots in contestants.items():
-        rows = max(1, size)
-        calls = -(-options.steps // rows)
-        shape = calls, rows, tasks.spec(task).action_size
+    turns = {}
+    for key, robots in contestants.items():
+        rows = max(1, key[1])
+        shape = -(-options.steps // rows), rows, tasks.spec(task).action_size
         actions = np.random.default_rng(SEED).uniform(-1, 1, shape).astype(np.float32)
-        blocks[name, size] = seconds_of(partial(_step_all, robots, actions))
-        robot_steps[name, size] = calls * rows
-    seconds = take_turns(blocks, options.rounds, warm_up=True)
+        turns[key] = partial(speed, robots, actions)
+    rates = harness.take_turns(turns, options.rounds, warm_up=True)
     for robots in contestants.values():
         robots.close()
-    each = {key: [time / robot_steps[key] for time in times] for key, times in seconds.items()}
     figures: dict[int, dict[str, Any]] = {size: {} for size in (ALONE, *FLEETS)}
-    for (name, size), times in each.items():
-        figures[size][name] = speed(1, times)
+    for (name, size), values in rates.items():
+        figures[size][name] = harness.summary("steps_per_s", values)
     for size, fleet in fleets.items():
-        figures[size] |= {f"{OURS}_over_one_robot": ratio(each[OURS, 1], each[OURS, size]), "threads": fleet.threads}
+        over = harness.ratio(rates[OURS, size], rates[OURS, 1])
+        figures[size] |= {f"{OURS}_over_one_robot": over, "threads": fleet.threads}
     return figures
 
 
-def _step_all(robots: Any, actions: Float32) -> None:
+def speed(robots: Any, actions: Float32) -> float:
+    """Step robots with actions, float32[T, N, A]. Return the robot steps per second."""
+    begin = time.perf_counter()
     for action in actions:
         robots.step(action)
-
-
-def speed(steps: int, seconds: Sequence[float]) -> dict[str, Any]:
-    """Median, lowest and highest number of steps per second of all turns. Each turn has ``steps`` steps."""
-    return harness.summary("steps_per_s", [steps / value for value in seconds])
+    return actions[..., 0].size / (time.perf_counter() - begin)
 
 
 def lines(report: Report) -> Iterator[str]:
     for task in TASKS:
-        yield from _rows(f"{task:9} one robot            ", report["one_robot"][task])
+        yield f"{task:9} one robot             {_rate(report['one_robot'][task][OURS])}"
         for size, row in report["fleet"][task].items():
-            over = f"  {row[f'{OURS}_over_one_robot']:.2f} × one robot"
-            yield from (text + over for text in _rows(f"{task:9} {size:>2} robots, {row['threads']:>2} threads", row))
+            label, over = f"{task:9} {size:>2} robots, {row['threads']:>2} threads", row[f"{OURS}_over_one_robot"]
+            yield f"{label} {_rate(row[OURS])}  {over:.2f} × one robot"
         used = report["memory"][task]
         if used["bytes_per_robot"] is not None:
             growth = f"{used['growth_bytes'] / 1e6:+.2f} MB over {used['resets']} resets"
             yield f"{task:9} {used['bytes_per_robot'] / 1e6:.1f} MB a robot; {growth}"
 
 
-def _rows(label: str, row: Mapping[str, Any]) -> Iterator[str]:
-    for name in [name for name, figures in row.items() if isinstance(figures, dict) and name.startswith(OURS)]:
-        text = f"{label} {name:20} {row[name]['steps_per_s']:8.0f} steps/s"
-        text += f" [{row[name]['lowest']:.0f}, {row[name]['highest']:.0f}]"
-        over = row.get(f"{name}_over_published")
-        yield text + (f"  {over:5.2f} × published" if over else "")
+def _rate(figures: Mapping[str, Any]) -> str:
+    return f"{figures['steps_per_s']:8.0f} steps/s [{figures['lowest']:.0f}, {figures['highest']:.0f}]"

@@ -1,4 +1,4 @@
-"""The simulator without I/O. In lock-step it can save its state, and continue from a saved state."""
+"""The core of a simulator, without I/O. In lock-step it saves its state, and continues from a saved state."""
 
 from __future__ import annotations
 

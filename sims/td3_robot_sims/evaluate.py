@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -45,7 +46,6 @@ class Evaluation:
     """The result of an evaluation with E episodes.
 
     Attributes:
-        task: the task of the episodes.
         returns: float64[E], the undiscounted return of each episode.
         lengths: int64[E], the steps of each episode.
     """
@@ -143,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _trained_task(policy: Policy, remedy: str) -> str:
-    """Return the task of a policy's training. ``remedy`` and the errors are those of :func:`tasks.refuse_import`."""
+    """Return the task of a policy's training. For ``remedy`` and the errors see :func:`tasks.refuse_import`."""
     task = str(policy.provenance.get("task", policy.spec.name))
     tasks.refuse_import(task, f"policy {policy.source!r}", remedy)
     return task
@@ -154,20 +154,16 @@ def _run(
 ) -> list[Episode]:
     """Run the episodes; with ``video``, write the first one as a video."""
     results: list[Episode] = []
-    with _video(video, environment) if video else nullcontext() as film:
-
-        def frame() -> None:
+    steps = -1
+    with _video(video, environment) if video else nullcontext() as film, Working("eval") as working:
+        for item in episodes_of(environment, actor, count, seed, max_steps):
             if film and not results:
                 film()
-
-        with Working("eval") as working:
-            steps = 0
-            for item in episodes_of(environment, actor, count, seed, max_steps, frame):
-                steps += 1
-                if item:
-                    results.append(item)
-                    steps = 0
-                working.show(f"episode {min(len(results) + 1, count)} of {count}, step {steps}")
+            steps += 1
+            if item:
+                results.append(item)
+                steps = -1
+            working.show(f"episode {min(len(results) + 1, count)} of {count}, step {max(steps, 0)}")
     return results
 
 
@@ -204,7 +200,7 @@ def _plain(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]:
-    """Open a video. Yields a function that adds a picture; call it after each reset and step."""
+    """Open a video. Yield a function that adds a picture. Call it after each reset and each step."""
     import imageio.v2 as imageio  # imported here, because only a video needs it
 
     period = environment.spec.control_period
@@ -221,17 +217,15 @@ def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]
         codec = "libvpx-vp9" if path.suffix == ".webm" else "libx264"
         rate = 1 / (period * every)
         writer = imageio.get_writer(path, fps=rate, macro_block_size=16, codec=codec, ffmpeg_params=_FAST[codec])
-    count = 0
+    counter = itertools.count()
 
     def frame() -> None:
-        nonlocal count
-        if count % every == 0:
+        if next(counter) % every == 0:
             try:
                 writer.append_data(environment.render())
             except OSError as error:  # its other lines contain the encoder's command line
                 problem = f"{str(path)!r} cannot be written: {str(error).splitlines()[0]}"
                 raise ArgumentError("video", problem) from None
-        count += 1
 
     try:
         yield frame

@@ -28,7 +28,7 @@ _STEPS = 20  # environment steps in one call of EvaluatorCore.step()
 
 
 class EvaluatorCore:
-    """Evaluates all received Weights in order. Each call of :meth:`step` runs a few environment steps.
+    """Evaluates all received Weights, one after the other.
 
     Args:
         seed: seed of the starting states, the same for all Weights.
@@ -54,7 +54,7 @@ class EvaluatorCore:
         return bool(self._queue)
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Queue new Weights, and run a few environment steps; ``now`` is not used."""
+        """Queue new Weights, and run a few environment steps."""
         del now
         known = {weights.version for weights in self._queue}
         arrived = [message for _, message in inputs if isinstance(message, Weights)]
@@ -78,7 +78,7 @@ class EvaluatorCore:
         return []
 
     def _actor(self, weights: Weights) -> Actor | None:
-        """The policy to evaluate; None if the weights are damaged or for another robot."""
+        """Return the policy to evaluate; None if the weights are damaged or for another robot."""
         try:
             bundle = Bundle.verified(weights.payload, weights.sha256, f"weights version {weights.version}")
             if difference := self.environment.spec.difference(bundle.spec):

@@ -26,7 +26,7 @@ NAMESPACE = "td3_robot"
 class RobotEnv(gymnasium.Env[Float32, Float32]):
     """A walking robot, see :class:`~td3_robot_sims.backends.bullet.locomotion.Locomotion`.
 
-    The ``info`` of ``step`` holds the reward terms. The ``info`` of ``reset`` holds the values drawn by randomization.
+    The ``info`` of ``step`` holds the reward terms. The ``info`` of ``reset`` holds the values that randomization drew.
 
     Args:
         task: a name of ``MODELS``.
@@ -48,7 +48,7 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
         height: int = 480,
         randomization: Mapping[str, Any] | None = None,
     ) -> None:
-        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
+        if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(f"render_mode is {render_mode!r}; it can be None, 'human' or 'rgb_array'")
         self.render_mode = render_mode
         self._model = MODELS[task]
@@ -58,8 +58,8 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
         self._robot: Locomotion | None = None
         self._next_frame = 0.0
         spec = specification(self._model)
-        low, high = zip(*((channel.low, channel.high) for channel in spec.observations), strict=True)
-        self.observation_space = spaces.Box(np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32)
+        low, high = np.array([(channel.low, channel.high) for channel in spec.observations], np.float32).T
+        self.observation_space = spaces.Box(low, high, dtype=np.float32)
         self.action_space = spaces.Box(spec.action_low, spec.action_high, dtype=np.float32)
 
     def reset(
@@ -97,7 +97,7 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
             time.sleep(self._next_frame - now)
 
     def render(self) -> NDArray[np.uint8] | None:
-        """A picture, uint8[height, width, 3], in mode ``rgb_array``; None in other modes."""
+        """Return a picture, uint8[height, width, 3], in mode ``rgb_array``; None in other modes."""
         if self.render_mode != "rgb_array":
             return None
         if self._robot is None:
@@ -110,17 +110,10 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
             self._robot = None
 
 
-def register() -> None:
-    """Make the robots known to ``gymnasium.make``; a second call does nothing."""
-    for name in MODELS:
-        identity = f"{NAMESPACE}/{name}-v0"
-        if identity not in gymnasium.registry:
-            gymnasium.register(
-                identity,
-                entry_point="td3_robot_sims.gymnasium_env:RobotEnv",
-                kwargs={"task": name},
-                max_episode_steps=TIME_LIMIT,
-            )
-
-
-register()
+for name in MODELS:
+    gymnasium.register(
+        f"{NAMESPACE}/{name}-v0",
+        entry_point="td3_robot_sims.gymnasium_env:RobotEnv",
+        kwargs={"task": name},
+        max_episode_steps=TIME_LIMIT,
+    )

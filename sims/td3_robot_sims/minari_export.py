@@ -36,16 +36,12 @@ _NAME = re.compile(r"([-_\w]{2,}/)*[-_\w]+-v[0-9]+", re.ASCII)
 
 
 def name_of(path: Path) -> str:
-    """The default name of a recording's dataset: ``session-v0`` for ``session.mcap``."""
+    """Return the default name of a recording's dataset: ``session-v0`` for ``session.mcap``."""
     return f"{re.sub(r'[^A-Za-z0-9_-]', '_', path.stem)}-v0"
 
 
 def check_name(name: str) -> None:
-    """Check the name of a dataset.
-
-    Raises:
-        UsageError: Minari does not accept the name.
-    """
+    """Check the name of a dataset. Raises UsageError if Minari does not accept it."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"--dataset is {name!r}; allowed: NAME-vN and FOLDER/NAME-vN, of letters, digits, '_', '-'")
 
@@ -62,12 +58,10 @@ def export(session: Session, root: Path, name: str) -> Counter[str]:
 
     Raises:
         SessionError: the recording is damaged, holds two kinds of robots, or has no two consecutive Steps.
-        OSError: the dataset exists or cannot be written.
+        OSError: the dataset cannot be written.
     """
     root = root.resolve()  # Minari prepends a relative root to its paths twice
     target = root / name
-    if target.exists():
-        raise FileExistsError(17, "File exists", str(target))
     spec = experience.spec_of(session)
     cutter, counts = Episodes(), Counter[str]()
 
@@ -84,7 +78,8 @@ def export(session: Session, root: Path, name: str) -> Counter[str]:
     with tempfile.TemporaryDirectory(prefix=".td3-robot-", dir=root) as folder:  # renamed when complete
         unfinished = Path(folder) / "dataset"
         unfinished.mkdir()
-        storage = _storage(session, unfinished / "data", spec)
+        boxes = {"observation_space": _box(spec.observations), "action_space": _box(spec.actions)}
+        storage = MinariStorage.new(unfinished / "data", **boxes, env_spec=_environment(session))
         while batch:
             _add(storage, batch, counts)
             batch = list(islice(episodes, _BATCH))
@@ -102,22 +97,16 @@ def export(session: Session, root: Path, name: str) -> Counter[str]:
 
 
 def summary(counts: Counter[str]) -> str:
-    """The counts of :func:`export` as text."""
+    """Return the counts of :func:`export` as text."""
     cut = counts["episodes"] - counts["whole"]
-    parts = {
-        f"{counts['episodes']} episodes, {counts['steps']} steps": True,
-        f"{cut} episodes without their beginning or end": cut,
-        f"{counts['missed']} Steps missing in {counts['gaps']} places": counts["missed"],
-        f"{counts['late']} Steps came too late": counts["late"],
-        f"{counts['alone']} observations alone, in no episode": counts["alone"],
-    }
-    return "; ".join(text for text, count in parts.items() if count)
-
-
-def _storage(session: Session, path: Path, spec: RobotSpec) -> MinariStorage:
-    spaces = {"observation_space": _box(spec.observations), "action_space": _box(spec.actions)}
-    storage: MinariStorage = MinariStorage.new(path, **spaces, env_spec=_environment(session))
-    return storage
+    losses = (
+        (cut, f"{cut} episodes without their beginning or end"),
+        (counts["missed"], f"{counts['missed']} Steps missing in {counts['gaps']} places"),
+        (counts["late"], f"{counts['late']} Steps came too late"),
+        (counts["alone"], f"{counts['alone']} observations alone, in no episode"),
+    )
+    whole = f"{counts['episodes']} episodes, {counts['steps']} steps"
+    return "; ".join([whole, *(text for count, text in losses if count)])
 
 
 def _add(storage: MinariStorage, episodes: Sequence[Episode], counts: Counter[str]) -> None:
@@ -130,7 +119,7 @@ def _add(storage: MinariStorage, episodes: Sequence[Episode], counts: Counter[st
 
 
 def _columns(episode: Episode) -> dict[str, Any]:
-    """The arguments of Minari's EpisodeBuffer: T + 1 observations and infos, and T rows in the other arrays."""
+    """Return the arguments of Minari's EpisodeBuffer: T + 1 observations and infos, T rows in all other arrays."""
     terminated = np.zeros(len(episode.steps) - 1, bool)
     truncated = terminated.copy()
     (terminated if episode.end == Phase.TERMINATED else truncated)[-1] = True
@@ -145,7 +134,7 @@ def _columns(episode: Episode) -> dict[str, Any]:
 
 
 def _about(episode: Episode) -> dict[str, Any]:
-    """The metadata of an episode. Minari turns names with a slash into maps."""
+    """Return the metadata of an episode. Minari turns names with a slash into maps."""
     return {
         "source": episode.source,
         "incarnation": episode.incarnation,
@@ -158,7 +147,7 @@ def _about(episode: Episode) -> dict[str, Any]:
 
 
 def _facts(session: Session, spec: RobotSpec, counts: Counter[str]) -> dict[str, Any]:
-    """The metadata that this module adds to Minari's."""
+    """Return the metadata that this module adds to Minari's."""
     facts = {key: session.metadata.get(key, "") for key in ("td3-robot", "protocol", "task")}
     with contextlib.suppress(SessionError):  # a recording without its configuration
         facts["seed"] = str(session.config().seed)
@@ -166,12 +155,12 @@ def _facts(session: Session, spec: RobotSpec, counts: Counter[str]) -> dict[str,
 
 
 def _box(channels: Sequence[Channel]) -> spaces.Box:
-    low, high = (np.array([getattr(channel, end) for channel in channels], np.float32) for end in ("low", "high"))
+    low, high = np.array([(channel.low, channel.high) for channel in channels], np.float32).T
     return spaces.Box(low, high, dtype=np.float32)
 
 
 def _environment(session: Session) -> EnvSpec | None:
-    """The simulated environment, if Gymnasium knows it; None for a real robot."""
+    """Return the simulated environment if Gymnasium knows it; None for a real robot."""
     roles = {hello.role for _, hello in session.messages_of(Hello)}
     task = session.metadata.get("task", "")
     if "driver" in roles or "simulator" not in roles:

@@ -1,8 +1,7 @@
-"""Keep known output of C libraries off the terminal."""
+"""Keeps known output of C libraries off the terminal."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import tempfile
@@ -14,8 +13,8 @@ from contextlib import contextmanager
 def without_lines(*beginnings: bytes) -> Iterator[None]:
     """Drop lines that start with one of ``beginnings`` from standard error inside the block.
 
-    C code writes to the file descriptor and not to ``sys.stderr``, so this function replaces the descriptor. It writes
-    all other lines when the block ends.
+    C code writes to the file descriptor and not to ``sys.stderr``, so this function replaces the descriptor. All other
+    lines appear at the end of the block.
     """
     sys.stderr.flush()
     try:
@@ -35,19 +34,3 @@ def without_lines(*beginnings: bytes) -> Iterator[None]:
             rest = b"".join(line for line in caught if not line.startswith(beginnings))
             if rest:
                 os.write(2, rest)
-
-
-@contextmanager
-def c_output_on_stderr() -> Iterator[None]:
-    """Redirect C code's standard output to standard error inside the block. Do not use ``sys.stdout`` in the block."""
-    library = ctypes.CDLL(None)
-    sys.stdout.flush()
-    library.fflush(None)
-    real = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        library.fflush(None)
-        os.dup2(real, 1)
-        os.close(real)

@@ -16,7 +16,7 @@ TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, SimulatorSt
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every simulator that is recorded from its start.
+    """Replay every simulator whose recording begins with its start.
 
     Raises:
         SessionError: the recording is damaged, or cannot come from a simulator.

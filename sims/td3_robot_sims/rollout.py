@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from td3_robot.errors import NodeError
@@ -11,7 +11,7 @@ from td3_robot.policy.actor import Actor
 from td3_robot_sims.backends.base import Environment
 
 SEED_OFFSET = 1_000_003
-"""Evaluations add this number to their seed. Their starting states then differ from those of the training."""
+"""Evaluations add this number to their seed, so that their starting states differ from those of the training."""
 
 
 class Episode(NamedTuple):
@@ -21,32 +21,23 @@ class Episode(NamedTuple):
     length: int
 
 
-def episodes(
-    environment: Environment,
-    actor: Actor,
-    count: int,
-    seed: int,
-    max_steps: int,
-    frame: Callable[[], None] | None = None,
-) -> Iterator[Episode | None]:
-    """Run ``count`` episodes, one step at a time.
+def episodes(environment: Environment, actor: Actor, count: int, seed: int, max_steps: int) -> Iterator[Episode | None]:
+    """Run ``count`` episodes.
 
     Args:
-        seed: seed of the starting states. To compare policies, use the same seed.
+        seed: seed of the starting states.
         max_steps: the length at which an episode ends, for tasks without a time limit.
-        frame: callback after every reset and every step.
 
     Yields:
-        An Episode after the last step of an episode, and None after every other step.
+        None after each reset and each step, but an Episode after the last step of an episode.
 
     Raises:
         NodeError: a reward is not finite.
     """
     for number in range(count):
         observation = environment.reset(seed if number == 0 else None)
+        yield None
         total, length, over = 0.0, 0, False
-        if frame:
-            frame()
         while not over:
             outcome = environment.step(actor(observation[None])[0])
             observation = outcome.observation
@@ -55,6 +46,4 @@ def episodes(
                 raise NodeError(f"task {name!r}: the reward of {where} is {outcome.reward}; it must be finite")
             total, length = total + outcome.reward, length + 1
             over = outcome.terminated or outcome.truncated or length == max_steps
-            if frame:
-                frame()
             yield Episode(total, length) if over else None

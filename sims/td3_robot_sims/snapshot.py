@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _STEP = "step"
-_ROBOTS = "fleet."
-"""Prefix of the names of the robots' arrays. Checkpoints contain it, so it must not change."""
+_ROBOTS = "fleet."  # prefix of the names of the robots' arrays; it is fixed, because checkpoints contain it
 
 
 def encode(envs: VectorEnvironment, transitions: int, step: Step | None) -> bytes:
@@ -47,8 +46,8 @@ def restore(payload: bytes, envs: VectorEnvironment) -> tuple[int, Step | None, 
     """Return the robots to a state from :func:`encode`.
 
     Returns:
-        The number of transitions, the newest Step (None before the first), and one reason for each robot that cannot
-        be restored and begins a new episode.
+        The number of transitions, the newest Step (None before the first), and a reason for each robot that cannot be
+        restored and begins a new episode.
 
     Raises:
         BundleError: the payload is damaged, or belongs to another task or number of robots.

@@ -1,6 +1,6 @@
 """Every simulated task by name: ``BACKEND:NAME``, for example ``gymnasium:Pendulum-v1``.
 
-A name without a backend is a robot of the backend ``bullet``, for example ``Walker2D``.
+The backend of a name without a colon is ``bullet``, for example of ``Walker2D``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT = "bullet"
 
 
 def find(task: str) -> tuple[Backend, str]:
-    """The backend of a task, and the task's name in this backend.
+    """Return the backend of a task, and the task's name in this backend.
 
     Raises:
         ConfigError: there is no such backend, or it cannot be loaded.
@@ -47,24 +47,20 @@ def _load(kind: str) -> Backend:
 
 
 def names() -> tuple[str, ...]:
-    """All tasks of backends that can list them. Gymnasium's tasks are not among them."""
+    """Return the tasks of all backends that can list them. Gymnasium's tasks are not among them."""
     listed = [(kind, name) for kind in BACKENDS.names() for name in _load(kind).names()]
     return tuple(name if kind == DEFAULT else f"{kind}:{name}" for kind, name in listed)
 
 
 @cache
 def spec(task: str) -> RobotSpec:
-    """The robot specification of a task.
-
-    Raises:
-        ConfigError: see :func:`make`.
-    """
+    """Return the robot specification of a task. Raises ConfigError as :func:`make` does."""
     backend, name = find(task)
     return backend.spec(name)
 
 
 def check(task: str, randomization: RandomizationConfig) -> RobotSpec:
-    """Check that a task exists and supports ``randomization``; returns the robot's specification.
+    """Return the robot specification of a task that must support ``randomization``.
 
     Raises:
         ConfigError: see :func:`make`.
@@ -74,7 +70,7 @@ def check(task: str, randomization: RandomizationConfig) -> RobotSpec:
 
 
 def make(task: str, seed: int | None = None, randomization: RandomizationConfig | None = None) -> Environment:
-    """A new environment, see :class:`Environment`.
+    """Make an environment, see :class:`Environment`.
 
     Raises:
         ConfigError: the task does not exist, needs a package that is not installed, has spaces that its backend does
@@ -90,8 +86,9 @@ def refuse_import(task: str, file: str, remedy: str) -> None:
     """Refuse a task from an untrusted file if this task imports a new module.
 
     Args:
+        task: name of the task.
         file: name of the file in the error.
-        remedy: text of the error that tells how to allow the import. It may contain ``{task}`` or ``{module}``.
+        remedy: how to allow the import, for the error. ``{task}`` and ``{module}`` stand for their names.
 
     Raises:
         ConfigError: the task's name contains a module that this process has not imported.

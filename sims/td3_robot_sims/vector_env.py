@@ -34,13 +34,7 @@ class VectorEnvironment:
         threads: number of threads, at most N; None for one per core.
 
     Attributes:
-        phase: uint8[N].
-        episode: uint64[N].
-        episode_step: uint32[N].
-        observation: float32[N, O].
-        reward: float32[N], 0 at FIRST.
-        action: float32[N, A], the last applied action, 0 at FIRST.
-        world: the randomization of each robot at FIRST. It maps the robot's index (as text) to drawn values by name.
+        phase, episode, …: see :class:`td3_robot.driver.body.Body`.
         not_finite: number of episodes that were truncated because an observation or reward was not finite.
     """
 
@@ -75,17 +69,13 @@ class VectorEnvironment:
 
     @property
     def commanded(self) -> Float32:
-        """float32[N, A]: the last applied action."""
         return self.action
 
     def command(self, action: Float32) -> None:
         """Do nothing: a simulator applies an action when it steps."""
 
     def step(self, action: Float32) -> int:
-        """Step each robot whose episode is running, and reset the other robots.
-
-        Args:
-            action: float32[N, A]; rows of robots that are reset are ignored.
+        """Step each robot whose episode is running with its row of ``action``, float32[N, A]. Reset the other robots.
 
         Returns:
             The number of robots stepped, which is the number of transitions.
@@ -127,7 +117,7 @@ class VectorEnvironment:
         self.episode_step[robot] += 1
 
     def save_state(self) -> dict[str, NDArray[Any]]:
-        """The complete state as named arrays, see :meth:`Environment.save_state`. Names of robot i begin with i."""
+        """The state as named arrays, see :meth:`Environment.save_state`. The names of robot 0's arrays begin with 0."""
         arrays = {name: getattr(self, name).copy() for name in _SAVED}
         for robot, environment in enumerate(self._environments):
             for name, value in environment.save_state().items():
@@ -138,7 +128,7 @@ class VectorEnvironment:
         """Return to a saved state.
 
         Returns:
-            A reason for each robot that cannot be restored exactly. This robot begins a new episode with the next step.
+            A reason for each robot that cannot be restored exactly. The next step begins a new episode of this robot.
 
         Raises:
             BundleError: the arrays are damaged, or belong to another robot or another number of robots.

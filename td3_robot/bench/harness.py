@@ -1,16 +1,15 @@
 """Functions for all benchmarks: options, turns, worker processes, medians and ratios, and printing.
 
-A benchmark declares its options and its contestants. The contestants take turns, so that a change of the machine's load
-affects all contestants alike. A figure is the median over all rounds. To compare two contestants, a benchmark computes
-a ratio in each round and reports the median of these ratios.
+The contestants of a benchmark take turns, so that a change of the machine's load affects all of them alike. A figure is
+the median over all rounds. The ratio of two contestants is the median of the ratios of all rounds.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import multiprocessing
+import signal
 import statistics
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from td3_robot.errors import EXIT_GOOD, NodeError, Td3RobotError, UsageError
+from td3_robot.errors import EXIT_GOOD, EXIT_USAGE, NodeError, Td3RobotError, exit_code_of
 from td3_robot.runtime.arguments import Parser, integer, real
 from td3_robot.util import machine
 from td3_robot.util.text import one_line
@@ -40,16 +39,12 @@ class Options(Parser):
         command: the command line that runs the benchmark.
         description: what the benchmark measures.
         examples: arguments for the examples in the help text.
-        needs: packages that the benchmark needs and that no extra of td3-robot installs.
     """
 
-    def __init__(
-        self, command: str, description: str, examples: Sequence[str] = ("", "--json"), needs: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, command: str, description: str, examples: Sequence[str] = ("", "--json")) -> None:
         lines = [f"  {command} {example}".rstrip() for example in examples]
         super().__init__(prog=command, description=description, epilog="\n".join(["examples:", *lines]))
         self.add_argument("--json", action="store_true", help="print one JSON object")
-        self._needs = needs
 
     def number(self, flag: str, default: Any, metavar: str, purpose: str, *, low: float = 1) -> None:
         """Add an option that takes a number, or a list of numbers if ``default`` is a list."""
@@ -61,41 +56,29 @@ class Options(Parser):
             flag, type=kind, default=default, metavar=metavar, help=f"{purpose} (default: {shown})", nargs=nargs
         )
 
-    def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
-        """Parse the arguments.
-
-        Raises:
-            UsageError: a package is missing.
-        """
-        options = self.parse_args(arguments)
-        if missing := [name for name in self._needs if not machine.version(name)]:
-            raise UsageError(f"needs {' and '.join(missing)}; pip install {' '.join(missing)}")
-        return options
-
 
 def run_script(main: Callable[[], int]) -> NoReturn:
     """Run a benchmark script, and exit. An expected error becomes one line and an exit code, as in ``td3-robot``."""
     try:
         sys.exit(main())
-    except Td3RobotError as error:
+    except (Td3RobotError, ModuleNotFoundError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        sys.exit(getattr(error, "exit_code", EXIT_USAGE))
+    except KeyboardInterrupt:
+        sys.exit(exit_code_of(signal.SIGINT))
 
 
 def describe(*packages: str) -> dict[str, Any]:
-    """Describe this machine. Add the versions of these packages if they are installed."""
+    """Describe this machine, with the versions of those packages that are installed."""
     return machine.describe([name for name in packages if machine.version(name)])
 
 
 def take_turns(
     contestants: Mapping[_Name, Callable[[], _Result]], rounds: int, *, warm_up: bool = False
 ) -> dict[_Name, list[_Result]]:
-    """Call every contestant once in each round. Each round begins with a different contestant.
+    """Call every contestant once in each round, and return its results. Each round begins with another contestant.
 
-    Args:
-        contestants: functions by name; each call makes one measurement.
-        rounds: how many results to return for each contestant.
-        warm_up: make an additional first round, and drop its results.
+    ``warm_up`` adds a first round whose results do not count.
     """
     names = list(contestants)
     results: dict[_Name, list[_Result]] = {name: [] for name in names}
@@ -108,24 +91,8 @@ def take_turns(
     return results
 
 
-def seconds_of(run: Callable[[], object]) -> Callable[[], float]:
-    """Wrap a function so that it returns how many seconds it took."""
-
-    def timed() -> float:
-        begin = time.perf_counter()
-        run()
-        return time.perf_counter() - begin
-
-    return timed
-
-
 def repeat_for(seconds: float, run: Callable[[int], object], block: int) -> tuple[int, float]:
-    """Run blocks of calls until the time is over. Run at least one block.
-
-    Args:
-        seconds: the shortest time to run.
-        run: takes a number, and makes this many calls.
-        block: number of calls between two readings of the clock.
+    """Call ``run(block)``, which makes ``block`` calls, at least once and for at least this many seconds.
 
     Returns:
         The number of calls, and their total time in s.
@@ -148,8 +115,7 @@ def ratio(ours: Iterable[float], theirs: Iterable[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-PERCENTILES = f"{'µs':24} {'p50':>9} {'p99':>9} {'p99.9':>9} {'max':>10}"
-"""Header of a table with rows from :func:`percentile_row`."""
+PERCENTILES = f"{'µs':24} {'p50':>9} {'p99':>9} {'p99.9':>9} {'max':>10}"  # header of a table of percentile_row()
 
 
 def percentiles(nanoseconds: Any) -> dict[str, float]:
@@ -166,9 +132,7 @@ def percentile_row(name: str, figures: Mapping[str, float]) -> str:
 
 @contextlib.contextmanager
 def process_of(name: str) -> Iterator[Callable[..., Any]]:
-    """Start a process for one contestant, with its own threads and memory.
-
-    Yield a function that makes a call in this process.
+    """Start a process for one contestant, with its own threads and memory. Yield a function that calls another in it.
 
     Raises:
         NodeError: a call failed.
@@ -178,8 +142,6 @@ def process_of(name: str) -> Iterator[Callable[..., Any]]:
         def call(function: Callable[..., Any], *arguments: Any) -> Any:
             try:
                 return pool.submit(function, *arguments).result()
-            except Td3RobotError:
-                raise
             except Exception as error:
                 raise NodeError(f"{name} failed: {type(error).__name__}: {one_line(error, 500)}") from error
 

@@ -1,8 +1,8 @@
 """``td3-robot bench learner``: TD3 updates per second of the learner on this machine.
 
 Batches of 256 come from a full replay buffer of random transitions of Walker2D's sizes. The time includes sampling.
-Each kind of update has its own process. ``fp32`` and ``bf16`` compute the two critics in parallel in two threads.
-``operators`` and ``compiled`` use all threads inside operators.
+Each kind of update has its own process. ``fp32`` and ``bf16`` compute each critic in a thread of its own. ``operators``
+and ``compiled`` use all threads inside operators.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from td3_robot.bench import harness
 from td3_robot.bench.example import ACTIONS, BATCH, OBSERVATIONS, transitions
 from td3_robot.bench.harness import Report
 from td3_robot.config.learner import LearnerConfig
-from td3_robot.errors import Td3RobotError
+from td3_robot.errors import NodeError
 from td3_robot.learner import compute
 from td3_robot.learner.engine import selection
 from td3_robot.learner.engine.threads import use_threads
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
+from td3_robot.util.machine import compiler_lack
 
 NETWORKS = {"400-300": (400, 300), "256-256": (256, 256)}
 STORED = 200_000  # transitions in each replay buffer
@@ -48,12 +49,8 @@ Contestants = dict[str, Callable[[], Run]]
 """Contestant's name, mapped to a function that prepares its updates. The function runs in the contestant's process."""
 
 
-class LacksError(Td3RobotError):
-    """This machine lacks something that a contestant needs. The message names what is missing."""
-
-
 class Turn(NamedTuple):
-    """Result of a contestant in one turn."""
+    """The result of a contestant in one turn."""
 
     updates_per_s: float
     cpu_ms: float  # processor time of one update, summed over all threads
@@ -61,12 +58,11 @@ class Turn(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     parser = options("td3-robot bench learner", "Measure TD3 updates per second of the learner. Use idle cores.")
-    return harness.show(measure(given := parser.parse(arguments)), given.json, lines)
+    return harness.show(measure(given := parser.parse_args(arguments)), given.json, lines)
 
 
-def options(command: str, description: str, needs: Sequence[str] = ()) -> harness.Options:
-    examples = ("", "--json", "--networks 400-300 --threads 2 --repetitions 9")
-    parser = harness.Options(command, description, examples, needs)
+def options(command: str, description: str) -> harness.Options:
+    parser = harness.Options(command, description, ("", "--json", "--networks 400-300 --threads 2 --repetitions 9"))
     parser.number("--seconds", 1.5, "S", "length of one turn", low=0.01)
     parser.number("--repetitions", 5, "N", "turns of each contestant")
     parser.number("--threads", [1, 2], "N", "numbers of threads")
@@ -82,13 +78,9 @@ def measure(
 ) -> Report:
     """Measure every kind of update with each network and number of threads.
 
-    Args:
-        options: result of parsing :func:`options`.
-        others: returns additional contestants. Its arguments are the widths of the networks, the number of threads, and
-            the device.
+    ``others`` returns additional contestants for the widths of the networks, the number of threads, and the device.
     """
     device = compute.device(options.device)
-    problem = compute.bf16_problem(device)
     report: Report = {
         "benchmark": "learner",
         "machine": harness.describe("td3-robot", "torch", "numpy"),
@@ -107,10 +99,10 @@ def measure(
         contestants = others(hidden, threads, device.type)
         for kind in _kinds(device, threads, compiled=not options.no_compile):
             contestants[kind] = partial(ours, kind, hidden, threads, device.type, layer_norm=options.layer_norm)
-        for kind in [kind for kind in contestants if problem and "bf16" in kind]:
-            report["not_measured"][kind] = f"this {problem}"
-            del contestants[kind]
-        turns = take_turns(contestants, options.seconds, options.repetitions, report["not_measured"])
+        missing = {kind: reason for kind in contestants if (reason := lack(kind, device))}
+        report["not_measured"] |= missing
+        able = {kind: make for kind, make in contestants.items() if kind not in missing}
+        turns = take_turns(able, options.seconds, options.repetitions)
         report["results"] += [
             {
                 "network": network,
@@ -124,8 +116,16 @@ def measure(
     return report
 
 
+def lack(kind: str, device: torch.device = compute.CPU) -> str | None:
+    """Return why this machine cannot measure a kind of update; None if it can."""
+    if "compiled" in kind:
+        return compiler_lack()
+    problem = compute.bf16_problem(device) if "bf16" in kind else None
+    return f"this {problem}" if problem else None
+
+
 def _kinds(device: torch.device, threads: int, *, compiled: bool) -> list[str]:
-    """Return the kinds of update to measure: those that differ on this device with this number of threads."""
+    """Return the kinds of update that differ on this device with this number of threads."""
     kinds = ["fp32", "bf16"]
     if device.type == "cpu":
         kinds += ["operators fp32", "operators bf16"] * (threads > 1) + ["compiled fp32"] * compiled
@@ -136,7 +136,7 @@ def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, la
     """Prepare the learner's updates, which use all threads of this process.
 
     Raises:
-        LacksError: this machine cannot compile the update.
+        NodeError: the update was not compiled.
     """
     device = torch.device(device_name)
     config = LearnerConfig(
@@ -151,7 +151,7 @@ def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, la
     buffer = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
     algorithm.prepare(buffer.example(BATCH))
     if config.compile and not algorithm.compiled:
-        raise LacksError("the update cannot be compiled; the log has the reason")
+        raise NodeError("the update was not compiled; --no-compile leaves it out")
     if device.type == "cuda":
         buffer.use_device(device)
     buffer.add(*transitions(STORED), np.ones(STORED, np.float32))
@@ -164,23 +164,14 @@ def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, la
     return run
 
 
-def take_turns(
-    contestants: Contestants, seconds: float, repetitions: int, missing: dict[str, str]
-) -> dict[str, list[Turn]]:
-    """Let contestants take turns of this many seconds.
-
-    If a contestant cannot run here, write the reason to ``missing``.
-    """
+def take_turns(contestants: Contestants, seconds: float, repetitions: int) -> dict[str, list[Turn]]:
+    """Let contestants take turns of this many seconds, each in its own process."""
     with contextlib.ExitStack() as stack:
         turns: dict[str, Callable[[], Turn]] = {}
         for kind, make in contestants.items():
             call = stack.enter_context(harness.process_of(kind))
-            try:
-                call(prepare, make)
-            except LacksError as lack:
-                missing[kind] = str(lack)
-            else:
-                turns[kind] = partial(call, turn, seconds)
+            call(prepare, make)
+            turns[kind] = partial(call, turn, seconds)
         return harness.take_turns(turns, repetitions)
 
 

@@ -33,11 +33,11 @@ _WARM_UP = 200  # round trips
 
 @dataclass(frozen=True)
 class Link:
-    """The link to the policy server of a benchmark, and the real-time settings of the server.
+    """The link to the policy server of a benchmark, over one of :data:`TRANSPORTS`.
 
     Attributes:
-        transport: one of :data:`TRANSPORTS`.
         folder: folder for sockets and keys.
+        realtime: settings of the server.
     """
 
     transport: str
@@ -62,23 +62,17 @@ class Link:
     @contextlib.contextmanager
     def robot(self, endpoint: str, robots: int) -> Iterator[Robot]:
         """Connect a source with this many robots to a policy server."""
-        robot = Robot(endpoint, robots, AllowList(KeyFolder(Path(self.keys))) if self.keys else None)
-        try:
+        keys = AllowList(KeyFolder(Path(self.keys))) if self.keys else None
+        with contextlib.closing(Robot(endpoint, robots, keys)) as robot:
             robot.round_trip()
             yield robot
-        finally:
-            robot.close()
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = harness.Options(
         "td3-robot bench link",
         "Measure the time from observation to action over a link, and a control loop at 1 kHz.",
-        (
-            "",
-            "--transport curve --seconds 60 --json > link.json",
-            "--seconds 60 --priority 40 --processors 1",
-        ),
+        ("", "--transport curve --seconds 60 --json > link.json", "--seconds 60 --priority 40 --processors 1"),
     )
     parser.add_argument("--transport", choices=TRANSPORTS, default="ipc", help="curve: TCP with keys (default: ipc)")
     parser.number("--trips", 5000, "N", "round trips for each number of robots", low=_WARM_UP)
@@ -89,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--lock-memory", action="store_true", help="lock the memory of robot and server in RAM")
     parser.add_argument("--freeze-gc", action="store_true", help="stop the garbage collectors of robot and server")
     parser.add_argument("--spin", type=integer(), default=0, metavar="US", help="realtime.spin_us of the policy server")
-    options = parser.parse(arguments)
+    options = parser.parse_args(arguments)
     given = {"processors": options.processors, "priority": options.priority, "spin_us": options.spin}
     given |= {"lock_memory": options.lock_memory, "freeze_gc": options.freeze_gc}
     requested = configuration.parse({"realtime": given}, source="options").realtime
@@ -115,7 +109,7 @@ def _processors(text: str) -> list[int]:
 
 
 def round_trips(link: Link, robots: int, trips: int) -> dict[str, Any]:
-    """Measure ``trips`` round trips to the policy server after a warm-up. Return their percentiles."""
+    """Measure ``trips`` round trips to the policy server after a warm-up. Return their percentiles in µs."""
     with link.policy() as served, link.robot(served, robots) as robot:
         taken = [robot.round_trip() for _ in range(_WARM_UP + trips)]
     return {"policy": percentiles(taken[_WARM_UP:])}
@@ -124,9 +118,9 @@ def round_trips(link: Link, robots: int, trips: int) -> dict[str, Any]:
 def control_loop(link: Link, rate: float, seconds: float) -> dict[str, Any]:
     """Run a control loop. It sends a Step at every deadline; the Action must arrive before the next deadline.
 
-    ``late`` is the jitter of the robot's own loop: the time from a deadline to the start of the turn. ``round_trip`` is
-    the time from a Step to its Action. If a deadline passes while the operating system does not run this process, the
-    loop skips the turn and counts a missed deadline.
+    ``late`` is the time from a deadline to the start of the turn. ``round_trip`` is the time from a Step to its Action.
+    If deadlines pass while the operating system does not run this process, the loop skips their turns and counts them
+    as missed.
     """
     period, turns = 1 / rate, max(1, round(seconds * rate))
     late: list[int] = []

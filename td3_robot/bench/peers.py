@@ -1,4 +1,4 @@
-"""The two ends of a measured link: a policy server process, and a robot in this process."""
+"""The two ends of a measured link: a policy server in another process, and a robot in this process."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Robot:
     def answered(self, sequence: int, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for the Action that answers a Step. Return whether the Action came.
 
-        After a silence of some seconds, the server ends the session and refuses the Step. The robot then waits for a
-        new Welcome and sends the Step again.
+        If the server has ended the session because of a long silence, the robot sends the Step again after the next
+        Welcome.
         """
         end = time.monotonic() + timeout
         while True:

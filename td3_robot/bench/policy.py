@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.number("--actions", 20_000, "N", "actions to time")
     parser.number("--memory", 100_000, "N", "actions over which to watch memory")
     parser.number("--starts", 3, "N", "servers to start")
-    options = parser.parse(arguments)
+    options = parser.parse_args(arguments)
     report = {
         "machine": harness.describe("td3-robot", "numpy", "pyzmq"),
         "hidden": list(example.HIDDEN),
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class _Server:
-    """A policy core with one connected robot process. It takes and returns bytes, without sockets."""
+    """A policy core with one connected source. It takes and returns bytes, without sockets."""
 
     def __init__(self, robots: int, safety: SafetyConfig | None = None) -> None:
         bundle = example.bundle()
@@ -67,7 +67,7 @@ class _Server:
         """Answer a Step. Return the times (ns) before decoding, after decoding, after the core and after encoding."""
         clock = time.perf_counter_ns
         index = number % len(self.payloads)
-        if index == 0:  # the robot connects again, so that its sequence may begin again at 0
+        if index == 0:  # the source connects again, so that its sequence may begin again at 0
             self.core.step(self.link.receive(b"key", self._hello, 0.0)[0], 0.0)
         payload = self.payloads[index]
         begin = clock()
@@ -83,7 +83,7 @@ class _Server:
 def server_time(robots: int, actions: int, safety: SafetyConfig | None = None) -> dict[str, dict[str, float]]:
     """Measure the time from the bytes of a Step to the bytes of its Action. Return percentiles (µs) of each part.
 
-    ``core`` is the time between decoding and encoding. With safety settings, the exploration noise is off.
+    With safety settings, the exploration noise is off.
     """
     server = _Server(robots, safety)
     for number in range(len(server.payloads)):  # fills caches
@@ -120,7 +120,7 @@ def _actor_and_noise(robots: int, actions: int) -> dict[str, Any]:
 
 
 def memory(actions: int) -> dict[str, int | None]:
-    """Return how much resident memory grows over this many actions after a warm-up; None if it cannot be measured."""
+    """Measure the growth of resident memory over this many actions after a warm-up; None if not on Linux."""
     server, resident = _Server(1), []
     for count in (max(1000, actions // 10), actions):
         for number in range(count):

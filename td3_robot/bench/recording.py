@@ -40,7 +40,7 @@ Published = list[tuple[str, Message]]
 
 def record(arguments: Sequence[str]) -> int:
     description = "Measure what recording costs a node, and how fast a recorder writes."
-    options = _options("record", description).parse(arguments)
+    options = _options("record", description).parse_args(arguments)
     published = _session(options.steps)
     payloads = [codec.encode(message) for _, message in published]
     with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +67,9 @@ def record(arguments: Sequence[str]) -> int:
 
 
 def replay_policy(arguments: Sequence[str]) -> int:
-    options = _options("replay", "Measure how much faster than real time the policy core is replayed.").parse(arguments)
+    options = _options("replay", "Measure how much faster than real time the policy core is replayed.").parse_args(
+        arguments
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.mcap"
         published = _session(options.steps)
@@ -146,7 +148,7 @@ def _session(steps: int) -> Published:
 
 
 class _Records:
-    """Collects the records of a policy core."""
+    """Collects the messages that a node of the policy server would send to a recorder."""
 
     def __init__(self, published: Published) -> None:
         self._published = published
@@ -161,7 +163,7 @@ class _Records:
 
 
 def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) -> float:
-    """Return the seconds that a node needs to offer all messages to a recorder, without sending them."""
+    """Return the seconds that a node needs to offer all messages to a recorder. Nothing is sent."""
     link = ClientLink("recorder", handshake.hello("node", "bench", client=0), ())
     link.state = "welcome" if recorder else "connecting"
     tap = Tap(link, lambda name, payload: bool(name) and bool(payload))

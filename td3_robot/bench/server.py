@@ -1,6 +1,6 @@
 """The server process of ``bench link`` and ``bench policy``: the real policy core on the real bus.
 
-``python -m td3_robot.bench.server --endpoint E`` prints the endpoint that the process serves.
+``python -m td3_robot.bench.server --endpoint E`` prints the endpoint that it serves.
 """
 
 from __future__ import annotations

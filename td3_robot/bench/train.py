@@ -1,7 +1,7 @@
 """``td3-robot bench train``: environment steps per second of a whole training on this machine.
 
-The training uses Walker2D, one robot and one update a step. Each turn runs ``td3-robot train`` with the processes
-simulator, policy server and learner. The first 1,000 steps take uniform actions and do not count.
+The training uses Walker2D, one robot and one update a step. Each turn runs ``td3-robot train`` with all its processes.
+The first 1,000 steps take uniform actions and do not count.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from td3_robot.bench import example, harness
 from td3_robot.bench.harness import Report
+from td3_robot.bench.learner import lack
 from td3_robot.bundle import Bundle
 from td3_robot.errors import NodeError, UsageError
-from td3_robot.learner import compute
 from td3_robot.runtime import metrics
 from td3_robot.runtime.run_folder import RunFolder
-from td3_robot.util import machine
 
 WARM_UP = 1000  # environment steps
 _RECORD = 1000  # environment steps between two records of a run's metrics
@@ -34,13 +32,12 @@ Contestants = dict[tuple[str, int], Callable[[], float]]
 
 def main(arguments: Sequence[str]) -> int:
     description = "Measure environment steps per second of a training with all its processes. Takes minutes."
-    given = options("td3-robot bench train", description).parse(arguments)
+    given = options("td3-robot bench train", description).parse_args(arguments)
     return harness.show(measure(given), given.json, lines)
 
 
-def options(command: str, description: str, needs: Sequence[str] = ()) -> harness.Options:
-    examples = ("", "--json > train.json", "--threads 1 --steps 10000 --rounds 5")
-    parser = harness.Options(command, description, examples, needs)
+def options(command: str, description: str) -> harness.Options:
+    parser = harness.Options(command, description, ("", "--json > train.json", "--threads 1 --steps 10000 --rounds 5"))
     parser.number("--steps", 3000, "N", "environment steps in one turn")
     parser.number("--rounds", 3, "N", "turns of each contestant")
     parser.number("--threads", [1, 2], "N", "numbers of threads")
@@ -53,15 +50,19 @@ def options(command: str, description: str, needs: Sequence[str] = ()) -> harnes
 def measure(options: argparse.Namespace, others: Callable[..., Contestants] = lambda **_: {}) -> Report:
     """Measure every kind of training with each number of threads.
 
-    Args:
-        options: result of parsing :func:`options`.
-        others: returns additional contestants. Its arguments are ``threads``, ``hidden``, ``batch`` and ``steps``.
+    ``others`` returns additional contestants. Its arguments are ``threads``, ``hidden``, ``batch`` and ``steps``.
     """
     if options.steps % _RECORD:
         raise UsageError(f"--steps is {options.steps}; it must be a multiple of {_RECORD}")
     sizes = {"hidden": options.hidden, "batch": options.batch, "steps": options.steps}
-    mine, missing = _contestants(options.threads, compiled=not options.no_compile, **sizes)
-    contestants = others(threads=options.threads, **sizes) | mine
+    contestants = others(threads=options.threads, **sizes)
+    kinds = list(itertools.product(("fp32", "bf16"), options.threads))
+    if 1 in options.threads and not options.no_compile:  # a second thread does not make compiled updates faster
+        kinds.append(("compiled fp32", 1))
+    missing = {kind: reason for kind, _ in kinds if (reason := lack(kind))}
+    for kind, threads in kinds:
+        if kind not in missing:
+            contestants[kind, threads] = partial(ours, kind, threads=threads, **sizes)
     turns = {key: partial(_announced, key, train) for key, train in contestants.items()}
     speeds = harness.take_turns(turns, options.rounds)
     return {
@@ -79,21 +80,6 @@ def measure(options: argparse.Namespace, others: Callable[..., Contestants] = la
     }
 
 
-def _contestants(threads: Sequence[int], *, compiled: bool, **sizes: Any) -> tuple[Contestants, dict[str, str]]:
-    """Return the trainings that can run on this machine, and the reasons why the other trainings cannot, by name."""
-    missing = {"bf16": f"this {problem}"} if (problem := compute.bf16_problem()) else {}
-    kinds = [kind for kind in ("fp32", "bf16") if kind not in missing]
-    found: Contestants = {
-        (kind, count): partial(ours, kind, threads=count, **sizes) for kind, count in itertools.product(kinds, threads)
-    }
-    if compiled and 1 in threads:  # a second thread does not make compiled updates faster
-        if lack := machine.compiler_lack():
-            missing["compiled fp32"] = lack
-        else:
-            found["compiled fp32", 1] = partial(ours, "fp32", threads=1, compiled=True, **sizes)
-    return found, missing
-
-
 def _announced(key: tuple[str, int], train: Callable[[], float]) -> float:
     """Train, and print the speed on standard error."""
     speed = train()
@@ -101,9 +87,7 @@ def _announced(key: tuple[str, int], train: Callable[[], float]) -> float:
     return speed
 
 
-def ours(
-    precision: str, *, threads: int, hidden: Sequence[int], batch: int, steps: int, compiled: bool = False
-) -> float:
+def ours(kind: str, *, threads: int, hidden: Sequence[int], batch: int, steps: int) -> float:
     """Train with td3-robot. Return the environment steps per second from the metrics of the learner.
 
     The first record after the warm-up includes the end of the warm-up, so the benchmark does not use this record.
@@ -111,12 +95,13 @@ def ours(
     Raises:
         NodeError: the training failed, or its update was not compiled.
     """
+    compiled = kind.startswith("compiled")
     overrides = {
         "learner.learning_starts": WARM_UP,
         "learner.learning_rate": 0.001,
         "learner.batch_size": batch,
         "learner.replay_ratio": 1,
-        "learner.precision": precision,
+        "learner.precision": kind.split()[-1],
         "learner.threads": threads,
         "learner.compile": str(compiled).lower(),
         "learner.layer_norm": False,
@@ -134,7 +119,7 @@ def ours(
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             words = done.stderr.strip().splitlines() or ["no message"]
-            raise NodeError(f"the training in {precision} failed: {words[-1]}")
+            raise NodeError(f"the training in {kind} failed: {words[-1]}")
         if compiled and not Bundle.load(run.policy_file).provenance["compiled"]:
             log = (run.logs / "learner.log").read_text("utf-8").splitlines()
             why = next((line for line in log if "not compiled" in line), "its log has no reason")

@@ -26,7 +26,7 @@ OUTSIDE_PHYSICS = ("action_latency", "action_jitter", "sensor_noise.all", "senso
 
 
 class SensorsConfig(Section, frozen=True):
-    """One range for each group of observations, in the unit of the channels (see ``python -m td3_robot_sims.tables``).
+    """One range for each group of observations, in the unit of the channels (see docs/reference/robots.md).
 
     Attributes:
         height: height of the torso, m.

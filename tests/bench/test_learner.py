@@ -65,7 +65,7 @@ def test_crash_of_a_contestant_ends_the_benchmark() -> None:
     """The device does not exist."""
     fp32 = partial(bench.ours, "fp32", (8,), 1, "nowhere", layer_norm=False)
     with pytest.raises(NodeError, match=r"fp32 failed: RuntimeError: .*nowhere"):
-        bench.take_turns({"fp32": fp32}, 0.01, 1, {})
+        bench.take_turns({"fp32": fp32}, 0.01, 1)
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,8 @@ def test_each_round_begins_with_another_contestant_and_the_warm_up_does_not_coun
     assert {name: len(times) for name, times in results.items()} == {"a": 2, "b": 2, "c": 2}
 
 
-def test_speed_is_steps_over_seconds() -> None:
-    """10 steps in 1, 2 and 5 s are 10, 5 and 2 steps/s."""
-    assert bench.speed(10, [2.0, 1.0, 5.0]) == {
+def test_summary_has_the_median_and_the_range() -> None:
+    assert harness.summary("steps_per_s", [5.0, 10.0, 2.0]) == {
         "steps_per_s": 5.0,
         "lowest": 2.0,
         "highest": 10.0,

@@ -90,7 +90,7 @@ class RobotContract:
             assert np.isfinite(np.asarray(robot.observe(), np.float32)).all()
 
     def test_robot_can_be_stopped_twice_and_closed(self, robot: Robot) -> None:
-        """Another thread calls stop() twice, because a hang does this, too. No call raises an error."""
+        """In a hang, another thread calls stop(), and may call it twice. No call raises an error."""
         robot.reset()
         errors: list[BaseException] = []
 

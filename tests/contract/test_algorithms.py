@@ -38,7 +38,7 @@ OPTIONS = LearnerConfig(
 )
 
 
-class SumOfCritics(TD3):
+class MeanOfCritics(TD3):
     """An example of a user's variant of TD3: it uses the mean of both critics and weight decay in the actor."""
 
     def update(self, batch: Batch) -> Metrics:
@@ -91,7 +91,7 @@ class TestEngineOfDDPG(AlgorithmContract):
 
 
 class TestSubclass(AlgorithmContract):
-    algorithm = SumOfCritics
+    algorithm = MeanOfCritics
 
 
 class TestSignLearner(AlgorithmContract):
@@ -106,7 +106,7 @@ def test_an_on_policy_algorithm_of_another_package_needs_no_replay_buffer(
     monkeypatch: pytest.MonkeyPatch, spec: RobotSpec
 ) -> None:
     """100 robots are too many for the replay ratio band. The band applies only to algorithms with a replay buffer."""
-    rows = {"mine": f"{__name__}:PolicyGradient", "theirs": f"{__name__}:SumOfCritics"}
+    rows = {"mine": f"{__name__}:PolicyGradient", "theirs": f"{__name__}:MeanOfCritics"}
     monkeypatch.setattr(ALGORITHMS, "_own", {**ALGORITHMS._own, **rows})
     values = {"robots": 100, "network": {"hidden": [5]}}
     mine, theirs = (parse({**values, "learner": {"algorithm": name}}) for name in rows)

@@ -13,7 +13,7 @@ from td3_robot.recording.reader import Session
 from td3_robot.replay import check as replay
 from tests.in_process import InProcess
 from tests.process.test_resume import differences
-from tests.process.test_training import parted
+from tests.process.test_training import in_process_differences
 
 SETS = (
     "a2c.episodes=60",
@@ -43,7 +43,7 @@ def test_a2c_learns_resumes_and_replays_bit_for_bit(command: Any, tmp_path: Path
     alone.run()
     alone.close()
     alone.learner.publisher.evaluations.pending.clear()  # the in-process run has no evaluator
-    assert parted(folder, alone) == []
+    assert in_process_differences(folder, alone) == []
 
     reports = {report.core: report for report in replay.check(Session([folder / "session.mcap"]))}
     for core in ("policy", "simulator", "learner"):

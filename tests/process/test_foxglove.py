@@ -97,7 +97,7 @@ def test_a_viewer_reads_channels_joints_and_links(served: tuple[Any, str]) -> No
         if isinstance(step, Step) and step.source == "sim-0"
     }
     with viewing(served[1]), viewing(served[1]):
-        pass  # two viewers come and go
+        pass  # two viewers connect and leave
     with viewing(served[1]) as viewer:
         viewer.subscribe("/sim-0/step/1", "/sim-0/1/joint_states", "/tf", "/sim-0/1/scene")
         assert viewer.channels["/sim-0/step/1"]["schemaName"] == "td3_robot.Step"
@@ -113,8 +113,8 @@ def test_a_viewer_reads_channels_joints_and_links(served: tuple[Any, str]) -> No
         assert next(viewer.data("/sim-0/1/scene")).entities[0].frame_id == "sim-0/1/torso"
 
 
-def test_a_viewer_that_reads_nothing_stops_nobody(served: tuple[Any, str]) -> None:
-    """The stopped viewer leaves its data in the buffers. Another viewer and the monitor go on."""
+def test_a_viewer_that_reads_nothing_delays_no_other(served: tuple[Any, str]) -> None:
+    """The data of the stopped viewer fill the buffers. Another viewer and the monitor continue."""
     monitor, address = served
     topics = ("/sim-0/step/0", "/sim-0/step/1", "/sim-1/step/0", "/sim-1/step/1", "/tf")
     with viewing(address) as stopped, viewing(address) as reading:

@@ -30,7 +30,7 @@ with .pyc files."""
 DEPLOY = ROOT / "docs" / "how-to" / "deploy.md"
 RESIDENT = 60e6  # limit in bytes for the memory of a policy server after its first answers
 START = 0.5  # limit in seconds until the first action; larger if importing numpy takes longer than IMPORT
-IMPORT = 0.15  # seconds; on an idle machine, importing numpy takes less; on a busy machine, three times as long
+IMPORT = 0.15  # seconds; importing numpy takes less on an idle machine, and three times as long on a busy machine
 _NO_NETWORK = (
     r"Network is unreachable|name resolution|NewConnectionError|ConnectTimeout|Connection refused|Connection reset"
     r"|ProtocolError|Read timed out|ReadTimeoutError|HTTP error 5\d\d"

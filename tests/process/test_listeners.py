@@ -38,8 +38,8 @@ def robot(tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_many_listeners_attach_to_a_running_robot_and_leave_nothing(robot: Watched) -> None:
-    """A stopped monitor, a killed one, and others that end, change neither the server's answers nor its memory."""
+def test_many_listeners_attach_to_a_running_robot_and_leave_no_files(robot: Watched) -> None:
+    """Monitors that are stopped, killed or ended change neither the server's answers nor its memory."""
     robot.configure(**PATIENT)
     server, _ = robot.serve(), robot.drive()
     robot.wait_for(POLICY)

@@ -78,7 +78,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 
 class Thief:
-    """A program of a stranger's own making: a plain DEALER socket with a key. It follows no rule of our client."""
+    """A stranger's program: a plain DEALER socket with a key. It does not keep to the rules of our clients."""
 
     def __init__(self, context: zmq.Context[Any], server: Server, public: str, secret: str) -> None:
         assert server.folder
@@ -97,7 +97,7 @@ class Thief:
         return self.receive()
 
     def answer(self, topic: str, content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the answer after the Heartbeats with which the server looks whether this client is alive."""
+        """Return the first answer that is not a Heartbeat. A Heartbeat asks whether this client is alive."""
         kind, answer = self.ask(topic, content)
         while kind == "heartbeat":
             kind, answer = self.receive()
@@ -162,7 +162,7 @@ def test_the_key_of_a_driver_does_not_command_set_weights_or_become_another_peer
         assert reason in refused["reason"]
     assert leg.ask("hello", hello())[0] == "welcome"
     rival = hello(client=10, incarnation=99)
-    assert other.ask("hello", rival)[0] == "heartbeat"  # the server looks whether the driver is alive
+    assert other.ask("hello", rival)[0] == "heartbeat"  # the server checks whether the driver is alive
     assert leg.receive()[0] == "heartbeat"
     kind, number = "heartbeat", 0
     while kind == "heartbeat":
@@ -196,7 +196,7 @@ def test_a_stolen_key_is_revoked_while_the_server_runs_and_after_its_restart(
     assert main(["keys", "revoke", "robot-7", "--keys", str(folder.path)]) == 0
     poll_until(lambda: server.connected() == [], lambda: f"still connected: {server.connected()}")
     while stolen.socket.poll(0):
-        assert stolen.receive()[0] == "command"  # `state`, which the server relayed before it read the list again
+        assert stolen.receive()[0] == "command"  # the server relayed `state` before it read the new list of keys
     stolen.send("hello", hello())
     poll_until(lambda: server.dropped().get("revoked"), lambda: f"dropped: {server.dropped()}")
     again = thief(server, "robot-7")
@@ -221,7 +221,7 @@ def requests(port: int) -> dict[str, bytes]:
     upgrade = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     messages = [("hello", hello(role="operator", name="page")), ("command", command("shutdown"))]
     smuggled = b"".join(frame(topic.encode(), more=True) + frame(msgpack.packb(fields)) for topic, fields in messages)
-    # A body of ones is a message of empty frames, from whatever byte libzmq begins to read it.
+    # libzmq reads the ones as empty frames, at whatever byte of them it begins.
     body = b"\1" * 400 + b"\0" + smuggled
     length = f"Content-Length: {len(body)}\r\nContent-Type: text/plain;charset=UTF-8\r\n"
     return {
@@ -233,7 +233,7 @@ def requests(port: int) -> dict[str, bytes]:
 
 
 def ended(port: int, request: bytes) -> bool:
-    """Send the bytes, and return whether the server closed the connection without an answer to them."""
+    """Send the bytes, and wait until the server closes the connection. The server must not answer in HTTP."""
     with closing(socket.create_connection((LOOPBACK, port), timeout=_PATIENCE / 1e3)) as page:
         page.sendall(request)
         try:

@@ -47,11 +47,11 @@ def test_local_training_loses_nothing(train: Any, tmp_path: Path) -> None:
     assert last["learner"]["figures"]["env_steps"] >= 20_000
     # The learner stops as soon as it has enough Steps. Each simulator may then have one Step in transit.
     assert 0 <= sum(sim["steps"] for sim in sims) - learner["steps"] <= 2
-    # An episode has one transition fewer than it has steps. Different code counts the two sides of this equation.
+    # An episode has one transition fewer than Steps. Different code counts the two sides of this equation.
     assert learner["steps"] * 8 - learner["begun"] == learner["transitions"]
 
 
-def parted(run: Path, alone: InProcess) -> list[str]:
+def in_process_differences(run: Path, alone: InProcess) -> list[str]:
     """List the differences between a lock-step run and an in-process run. Rows of the replay buffer come first."""
     found = checkpoint.load_newest(run / "checkpoint")
     assert found is not None
@@ -77,7 +77,7 @@ def test_lockstep_over_processes_equals_one_process_bit_for_bit(train: Any, tmp_
     alone = InProcess(config)
     alone.run()
     alone.close()
-    assert parted(tmp_path / "run", alone) == []
+    assert in_process_differences(tmp_path / "run", alone) == []
     distributed = Bundle.load(tmp_path / "run" / "policy.safetensors")
     assert distributed.provenance["updates"] == alone.learner.updates >= 500  # 0.5 · (1500 - 500)
     expected = alone.learner.publisher.final_bundle()  # the averaged policy, as in the shipped configuration

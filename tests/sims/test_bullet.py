@@ -251,7 +251,7 @@ print("end")
 def test_a_file_that_does_not_load_is_an_error() -> None:
     client = Client()
     with pytest.raises(RuntimeError, match="Bullet answered a command with"):
-        client.load_mjcf("/nowhere.xml", 0)
+        client.load("/nowhere.xml")
     client.close()
 
 

@@ -58,7 +58,7 @@ def test_jitter_delays_each_action_and_drops_actions_older_than_the_last(spec: R
         assert seen >= newest, "an old action replaced a newer one"
         newest = seen
         ages.append(number - seen)
-    # Actions are at most 3 periods late, or later while no newer one has arrived. 1, 2 and 3 all occur.
+    # An action arrives after 1, 2 or 3 periods, so the robot always applies one of the last three.
     assert set(ages[5:]) == {1, 2, 3}
 
 

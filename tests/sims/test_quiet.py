@@ -1,12 +1,11 @@
-"""Known output of C code is dropped or redirected, and nothing else is lost."""
+"""Known output of C code is dropped, and nothing else is lost."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 
 import pytest
-from td3_robot_sims.quiet import c_output_on_stderr, without_lines
+from td3_robot_sims.quiet import without_lines
 
 
 def test_only_named_lines_are_dropped(capfd: pytest.CaptureFixture[str]) -> None:
@@ -26,13 +25,3 @@ def test_other_lines_are_written_after_an_exception(capfd: pytest.CaptureFixture
     with pytest.raises(OSError, match="broken"):
         fail()
     assert capfd.readouterr().err == "last words\n"
-
-
-def test_buffered_output_of_c_code_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
-    library = ctypes.CDLL(None)
-    library.puts(b"before")
-    with c_output_on_stderr():
-        library.puts(b"inside")
-    library.puts(b"after")
-    library.fflush(None)
-    assert capfd.readouterr() == ("before\nafter\n", "inside\n")

@@ -1,4 +1,4 @@
-"""A restored simulator publishes the same Steps bit for bit, in another process's core."""
+"""A simulator that restores a saved state publishes the same Steps as the simulator that saved it, bit for bit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def drive(core: SimulatorCore, count: int, save: bool = False) -> tuple[list[byt
 
 @pytest.mark.parametrize("count", [0, 1, 70])
 def test_a_later_incarnation_continues_exactly(count: int) -> None:
-    """70 steps of Hoppers under random actions are several episodes, different for each robot."""
+    """In 70 steps with random actions, each Hopper makes several episodes."""
     core = make()
     before, [state] = drive(core, count, save=True)
     assert (state.source, state.incarnation, state.answers) == ("sim-0", 0, count)

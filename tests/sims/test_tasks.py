@@ -1,4 +1,4 @@
-"""Tasks by name, and their tables in Markdown."""
+"""Tasks by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from td3_robot_sims import tables, tasks
+from td3_robot_sims import tasks
 from td3_robot_sims.evaluate import evaluate
 
 from td3_robot.bench import example
@@ -62,23 +62,6 @@ def test_a_backend_can_be_named() -> None:
 def test_the_error_lists_all_tasks_if_none_is_similar() -> None:
     with pytest.raises(ConfigError, match="Walker2D, Ant, HalfCheetah, Hopper, Humanoid"):
         tasks.make("x")
-
-
-def test_tables_have_a_row_for_each_channel(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tables.main([]) == 0
-    text = capsys.readouterr().out
-    for task in tasks.names():
-        spec = tasks.spec(task)
-        section = text.split(f"## {task}\n")[1].split("\n## ")[0]
-        rows = [line for line in section.splitlines() if line.startswith("| ") and "`" in line]
-        assert len(rows) == spec.observation_size + spec.action_size
-    assert "| 0 | `thigh_joint.torque` | 1 | -1 | 1 | joint torque; 1 is 40 N·m |" in text
-    assert "| 0 | `torso.height` | m | -5 | 5 | height of the torso above its height at reset |" in text
-
-
-def test_an_unknown_task_has_no_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tables.main(["Walker3D"]) == 2
-    assert "similar ones: Walker2D" in capsys.readouterr().err
 
 
 def test_the_task_in_a_policy_file_imports_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

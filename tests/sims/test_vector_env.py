@@ -126,7 +126,7 @@ def test_as_many_threads_as_cores_and_no_more_than_robots(monkeypatch: pytest.Mo
     assert threads("Hopper", 1) == set()
     assert threads("Hopper", 2) == {"pool-1"}
     assert threads("Hopper", 5) == {"pool-1", "pool-2"}
-    assert threads("gymnasium:Pendulum-v1", 5) == set(), "Gymnasium's tasks are not known to allow it"
+    assert threads("gymnasium:Pendulum-v1", 5) == set(), "Gymnasium's tasks may not be thread-safe"
 
 
 def test_a_failure_in_a_thread_is_raised() -> None:

@@ -25,7 +25,6 @@ from td3_robot_sims.backends import saved_episode
 from td3_robot_sims.backends.disturbance import Disturbance
 
 _LARGEST = float(np.finfo(np.float32).max)
-_FIRST_CAPACITY = 1000  # initial size of the action buffer, in steps, if an episode has no time limit
 
 
 class Outcome(NamedTuple):
@@ -34,7 +33,7 @@ class Outcome(NamedTuple):
     Attributes:
         observation: float32[O], in the units of the task's specification.
         reward: a finite number, unless the physics diverged.
-        terminated: the task itself ended the episode. The robot gets no reward after this step.
+        terminated: the task itself ended the episode, so no reward follows.
         truncated: the time limit ended the episode. A step can set both flags.
     """
 
@@ -47,8 +46,8 @@ class Outcome(NamedTuple):
 class Environment(ABC):
     """One robot in one world.
 
-    A subclass implements :meth:`_reset` and :meth:`_step`. This class checks actions and applies the time limit. It
-    also applies the randomization that needs no physics, and saves and restores the episode.
+    A subclass implements :meth:`_reset` and :meth:`_step`. This class checks actions, and applies the time limit and
+    the randomization that needs no physics. It also saves and restores the episode.
 
     Args:
         time_limit: steps after which an episode is truncated; 0 for no limit.
@@ -58,9 +57,8 @@ class Environment(ABC):
             for a robot without named groups.
 
     Attributes:
-        concurrent: True if different threads can step environments of this class at the same time, and this is faster.
+        concurrent: whether threads can step environments of this class at the same time, and gain speed by it.
         random: the random generator of resets and steps.
-        length: steps of the episode so far.
         disturbance: the randomization of this robot; None if nothing is randomized.
     """
 
@@ -80,13 +78,18 @@ class Environment(ABC):
         if randomization is not None and randomization.on:
             self.disturbance = Disturbance(randomization, spec, groups or ["all"] * spec.observation_size)
         self.random = np.random.default_rng(seed)
-        self.length = 0
         self._terms: dict[str, float] = {}
         self._reward = 0.0
         self._start: NDArray[np.uint64] | None = None  # the random state before the reset of the running episode
         self._running = False
-        self._actions = np.zeros((time_limit or _FIRST_CAPACITY, spec.action_size), np.float32)
+        self._action_shape = (spec.action_size,)
+        self._actions: list[Float32] = []  # of the episode, as given
         self._observation = np.zeros(spec.observation_size, np.float32)
+
+    @property
+    def length(self) -> int:
+        """The number of steps of the episode so far."""
+        return len(self._actions)
 
     @property
     def world(self) -> Mapping[str, float]:
@@ -103,7 +106,7 @@ class Environment(ABC):
             self.random = np.random.default_rng(seed)
         self._start = saved_episode.pack_random(self.random)
         self._running = True
-        self.length = 0
+        self._actions = []
         self._terms = {}
         if self.disturbance:
             self.disturbance.begin(self.random)
@@ -121,24 +124,19 @@ class Environment(ABC):
         """
         if not self._running:
             raise RuntimeError(f"{self.spec.name}: no episode is running; call reset() first")
-        action = np.asarray(action, np.float32)
-        if action.shape != self._actions.shape[1:]:
-            size = self.spec.action_size
-            raise ValueError(f"{self.spec.name}: the action has shape {action.shape}; it must be ({size},)")
+        action = np.array(action, np.float32)  # a copy, because the caller may reuse its array
+        if action.shape != self._action_shape:
+            raise ValueError(f"{self.spec.name}: the action has shape {action.shape}; it must be {self._action_shape}")
         # Do not use dot(), because it releases the interpreter lock, or @, because it warns about an overflow.
         if not sum(value * value for value in action.tolist()) <= _LARGEST:
             raise ValueError(f"{self.spec.name}: action {action.tolist()} is not finite, or its square is not")
-        if self.length == len(self._actions):
-            self._actions = np.concatenate([self._actions, np.zeros_like(self._actions)])
-        self._actions[self.length] = action
-        self.length += 1
+        self._actions.append(action)  # before its delay, because restore_state() delays it again
         if self.disturbance:
-            # _actions holds the action before its delay, because restore_state() delays it again.
-            truth, reward, terminated, truncated = self._step(self.disturbance.delayed(self._actions[self.length - 1]))
+            truth, reward, terminated, truncated = self._step(self.disturbance.delayed(action))
             observation = self.disturbance.sensed(truth)
         else:
             observation, reward, terminated, truncated = self._step(action)
-        truncated = truncated or (self.time_limit > 0 and self.length >= self.time_limit)
+        truncated = truncated or 0 < self.time_limit <= len(self._actions)
         self._running = not (terminated or truncated)
         self._observation, self._reward = observation, reward
         # Return a copy, because the caller may write into it and the saved observation must not change.
@@ -157,7 +155,7 @@ class Environment(ABC):
 
     def reward_terms(self) -> dict[str, float]:
         """Return the terms whose sum is the reward of the last step, by name; empty before an episode's first step."""
-        if not self.length:
+        if not self._actions:
             return {}
         return dict(self._terms) or {"reward": self._reward}
 
@@ -170,30 +168,31 @@ class Environment(ABC):
         return {
             "random": saved_episode.pack_random(self.random) if self._start is None else self._start.copy(),
             "started": self._start is not None,
-            "actions": self._actions[: self.length].copy(),
+            "actions": np.array(self._actions, np.float32).reshape(-1, *self._action_shape),
             "observation": self._observation.copy(),
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Repeat all actions of a saved episode. Later steps are the same bit for bit.
 
-        The actions are necessary because few engines save their whole state: PyBullet omits contact caches and solver
-        impulses, and most Gymnasium tasks save nothing.
+        Few engines save their whole state: PyBullet omits contact caches and solver impulses, and most Gymnasium tasks
+        save nothing. So the actions are repeated.
 
         Raises:
             BundleError: the state is damaged or belongs to another task, or the repeated episode gives a different
                 observation. After this error, call reset before the next step.
         """
         where = f"saved state of {self.spec.name}"
-        if not isinstance(state, Mapping) or set(state) != {"random", "started", "actions", "observation"}:
+        if state.keys() != {"random", "started", "actions", "observation"}:
             raise BundleError(f"{where}: it must hold random, started, actions, observation")
         words = saved_episode.array(state, "random", np.uint64, (6,), where)
-        actions = saved_episode.array(state, "actions", np.float32, (0, self.spec.action_size), where)
+        count = getattr(state["actions"], "shape", (0,))[:1]
+        actions = saved_episode.array(state, "actions", np.float32, (*count, *self._action_shape), where)
         observation = saved_episode.array(state, "observation", np.float32, self._observation.shape, where)
         if not np.isfinite(actions).all():
             raise BundleError(f"{where}: an action is not finite")
         saved_episode.unpack_random(words, self.random)
-        self._start, self._running, self.length = None, False, 0
+        self._start, self._running, self._actions = None, False, []
         if not state["started"]:
             return
         self.reset()
@@ -201,7 +200,7 @@ class Environment(ABC):
             if not self._running:
                 break
             self.step(action)
-        if self.length != len(actions) or not np.array_equal(self._observation, observation, equal_nan=True):
+        if len(self._actions) != len(actions) or not np.array_equal(self._observation, observation, equal_nan=True):
             self._running = False
             raise BundleError(
                 f"{where}: repeating its {len(actions)} actions gives another observation here; it was saved with "
@@ -225,8 +224,8 @@ class Environment(ABC):
 class Backend(ABC):
     """The tasks of one simulation engine.
 
-    A task is named ``KIND:NAME``; the methods take NAME. Importing the module of a backend must not import the engine,
-    so that listing and checking tasks stays fast.
+    A task is named ``KIND:NAME``; the methods take NAME. The module of a backend must not import the engine, so that
+    listing tasks stays fast.
 
     Attributes:
         kind: the name of the backend.

@@ -1,7 +1,7 @@
 """Randomization of one robot: it draws physics parameters and pushes, delays actions and adds sensor errors.
 
-Each episode takes four seeds from the environment's random stream. All other random values come from these seeds. A
-restored environment repeats the episode from the same random state, so it draws the same values.
+Each episode takes four seeds from the environment's random stream, and all its random values come from these seeds. So
+a restored environment, which repeats the episode from the same random state, draws the same values.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from td3_robot.config.randomization import RandomizationConfig, SensorsConfig
 from td3_robot.specs import Float32, RobotSpec
 
-Range = tuple[float, float]
-
 
 class Disturbance:
     """The disturbances of one robot; :meth:`begin` draws them for each episode.
@@ -25,7 +23,7 @@ class Disturbance:
         groups: the group of each observation channel, see :class:`td3_robot.config.randomization.SensorsConfig`.
 
     Attributes:
-        world: the values drawn for the episode, by name, in the configuration's units. Keys that are off are absent.
+        world: the values drawn for the episode, by name, in the configuration's units. It has no keys that are off.
         mass, friction: factors, None if off.
         motor_strength: factor, 1 if off.
         joint_damping: N·m·s/rad, None if off.
@@ -75,7 +73,7 @@ class Disturbance:
         self._sent: list[tuple[int, Float32]] = []  # (control period of arrival, action), oldest first
         self._current = self._zero
 
-    def _draw(self, random: np.random.Generator, name: str, limits: Range | None) -> float | None:
+    def _draw(self, random: np.random.Generator, name: str, limits: tuple[float, float] | None) -> float | None:
         drawn = float(random.uniform())
         if limits is None:
             return None
@@ -110,10 +108,7 @@ class Disturbance:
                 self._bias[index] = self.world[f"sensor_bias.{self.spec.observations[index].name}"] = value
 
     def delayed(self, action: Float32) -> Float32:
-        """Send ``action``, float32[A], and return the action that the robot applies now.
-
-        Call this once a control period.
-        """
+        """Send ``action``, float32[A], and return the action that arrives now. Call this once a control period."""
         jitter = self.config.action_jitter
         if self.config.action_latency or jitter:
             late = self._latency + (int(self._delays.integers(jitter[0], jitter[1] + 1)) if jitter else 0)
@@ -127,10 +122,7 @@ class Disturbance:
         return action
 
     def push(self) -> tuple[float, float] | None:
-        """Return force (N) and direction (rad) of the push in this control period; None without a push.
-
-        Call it after :meth:`delayed`.
-        """
+        """Return force (N) and direction (rad) of the push in this control period, or None. Call ``delayed`` first."""
         since = self._time - 1 - self._start
         if self.config.push.force is None or since < 0 or since % self._interval >= self._duration:
             return None

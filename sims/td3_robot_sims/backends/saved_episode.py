@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,9 @@ _MASK = 2**64 - 1
 
 
 def pack_random(generator: np.random.Generator) -> NDArray[np.uint64]:
-    """Return a PCG64 generator's state, uint64[6].
+    """Return the state of a PCG64 generator, uint64[6].
 
-    The array contains the halves of two 128-bit numbers (high half first), a flag for spare bits, and 32 spare bits.
+    The state is two 128-bit numbers as halves, high half first, then a flag for spare bits, and 32 spare bits.
     """
     state: Any = generator.bit_generator.state
     number, increment = int(state["state"]["state"]), int(state["state"]["inc"])
@@ -42,20 +42,14 @@ def unpack_random(words: NDArray[np.uint64], generator: np.random.Generator) -> 
 
 
 def array(state: Mapping[str, Any], name: str, dtype: Any, shape: tuple[int, ...], where: str) -> NDArray[Any]:
-    """Return one array of a saved state.
-
-    Args:
-        shape: the required shape; a first size of 0 allows any first size.
-        where: name of the state in errors.
+    """Return one array of a saved state. ``where`` names the state in errors.
 
     Raises:
         BundleError: the array is missing, or has another type or shape.
     """
     found = state.get(name)
-    if not isinstance(found, np.ndarray):
-        raise BundleError(f"{where}: {name} is {type(found).__name__}; it must be an array")
-    size = found.shape[:1] if shape[0] == 0 else shape[:1]
-    if found.dtype != dtype or found.shape != size + shape[1:]:
-        expected = f"{np.dtype(dtype)}{[*size, *shape[1:]]}"
-        raise BundleError(f"{where}: {name} is {found.dtype}{list(found.shape)}; it must be {expected}")
-    return found
+    what = f"{found.dtype}{list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
+    expected = f"{np.dtype(dtype)}{list(shape)}"
+    if what != expected:
+        raise BundleError(f"{where}: {name} is {what}; it must be {expected}")
+    return cast("NDArray[Any]", found)

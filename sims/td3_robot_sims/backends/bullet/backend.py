@@ -14,13 +14,7 @@ from td3_robot_sims.backends.bullet.robots import MODELS, RobotModel, specificat
 
 
 class BulletBackend(Backend):
-    """Robots with torque-driven joints on a floor.
-
-    To add robots from another package, write a subclass and set its ``models``.
-
-    Attributes:
-        models: the robots by name.
-    """
+    """Robots with torque-driven joints on a floor. A package adds robots with a subclass that has other ``models``."""
 
     models: ClassVar[Mapping[str, RobotModel]] = MODELS
     packages = ("numpy", "pybullet")

@@ -1,7 +1,7 @@
 """Declarations of Bullet's C interface, which PyBullet's library exports.
 
 They match ``PhysicsClientC_API.h`` and ``SharedMemoryPublic.h`` of PyBullet 3.2.7. A wrong declaration would read wrong
-memory, so this module checks PyBullet's version and functions at import.
+memory, so the import of this module checks PyBullet's version and functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ with without_lines(b"pybullet build time:"):
 
 _M_PERTURB, _ZEROS = -6, 0xFF  # from malloc.h; glibc fills memory with the complement of the value
 
-
 # Make glibc fill new memory with zeros. With changed masses, Bullet sometimes reads memory before it writes it.
 # Without zeros, about 1 in 100 runs of the same Humanoid simulation gives a different result. Other C libraries lack
 # this option.
@@ -31,13 +30,13 @@ _API = 202010061
 # Types of answers, from EnumSharedMemoryServerStatus.
 SDF_LOADED, URDF_LOADED, MJCF_LOADED = 4, 6, 12
 STATE, STEPPED, PICTURE, CONTACTS = 21, 26, 28, 39
-BODIES_SYNCED, DYNAMICS, BOXES, SAVED, RESTORED, USER_DATA_SYNCED = 66, 77, 85, 93, 95, 100
+DYNAMICS, BOXES, SAVED, RESTORED = 77, 85, 93, 95
 
 MAX_BODIES = 512  # in one file
 
 
 class JointInfo(Structure):
-    """``b3JointInfo``."""
+    """``b3JointInfo``. ``unused`` stands for fields that this project does not read."""
 
     _fields_ = (
         ("link_name", c_char * 1024),
@@ -51,11 +50,7 @@ class JointInfo(Structure):
         ("friction", c_double),
         ("lower", c_double),
         ("upper", c_double),
-        ("max_force", c_double),
-        ("max_velocity", c_double),
-        ("parent_frame", c_double * 7),
-        ("child_frame", c_double * 7),
-        ("axis", c_double * 3),
+        ("unused", c_double * 19),
         ("parent", c_int),
         ("positions", c_int),
         ("velocities", c_int),
@@ -63,57 +58,24 @@ class JointInfo(Structure):
 
 
 class DynamicsInfo(Structure):
-    """``b3DynamicsInfo``."""
+    """``b3DynamicsInfo``. ``unused`` stands for fields that this project does not read; some are integers."""
 
     _fields_ = (
         ("mass", c_double),
         ("inertia", c_double * 3),
         ("inertial_frame", c_double * 7),
         ("lateral_friction", c_double),
-        ("rolling_friction", c_double),
-        ("spinning_friction", c_double),
-        ("restitution", c_double),
-        ("contact_stiffness", c_double),
-        ("contact_damping", c_double),
-        ("activation", c_int),
-        ("body_type", c_int),
-        ("angular_damping", c_double),
-        ("linear_damping", c_double),
-        ("swept_sphere_radius", c_double),
-        ("contact_threshold", c_double),
-        ("friction_anchor", c_int),
-        ("collision_margin", c_double),
-        ("dynamic_type", c_int),
+        ("unused", c_double * 13),
     )
 
 
-class ContactPoint(Structure):
-    """``b3ContactPointData``."""
-
-    _fields_ = (
-        ("flags", c_int),
-        ("body_a", c_int),
-        ("body_b", c_int),
-        ("link_a", c_int),
-        ("link_b", c_int),
-        ("position_on_a", c_double * 3),
-        ("position_on_b", c_double * 3),
-        ("normal_on_b", c_double * 3),
-        ("distance", c_double),
-        ("normal_force", c_double),
-        ("friction_forces", c_double * 2),
-        ("friction_directions", c_double * 6),
-    )
-
-
-CONTACT_INTS = ctypes.sizeof(ContactPoint) // ctypes.sizeof(c_int)
-"""Size of a contact point, in C integers."""
-LINK_A = ContactPoint.link_a.offset // ctypes.sizeof(c_int)
-"""Offset of ``link_a`` in a contact point, in C integers."""
+# ``b3ContactPointData``, in C integers: flags, body A, body B, link A, link B, padding, and then 19 doubles.
+CONTACT_INTS = 6 + 2 * 19
+LINK_A = 3
 
 
 class ContactInformation(Structure):
-    """``b3ContactInformation``; ``points`` is declared as an array of C integers."""
+    """``b3ContactInformation``, with its points as C integers."""
 
     _fields_ = (("count", c_int), ("points", POINTER(c_int)))
 
@@ -135,11 +97,7 @@ _locked, _free = ctypes.PyDLL(pybullet.__file__), ctypes.CDLL(pybullet.__file__)
 
 
 def _function(name: str, *arguments: Any, result: Any = c_int, library: ctypes.CDLL = _locked) -> Any:
-    """Find a function of the library, and declare its types.
-
-    Raises:
-        ConfigError: the library does not export it.
-    """
+    """Find a function of the library and declare its types. Raises ConfigError if the library does not export it."""
     try:
         function = getattr(library, name)
     except AttributeError:
@@ -164,8 +122,6 @@ ready = _function("b3CanSubmitCommand", _HANDLE)
 submit = _function("b3SubmitClientCommandAndWaitStatus", _HANDLE, _HANDLE, result=_HANDLE)
 submit_freely = _function("b3SubmitClientCommandAndWaitStatus", _HANDLE, _HANDLE, result=_HANDLE, library=_free)
 answer = _function("b3GetStatusType", _HANDLE)
-sync_bodies = _function("b3InitSyncBodyInfoCommand", _HANDLE, result=_HANDLE)
-sync_user_data = _function("b3InitSyncUserDataCommand", _HANDLE, result=_HANDLE)
 
 parameters = _function("b3InitPhysicsParamCommand", _HANDLE, result=_HANDLE)
 set_gravity = _function("b3PhysicsParamSetGravity", _HANDLE, c_double, c_double, c_double)

@@ -1,8 +1,8 @@
 """PyBullet's physics worlds, used through Bullet's C interface for speed.
 
-PyBullet's Python functions hold the interpreter lock while they simulate, and each call returns one value. With the C
-interface, a step releases the lock, and one request returns all links and joints. Each method of this module sends the
-same commands as PyBullet's function, so the results are the same bit for bit.
+PyBullet's Python functions hold the interpreter lock while they simulate, and return one value at a time. With the C
+interface, a step releases the lock, and one request returns the state of all links and joints. The methods send the
+same commands as PyBullet's functions, so the results are the same bit for bit.
 """
 
 from __future__ import annotations
@@ -26,15 +26,20 @@ _MAX_VELOCITIES = 128  # largest number of joint velocities of a body in one of 
 _MAX_TORQUES = 4  # largest number of torques in one call
 _DOUBLE = sizeof(c_double)
 _CLOSED = "this physics world is closed, or the user closed its window"
+_CHANGES = {
+    "mass": b3.set_mass,
+    "friction": b3.set_friction,
+    "damping": b3.set_damping,
+    "restitution": b3.set_restitution,
+}
 _windows: set[int] = set()  # addresses of worlds with a window; PyBullet can show one window per process
 
 
 class _Handle:
-    """Bullet's address of a world. When the last reference to this object ends, the world is freed.
+    """Bullet's address of a world. The end of the last reference to this object frees the world.
 
-    Each method of :class:`Client` holds a reference until it returns, because another thread or a signal handler may
-    close the world during the method. If a thread is stepping the world when the interpreter ends, nothing frees the
-    world.
+    Each method of :class:`Client` holds a reference, because another thread or a signal handler may close the world
+    meanwhile. If a thread is stepping the world when the interpreter ends, nothing frees the world.
     """
 
     def __init__(self, address: int, at_exit: bool) -> None:
@@ -43,7 +48,7 @@ class _Handle:
 
 
 class _Nothing:
-    """Replaces the arrays of a closed world, because slicing a null pointer would crash."""
+    """Stands for the arrays of a closed world, because slicing a null pointer would crash."""
 
     def __getitem__(self, place: object) -> Any:
         raise RuntimeError(_CLOSED)
@@ -105,18 +110,14 @@ class Client:
         doubles = POINTER(c_double)
         self.positions, self.velocities, self.links, self.link_velocities = (doubles() for _ in range(4))
         places = [byref(place) for place in (self.positions, self.velocities, self.links, self.link_velocities)]
-        nothing = [None] * 5
-        self._places = (*nothing, *places[:2], None, None, None, *places[2:])
+        self._places = (*[None] * 5, *places[:2], *[None] * 3, *places[2:])
         self._contacts = b3.ContactInformation()
-        handle = self._open()
-        self._run(handle, b3.sync_bodies(address), b3.BODIES_SYNCED)
-        self._run(handle, b3.sync_user_data(address), b3.USER_DATA_SYNCED)
         if show:
             _windows.add(address)
             # Hide the side panels, and do not draw the pictures in them.
             command = b3.window(address)
             b3.set_window(command, pybullet.COV_ENABLE_GUI, 0)
-            self._run(handle, command)
+            self._run(self._open(), command)
 
     def _open(self) -> _Handle:
         """Return the handle, or raise RuntimeError if the world is closed."""
@@ -155,31 +156,25 @@ class Client:
         b3.set_time_step(command, time_step)
         self._run(handle, command)
 
-    def load_sdf(self, path: str) -> list[int]:
-        """Load an SDF file; returns the numbers of its bodies."""
-        handle = self._open()
-        return self._loaded(self._run(handle, b3.load_sdf(handle.address, os.fsencode(path)), b3.SDF_LOADED))
-
-    def load_urdf(self, path: str, flags: int) -> list[int]:
-        """Load a URDF file; returns the number of its body. ``flags`` are PyBullet's."""
-        handle = self._open()
-        command = b3.load_urdf(handle.address, os.fsencode(path))
-        b3.set_urdf_flags(command, flags)
-        return [b3.loaded_urdf(self._run(handle, command, b3.URDF_LOADED))]
-
-    def load_mjcf(self, path: str, flags: int) -> list[int]:
-        """Load a MuJoCo file; returns the numbers of its bodies. ``flags`` are PyBullet's."""
-        handle = self._open()
-        command = b3.load_mjcf(handle.address, os.fsencode(path))
-        b3.set_load_flags(command, flags)
-        return self._loaded(self._run(handle, command, b3.MJCF_LOADED))
-
-    def _loaded(self, answer: int) -> list[int]:
+    def load(self, path: str, flags: int = 0) -> int:
+        """Load the one body of an SDF, URDF or MuJoCo file; returns its number. ``flags`` are PyBullet's."""
+        handle, name = self._open(), os.fsencode(path)
+        if path.endswith(".urdf"):
+            command = b3.load_urdf(handle.address, name)
+            b3.set_urdf_flags(command, flags)
+            return int(b3.loaded_urdf(self._run(handle, command, b3.URDF_LOADED)))
+        if path.endswith(".sdf"):
+            answer = self._run(handle, b3.load_sdf(handle.address, name), b3.SDF_LOADED)
+        else:
+            command = b3.load_mjcf(handle.address, name)
+            b3.set_load_flags(command, flags)
+            answer = self._run(handle, command, b3.MJCF_LOADED)
         bodies = (c_int * b3.MAX_BODIES)()
-        return bodies[: b3.loaded(answer, bodies, b3.MAX_BODIES)]
+        (body,) = bodies[: b3.loaded(answer, bodies, b3.MAX_BODIES)]
+        return body
 
     def joints(self, body: int) -> list[Joint]:
-        """The joints of a body, in the order of their links.
+        """Return the joints of a body, in the order of their links.
 
         Raises:
             ConfigError: the installed PyBullet has another memory layout.
@@ -196,39 +191,29 @@ class Client:
         return joints
 
     def part(self, body: int, link: int) -> Part:
-        """The mass properties of a link."""
+        """Return the mass properties of a link."""
         handle, info = self._open(), b3.DynamicsInfo()
         b3.dynamics(self._run(handle, b3.ask_dynamics(handle.address, body, link), b3.DYNAMICS), byref(info))
         return Part(info.mass, tuple(info.inertia), info.lateral_friction)
 
-    def change(
-        self,
-        body: int,
-        link: int,
-        *,
-        mass: float | None = None,
-        inertia: Sequence[float] | None = None,
-        friction: float | None = None,
-        damping: float | None = None,
-        restitution: float | None = None,
-    ) -> None:
-        """Change the given properties of a link. ``damping`` (N·m·s/rad) is that of its joint. See :class:`Part`."""
+    def change(self, body: int, link: int, inertia: Sequence[float] | None = None, **values: float) -> None:
+        """Change properties of a link.
+
+        Args:
+            inertia: see :class:`Part`.
+            values: any of ``mass``, ``friction`` (see :class:`Part`), ``restitution``, and ``damping`` of the joint in
+                N·m·s/rad.
+        """
         handle = self._open()
         command = b3.change(handle.address)
         if inertia is not None:
             b3.set_inertia(command, body, link, (c_double * 3)(*inertia))
-        for set_value, value in (
-            (b3.set_mass, mass),
-            (b3.set_friction, friction),
-            (b3.set_damping, damping),
-            (b3.set_restitution, restitution),
-        ):
-            if value is not None:
-                set_value(command, body, link, value)
+        for name, value in values.items():
+            _CHANGES[name](command, body, link, value)
         self._run(handle, command)
 
     def release(self, body: int, joint: Joint) -> None:
-        """Turn off the motor that PyBullet gives each joint. This motor would act as a brake against our torques."""
+        """Turn off the motor that PyBullet gives each joint. The motor would brake the joint."""
         handle = self._open()
         command = b3.control(handle.address, body, pybullet.POSITION_CONTROL)
         b3.set_target_speed(command, joint.velocity_at, 0.0)  # without a target speed, Bullet ignores the force
@@ -308,7 +293,7 @@ class Client:
         self._seen = seen
 
     def touching(self, body: int, other: int) -> list[int]:
-        """Return the links of ``body`` that touched ``other`` in the last substep, one entry per contact point."""
+        """Return a link of ``body`` for each point where the link touched ``other`` in the last substep."""
         handle = self._handle or self._open()
         command = b3.ask_contacts(handle.address)
         b3.of_body_a(command, body)
@@ -344,11 +329,7 @@ class Client:
     def picture(
         self, width: int, height: int, view: Sequence[float], lens: Sequence[float]
     ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Draw all bodies that are not hidden.
-
-        Args:
-            width, height: in pixels.
-            view, lens: PyBullet's camera matrices.
+        """Draw all bodies that are not hidden. ``view`` and ``lens`` are PyBullet's camera matrices.
 
         Returns:
             The picture, uint8[height, width, 3], and the pixels that show a body, bool[height, width].

@@ -28,7 +28,7 @@ _ROOT = -1  # PyBullet's index of the root link
 def describe(model: RobotModel) -> Robot:
     """Return the links of a robot, from its torso outwards.
 
-    The models turn a link against its parent by at most 0.004 rad while its joint is at 0. That is left out.
+    While a joint is at 0, the models turn its link by at most 0.004 rad. The result ignores this turn.
     """
     path = Path(pybullet_data.getDataPath()) / "mjcf" / model.file
     client = pybullet.connect(pybullet.DIRECT)
@@ -45,13 +45,12 @@ def describe(model: RobotModel) -> Robot:
         pybullet.disconnect(client)
     shapes = _shapes(path)
     driven = {name for name, _ in model.joints}
-    # The torso is observed at its centre of mass. Another link has its origin at its joint. A link without a joint is
+    # The origin of the torso is its centre of mass. The origin of another link is its joint. A link without a joint is
     # a part of its parent.
     links = [Link("torso", -1)]
     drawn = [_moved(shapes["torso"], -centres[torso])]
-    places = {
-        torso: (0, np.zeros(3))
-    }  # PyBullet's index of a link, mapped to a link of the result, and the offset in it
+    # Maps PyBullet's index of a link to the index in ``links``, and the offset from its origin.
+    places = {torso: (0, np.zeros(3))}
     for index, joint in enumerate(joints):
         parent = joint[16]
         if parent not in places:

@@ -1,6 +1,6 @@
 """Walking robots as environments: their observations, their reward, and when an episode ends.
 
-All numbers equal those of ``pybullet_envs_gymnasium`` 0.6.0, including its peculiarities:
+All numbers equal those of ``pybullet_envs_gymnasium`` 0.6.0, with these peculiarities:
 
 * Foot contacts are one step old. An observation holds the contacts after the previous step. They are 0 after a reset.
 * Actions are clipped to ±1 before they become torques, but the cost uses the action before clipping.
@@ -8,9 +8,9 @@ All numbers equal those of ``pybullet_envs_gymnasium`` 0.6.0, including its pecu
 * The Humanoid's observed height is relative to 0.8 m. The other robots' height is relative to their height at reset.
 * HalfCheetah never terminates. A fall lowers the reward of the step by 2 instead.
 
-This module fixes one flaw. The package computes an environment's very first observation before it counts the floor as a
-part. This flaw shifts the reward of the first step by up to about 0.1, and the first direction to the target by less
-than 1e-5. In this module, the first episode is like all others. It equals an episode after the package's second reset.
+This module does not repeat one flaw. The package computes an environment's first observation before it counts the floor
+as a part. This changes the reward of the first step by up to about 0.1, and the first direction to the target by less
+than 1e-5. Here the first episode equals an episode after the package's second reset.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from td3_robot_sims.backends.bullet.world import World
 
 TARGET_X = 1000.0  # m; robots run towards this point on the x axis
 RESET_NOISE = 0.1  # rad; each joint starts at most this far from its position in the model
-# A joint beyond 0.99 of its range has a cost. The package compares in float32. To get the same result in float64, the
-# limit is halfway between float32(0.99) and the next float32.
+# A joint beyond 0.99 of its range has a cost. The package compares in float32. A comparison in float64 gives the same
+# result if the limit is halfway between float32(0.99) and the next float32.
 NEAR_LIMIT = float(np.float32(0.99)) + 2.0**-25
 NEAR_LIMIT_COST = -0.1
 
@@ -116,7 +116,7 @@ class Locomotion(Environment):
         return np.minimum(np.maximum(raw, self._low), self._high)
 
     def _electricity(self, action: Float32, speeds: Float32) -> float:
-        """Cost of power plus cost of current. Power is mean |action · 0.1 joint speed|. Current is mean action²."""
+        """The cost of power, mean |action · 0.1 joint speed|, plus the cost of current, mean action²."""
         # Means in float32, as in the package. np.mean gives the same result, but is slower.
         power = float(np.add.reduce(np.abs(action * speeds)) / len(action))
         current = float(np.add.reduce(np.square(action)) / len(action))
@@ -125,7 +125,7 @@ class Locomotion(Environment):
     def _observe(self) -> tuple[Float32, float]:
         """Return the observation before clipping, float32[O], and the torso's pitch in rad.
 
-        Also updates ``_potential`` and ``_joints_at_limit``.
+        This also updates ``_potential`` and ``_joints_at_limit``.
         """
         world = self._world
         x, y, z, roll, pitch, yaw, velocity = world.body()

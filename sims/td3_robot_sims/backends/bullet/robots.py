@@ -1,9 +1,9 @@
 """The five published robots as data: model file, joints, torque scales, feet, and when a robot counts as alive.
 
-The values are those of ``pybullet_envs_gymnasium`` 0.6.0 (``Walker2DBulletEnv-v0`` and its siblings). Their model files
-come from ``pybullet_data``. This module does not import PyBullet: a specification needs no physics.
+The values are those of ``pybullet_envs_gymnasium`` 0.6.0 (``Walker2DBulletEnv-v0`` and its siblings). The model files
+are those of ``pybullet_data``. This module does not import PyBullet, because a specification needs no physics.
 
-To add a robot, write a :class:`RobotModel` and add it to ``MODELS``.
+To add a robot, add a :class:`RobotModel` to ``ROBOTS``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONTROL_PERIOD = 0.0165  # duration of a step in s; Bullet divides it into four 
 TIME_LIMIT = 1000  # steps
 OBSERVATION_LIMIT = 5.0  # observations are clipped to ±5
 TORSO_GROUPS = ("height", "direction", "direction", "velocity", "velocity", "velocity", "attitude", "attitude")
-"""The groups of the observations that come before the joints; see ``SensorsConfig``."""
+"""The group of each observation before the joints, see :class:`td3_robot.config.randomization.SensorsConfig`."""
 TORSO_CHANNELS = len(TORSO_GROUPS)
 
 # Arguments: torso height (m), torso pitch (rad), contact of each foot one step earlier. Returns the alive reward.
@@ -83,91 +83,88 @@ class RobotModel:
         return tuple(self.power * gain for _, gain in self.joints)
 
 
-WALKER2D = RobotModel(
-    name="Walker2D",
-    file="walker2d.xml",
-    joints=(
-        ("thigh_joint", 100.0),
-        ("leg_joint", 100.0),
-        ("foot_joint", 30.0),
-        ("thigh_left_joint", 100.0),
-        ("leg_left_joint", 100.0),
-        ("foot_left_joint", 30.0),
-    ),
-    power=0.40,
-    feet=("foot", "foot_left"),
-    alive=_upright,
-)
-
-HOPPER = RobotModel(
-    name="Hopper",
-    file="hopper.xml",
-    joints=(("thigh_joint", 100.0), ("leg_joint", 100.0), ("foot_joint", 100.0)),
-    power=0.75,
-    feet=("foot",),
-    alive=_upright,
-)
-
-HALF_CHEETAH = RobotModel(
-    name="HalfCheetah",
-    file="half_cheetah.xml",
-    joints=(
-        ("bthigh", 120.0),
-        ("bshin", 90.0),
-        ("bfoot", 60.0),
-        ("fthigh", 140.0),
-        ("fshin", 60.0),
-        ("ffoot", 30.0),
-    ),
-    power=0.90,
-    feet=("ffoot", "fshin", "fthigh", "bfoot", "bshin", "bthigh"),
-    alive=_cheetah_on_its_feet,
-    ends=False,
-)
-
-ANT = RobotModel(
-    name="Ant",
-    file="ant.xml",
-    joints=tuple((f"{joint}_{leg}", 100.0) for leg in range(1, 5) for joint in ("hip", "ankle")),
-    power=2.5,
-    feet=("front_left_foot", "front_right_foot", "left_back_foot", "right_back_foot"),
-    alive=_ant_off_the_ground,
-)
-
-HUMANOID = RobotModel(
-    name="Humanoid",
-    file="humanoid_symmetric.xml",
-    joints=(
-        ("abdomen_z", 100.0),
-        ("abdomen_y", 100.0),
-        ("abdomen_x", 100.0),
-        *(
-            (f"{side}_{joint}", gain)
-            for side in ("right", "left")
-            for joint, gain in (("hip_x", 100.0), ("hip_z", 100.0), ("hip_y", 300.0), ("knee", 200.0))
+ROBOTS = (
+    RobotModel(
+        name="Walker2D",
+        file="walker2d.xml",
+        joints=(
+            ("thigh_joint", 100.0),
+            ("leg_joint", 100.0),
+            ("foot_joint", 30.0),
+            ("thigh_left_joint", 100.0),
+            ("leg_left_joint", 100.0),
+            ("foot_left_joint", 30.0),
         ),
-        *((f"{side}_{joint}", 75.0) for side in ("right", "left") for joint in ("shoulder1", "shoulder2", "elbow")),
+        power=0.40,
+        feet=("foot", "foot_left"),
+        alive=_upright,
     ),
-    power=0.41,
-    feet=("right_foot", "left_foot"),
-    alive=_humanoid_upright,
-    torque_cost=4.25 * -2.0,
-    current_cost=4.25 * -0.1,
-    start_height=0.8,
-    single_precision=True,
+    RobotModel(
+        name="Ant",
+        file="ant.xml",
+        joints=tuple((f"{joint}_{leg}", 100.0) for leg in range(1, 5) for joint in ("hip", "ankle")),
+        power=2.5,
+        feet=("front_left_foot", "front_right_foot", "left_back_foot", "right_back_foot"),
+        alive=_ant_off_the_ground,
+    ),
+    RobotModel(
+        name="HalfCheetah",
+        file="half_cheetah.xml",
+        joints=(
+            ("bthigh", 120.0),
+            ("bshin", 90.0),
+            ("bfoot", 60.0),
+            ("fthigh", 140.0),
+            ("fshin", 60.0),
+            ("ffoot", 30.0),
+        ),
+        power=0.90,
+        feet=("ffoot", "fshin", "fthigh", "bfoot", "bshin", "bthigh"),
+        alive=_cheetah_on_its_feet,
+        ends=False,
+    ),
+    RobotModel(
+        name="Hopper",
+        file="hopper.xml",
+        joints=(("thigh_joint", 100.0), ("leg_joint", 100.0), ("foot_joint", 100.0)),
+        power=0.75,
+        feet=("foot",),
+        alive=_upright,
+    ),
+    RobotModel(
+        name="Humanoid",
+        file="humanoid_symmetric.xml",
+        joints=(
+            ("abdomen_z", 100.0),
+            ("abdomen_y", 100.0),
+            ("abdomen_x", 100.0),
+            *(
+                (f"{side}_{joint}", gain)
+                for side in ("right", "left")
+                for joint, gain in (("hip_x", 100.0), ("hip_z", 100.0), ("hip_y", 300.0), ("knee", 200.0))
+            ),
+            *((f"{side}_{joint}", 75.0) for side in ("right", "left") for joint in ("shoulder1", "shoulder2", "elbow")),
+        ),
+        power=0.41,
+        feet=("right_foot", "left_foot"),
+        alive=_humanoid_upright,
+        torque_cost=4.25 * -2.0,
+        current_cost=4.25 * -0.1,
+        start_height=0.8,
+        single_precision=True,
+    ),
 )
-
-MODELS = {model.name: model for model in (WALKER2D, ANT, HALF_CHEETAH, HOPPER, HUMANOID)}
+MODELS = {model.name: model for model in ROBOTS}
 
 
 def observation_groups(model: RobotModel) -> tuple[str, ...]:
-    """The group of each observation channel, see :class:`td3_robot.config.randomization.SensorsConfig`."""
+    """Return the group of each observation channel, see :class:`td3_robot.config.randomization.SensorsConfig`."""
     return TORSO_GROUPS + ("joint_position", "joint_velocity") * len(model.joints) + ("contact",) * len(model.feet)
 
 
 @cache
 def specification(model: RobotModel) -> RobotSpec:
-    """The robot's observation and action channels."""
+    """Return the robot's specification."""
 
     def channel(name: str, meaning: str, unit: str = "1", limit: float = OBSERVATION_LIMIT) -> Channel:
         return Channel(name, unit, -limit, limit, meaning)

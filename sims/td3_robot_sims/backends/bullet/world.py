@@ -1,7 +1,7 @@
 """One robot on a floor in one PyBullet world.
 
-The world equals the world of ``pybullet_envs_gymnasium`` 0.6.0. It has the same models, loaded in the same order, with
-the same parameters. Bullet's results depend on all of these.
+Models, the order of loading and all parameters equal those of ``pybullet_envs_gymnasium`` 0.6.0, because Bullet's
+results depend on all of them.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ _LOAD_FLAGS = (
 
 
 class Body(NamedTuple):
-    """The robot's pose and velocity.
+    """Pose and velocity of the robot: the mean ``x`` and ``y`` (m) of its parts, and all other values of its torso.
 
-    ``x`` and ``y`` (m) are means over its parts. The height ``z`` (m), ``roll``, ``pitch``, ``yaw`` (rad) and
-    ``velocity`` (x, y, z in m/s) are those of the torso.
+    The height ``z`` is in m, ``roll``, ``pitch``, ``yaw`` in rad, and ``velocity`` is x, y, z in m/s.
     """
 
     x: float
@@ -56,7 +55,7 @@ class Body(NamedTuple):
 
 
 def _mean(values: list[float]) -> float:
-    """Return the mean. It has the same bits as numpy's mean, but is twice as fast for 8 to 128 numbers."""
+    """Return the same bits as numpy's mean, in half of its time for 8 to 128 numbers."""
     if not 8 <= len(values) <= 128:
         return float(np.mean(values))
     a, b, c, d, e, f, g, h = values[:8]
@@ -80,17 +79,15 @@ class World:
     """One robot and one floor in one physics client, with a window if ``show`` is set.
 
     Attributes:
-        joint_ranges: (lower limit, width of the range) of each driven joint, in rad.
+        joint_ranges: lower limit and width of the range of each driven joint, in rad.
     """
 
     def __init__(self, model: RobotModel, show: bool = False) -> None:
         self.client = Client(show)
         self.client.configure(GRAVITY, CONTROL_PERIOD, SUBSTEPS, SOLVER_ITERATIONS, CONTACT_ERP)
-        (self._floor,) = self.client.load_sdf(str(_DATA / "plane_stadium.sdf"))
+        self._floor = self.client.load(str(_DATA / "plane_stadium.sdf"))
         self.client.change(self._floor, BASE, friction=FLOOR_FRICTION, restitution=0.5)
-        path = str(_DATA / "mjcf" / model.file)
-        load = self.client.load_urdf if path.endswith(".urdf") else self.client.load_mjcf
-        (self._robot,) = load(path, _LOAD_FLAGS)
+        self._robot = self.client.load(str(_DATA / "mjcf" / model.file), _LOAD_FLAGS)
         if model.base_height is not None:
             self.client.place(self._robot, (0.0, 0.0, model.base_height), (0.0, 0.0, 0.0, 1.0))
         self._index_robot(model)
@@ -153,17 +150,16 @@ class World:
 
     @functools.cached_property
     def _parts(self) -> dict[int, Part]:
-        """Properties of the links that have a mass, by index, as loaded. Read this before the first change."""
+        """The loaded properties of each link with a mass, by index. Read this before the first change."""
         parts = {index: self.client.part(self._robot, index) for index in range(BASE, self._link_count)}
         return {index: part for index, part in parts.items() if part.mass > 0}
 
     def tilt(self, angle: float, side: float) -> None:
-        """Tilt the robot after a reset, and lift it so that it stays above the floor.
+        """Tilt the robot after a reset by ``angle`` rad, and lift it so that it stays above the floor.
 
         Args:
-            angle: rad.
-            side: direction in rad: 0 is ahead, π/2 is left. A planar robot tilts ahead or back, in the direction that
-                is nearer to ``side``.
+            side: direction of the tilt in rad: 0 is ahead, π/2 is left. A planar robot tilts ahead or back, in the
+                direction that is nearer to ``side``.
         """
         client, robot = self.client, self._robot
         before = self._lowest()

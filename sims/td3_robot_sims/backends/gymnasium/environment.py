@@ -31,12 +31,12 @@ class GymnasiumEnvironment(Environment):
     The task draws from this environment's random stream. If it uses another random generator, :meth:`restore_state`
     raises BundleError.
 
-    An environment may describe its robot in the attribute ``robot_spec``: a :class:`RobotSpec`, or the map that
-    :meth:`RobotSpec.describe` returns. The task then has the names, units and control period of this robot, so that a
-    policy also fits a driver with the same specification. Sizes and limits must equal those of the spaces.
+    The attribute ``robot_spec`` of Gymnasium's environment may hold the specification of a robot, as a
+    :class:`RobotSpec` or as the map that :meth:`RobotSpec.describe` returns. The task then has this specification, and
+    its policies fit a driver with the same one. Sizes and limits must equal those of the spaces.
 
     Args:
-        kind: name of the backend; the robot's name begins with it, unless the environment has a ``robot_spec``.
+        kind: name of the backend. Without a ``robot_spec``, the robot's name begins with it.
         name: ``ID`` or ``MODULE:ID``.
 
     Raises:
@@ -50,10 +50,8 @@ class GymnasiumEnvironment(Environment):
         try:
             actions = self._action_channels(task, env)
             observations = _channels(task, "observation", env.observation_space)
-            # The robot's name does not contain the module, so that a policy fits even if another module registers the
-            # task.
-            spec = RobotSpec(f"{kind}:{identity}", observations, actions, _period(env))
-            spec = _own_spec(task, env, spec) or spec
+            # The name does not contain the module, so that a policy fits even if another module registers the task.
+            spec = _own_spec(task, env, RobotSpec(f"{kind}:{identity}", observations, actions, _period(env)))
         except ConfigError:
             env.close()
             raise
@@ -63,11 +61,10 @@ class GymnasiumEnvironment(Environment):
         self._env = env.env if isinstance(env, TimeLimit) else env
 
     def _action_channels(self, task: str, env: gymnasium.Env[Any, Any]) -> tuple[Channel, ...]:
-        """The channels of the task's actions."""
         return _channels(task, "action", env.action_space)
 
     def _command(self, action: Float32) -> Any:
-        """Convert an action, float32[A], for the task. The task may write into the result."""
+        """Return the action for the task, which may write into it."""
         return action.copy()
 
     def _reset(self) -> Float32:
@@ -81,7 +78,7 @@ class GymnasiumEnvironment(Environment):
         return np.array(observation, np.float32), float(reward), bool(terminated), bool(truncated)
 
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
-        """The task's own picture, scaled by repeating or omitting pixels."""
+        """Return the task's own picture, scaled by repeating or omitting pixels."""
         try:
             picture = np.asarray(self._env.render(), np.uint8)
         except gymnasium.error.DependencyNotInstalled as error:
@@ -102,7 +99,7 @@ class DiscreteEnvironment(GymnasiumEnvironment):
     """A Gymnasium task with ``Discrete`` actions.
 
     Its action is float32[A]: one score within ±10 for each discrete action, for example the logits of a categorical
-    policy. The task executes the action with the highest score; the first of equal scores wins.
+    policy. The task executes the action with the highest score, and the first of equal scores.
     """
 
     def _action_channels(self, task: str, env: gymnasium.Env[Any, Any]) -> tuple[Channel, ...]:
@@ -157,15 +154,15 @@ def _channels(task: str, kind: str, space: spaces.Space[Any]) -> tuple[Channel, 
     )
 
 
-def _own_spec(task: str, env: gymnasium.Env[Any, Any], spaces_spec: RobotSpec) -> RobotSpec | None:
-    """Return the specification in the environment's attribute ``robot_spec``; None without this attribute.
+def _own_spec(task: str, env: gymnasium.Env[Any, Any], spaces_spec: RobotSpec) -> RobotSpec:
+    """Return the specification in the environment's attribute ``robot_spec``, or else ``spaces_spec``.
 
     Raises:
         ConfigError: ``robot_spec`` is not a specification, or its sizes or limits differ from those of the spaces.
     """
     given = getattr(env.unwrapped, "robot_spec", None)
     if given is None:
-        return None
+        return spaces_spec
     if isinstance(given, Mapping):
         given = RobotSpec.from_description(given)
     if not isinstance(given, RobotSpec):
@@ -186,7 +183,7 @@ def _own_spec(task: str, env: gymnasium.Env[Any, Any], spaces_spec: RobotSpec) -
 
 
 def _period(env: gymnasium.Env[Any, Any]) -> float:
-    """Return the duration of a step (s): the task's ``dt``, otherwise the time of a rendered frame, otherwise 1/50."""
+    """Return the duration of a step (s): the task's ``dt``, or else the time of a rendered frame, or else 1/50."""
     dt = getattr(env.unwrapped, "dt", None)
     if isinstance(dt, float) and math.isfinite(dt) and dt > 0:
         return dt
