@@ -17,7 +17,7 @@ from td3_robot.cli.takeover import drive
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, CommandError, UsageError
 from td3_robot.messages import Command, LifecycleChange, Reply
 from td3_robot.operators import Operator, connect, load_command, make_command
-from td3_robot.runtime.arguments import Parser, add_index, open_run, policy_server, real
+from td3_robot.runtime.arguments import Parser, add_index, policy_server, real
 from td3_robot.util.text import one_line
 
 _LONGEST = 2048  # printed characters of a text from a peer
@@ -61,7 +61,7 @@ exit codes:
 def main(arguments: Sequence[str]) -> int:
     parsed = _parser().parse_args(arguments)
     command = None if parsed.verb == "watch" else _command(parsed)
-    operator = connect(*_place(parsed), timeout=parsed.timeout)
+    operator = connect(*policy_server(parsed), timeout=parsed.timeout)
     if parsed.verb == "takeover":
         with operator.takeover(parsed.target, parsed.index, parsed.reason) as robot:
             drive(robot, sys.stdin.fileno())
@@ -105,20 +105,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object")
     return parser
-
-
-def _place(parsed: argparse.Namespace) -> tuple[str, str | None]:
-    """Return the endpoint of the policy server, and the folder of keys for it; None without keys."""
-    if parsed.endpoint is not None:
-        return str(parsed.endpoint), parsed.keys
-    if parsed.keys:
-        raise UsageError("--keys needs --endpoint; a configuration names its keys in endpoints.keys")
-    if parsed.run:
-        run = open_run("--run", parsed.run)
-        config = run.config()
-        return run.endpoint("policy", config), config.endpoints.keys
-    endpoints = policy_server(parsed.config)
-    return str(endpoints.policy), endpoints.keys
 
 
 def _command(parsed: argparse.Namespace) -> Command:

@@ -40,8 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         "--button", type=integer(0, 1000), default=0, metavar="N", help="the button of joy (default: %(default)s)"
     )
     options = parser.parse_args(ours)
-    endpoints = policy_server(options.config)
-    operator = connect(str(endpoints.policy), endpoints.keys)
+    operator = connect(*policy_server(options))
     with ros.running(ros_words):
         import rclpy
 

@@ -66,13 +66,7 @@ class LoopRate:
         self._seconds = self._squares = 0.0  # sums of intervals (s) and of squared deviations from the period
 
     def turn(self, now: float, *, missed: int = 0, deadlines: int = 1) -> None:
-        """Note a turn of the loop.
-
-        Args:
-            now: time of the turn, in seconds.
-            missed: number of deadlines that the loop missed since the last turn.
-            deadlines: number of deadlines since the last turn.
-        """
+        """Note a turn of the loop at time ``now`` (s), and the missed and all deadlines since the last turn."""
         last, self._last = self._last, now
         if last is None:
             return
@@ -91,10 +85,7 @@ class LoopRate:
     def report(self, log: logging.Logger, what: str, allowed: float) -> None:
         """Log the first measurement, and each later measurement in which the loop missed too many deadlines.
 
-        Args:
-            log: the logger to use.
-            what: name of the loop in the log line.
-            allowed: largest share of missed deadlines without a warning, 0 to 1.
+        ``what`` names the loop. A share of missed deadlines above ``allowed`` (0 to 1) is a warning.
         """
         if self._reported == self.measured:
             return

@@ -25,7 +25,7 @@ def folder(kind: str) -> Path:
 
 
 def find(kind: str, name: str) -> Path:
-    """Find the file to read.
+    """Find a configuration or a launch description.
 
     Args:
         kind: ``configs`` or ``launch``.
