@@ -141,6 +141,7 @@ def test_connect(arguments: dict[str, Any], kind: type[Exception], text: str) ->
         (lambda it: it.load("nope"), BundleError, "there is no policy 'nope'"),
         (lambda it: it.takeover("leg", -1), ArgumentError, "index is -1; allowed: whole numbers from 0 to 4294967295"),
         (lambda it: it.takeover(""), ArgumentError, "robot is ''; allowed: the name of a source"),
+        (lambda it: it.takeover("a/b"), ArgumentError, f"robot is 'a/b'; {NAMES}"),
     ],
 )
 def test_operator(call: Callable[[Any], Any], kind: type[Exception], text: str) -> None:

@@ -115,6 +115,8 @@ def _command(parsed: argparse.Namespace) -> Command:
         return load_command(argument, parsed.target, parsed.reason, force=parsed.force)
     if argument and not (re.fullmatch(r"[0-9]{1,19}", argument) and 0 < int(argument) < 2**63):
         raise UsageError(f"rollback to {argument[:40]!r}; allowed: the number of a version that state lists as held")
+    if verb == "takeover" and not parsed.target:
+        raise UsageError("takeover needs --target NAME; td3-robot node state lists the robots")
     if parsed.index and verb not in ("takeover", "give_back"):
         raise UsageError(f"--index with {verb}; allowed: with takeover and give_back")
     return replace(make_command(verb, parsed.target, parsed.reason, int(argument or 0)), robot=parsed.index)
