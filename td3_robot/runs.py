@@ -109,23 +109,19 @@ class Run:
         callback: Callback | None = None,
         progress: bool = True,
     ) -> Run:
-        """Continue the training from its newest checkpoint. Blocks until the end of the training.
+        """Continue the training from its newest checkpoint, and return this run at the end of the training.
 
         If the run is finished and ``total_steps`` does not grow, nothing changes.
 
         Args:
             total_steps: environment steps of the whole run, including the steps made so far; None keeps the number of
                 the run.
-            overrides: as in :func:`train`.
-            callback: as in :func:`train`.
-            progress: as in :func:`train`.
-
-        Returns:
-            This run.
+            overrides, callback, progress: as in :func:`train`.
 
         Raises:
-            UsageError: the run has already made more than ``total_steps``, or has no checkpoint to resume from.
-            ConfigError: a changed key must stay the same in a resumed run.
+            UsageError: the run has already made more than ``total_steps``, has no checkpoint to resume from, or cannot
+                change a key of ``overrides``.
+            ConfigError: a key or a value is wrong.
             RunFolderError: another process trains in the folder.
             NodeError: a process cannot run, or died too often.
         """

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import yaml
@@ -54,8 +53,7 @@ class Launch(Section, frozen=True):
     evaluate: str
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """A process to start, with its name in the run."""
 
     name: str
@@ -73,11 +71,15 @@ def load(name: str) -> Launch:
         launch = msgspec.convert(resources.read_yaml(file.read_text(encoding="utf-8")), Launch)
     except (OSError, ValueError, RecursionError, yaml.YAMLError, msgspec.ValidationError) as error:
         raise ConfigError(f"launch description {str(file)!r}: {' '.join(str(error).split())}") from None
-    launch = _renamed(launch, str(file))
-    for module in (launch.evaluate, *(row.module for row in launch.processes.values())):
+    rows = {
+        name: msgspec.structs.replace(row, module=_present(row.module, str(file)))
+        for name, row in launch.processes.items()
+    }
+    launch = Launch(processes=rows, evaluate=_present(launch.evaluate, str(file)))
+    for module in (launch.evaluate, *(row.module for row in rows.values())):
         if not _exists(module):
             raise ConfigError(f"launch description {str(file)!r}: there is no module {module!r}")
-    if not any(row.ends_run for row in launch.processes.values()):
+    if not any(row.ends_run for row in rows.values()):
         raise ConfigError(f"launch description {str(file)!r}: no process has ends_run, so the run would never end")
     return launch
 
@@ -99,14 +101,6 @@ def expand(launch: Launch, config: Config) -> list[Process]:
     return processes
 
 
-def _renamed(launch: Launch, file: str) -> Launch:
-    """Replace old module names in a launch description by the present names."""
-    rows = {
-        name: msgspec.structs.replace(row, module=_present(row.module, file)) for name, row in launch.processes.items()
-    }
-    return msgspec.structs.replace(launch, processes=rows, evaluate=_present(launch.evaluate, file))
-
-
 @functools.cache
 def _present(module: str, file: str) -> str:
     """Return the present name of a module. Warn once for each file and old name."""
@@ -124,9 +118,8 @@ def _exists(module: str) -> bool:
 
 
 def _value(config: Config, key: str, name: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        if not hasattr(value, part):
-            raise ConfigError(f"launch description: process {name!r} names {key!r}, which is not a configuration key")
-        value = getattr(value, part)
-    return value
+    try:
+        return functools.reduce(getattr, key.split("."), config)
+    except AttributeError:
+        text = f"launch description: process {name!r} names {key!r}, which is not a configuration key"
+        raise ConfigError(text) from None

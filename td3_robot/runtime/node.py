@@ -77,7 +77,7 @@ class Node:
 
     @property
     def run(self) -> RunFolder:
-        """The run's folder. Do not call this on a node without a run."""
+        """The run's folder. Only a node that joined a run may use it."""
         assert self.folder
         return self.folder
 
@@ -237,7 +237,7 @@ class Node:
             self.outbox.add(core.step(inputs, time.monotonic()))
             self.outbox.flush()
             finished = after() or self._run_ended()
-            if self._status_due:  # a learner with many sources takes long to compute its figures
+            if self.supervised and time.monotonic() >= self._next_status:  # a report may take long to compute
                 self.status(report())
         self.outbox.close()
         self.status(report())
@@ -263,11 +263,6 @@ class Node:
         if self.supervised:
             self._next_status = time.monotonic() + STATUS_PERIOD
             self.bus.send("supervisor", self.status_message(figures))
-
-    @property
-    def _status_due(self) -> bool:
-        """Whether STATUS_PERIOD seconds have passed since the last report."""
-        return self.supervised and time.monotonic() >= self._next_status
 
     def status_message(self, figures: Figures) -> Status:
         """Make a Status from the figures and the node's counters."""

@@ -9,15 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TextIO
 
 from td3_robot.messages import Status
 
 _REWRITE_PERIOD = 0.5  # seconds
 _SETTLED = 10.0  # seconds from the start of a learner until its speed is typical
-_LEAST_IMPORTANT = ("stale", "ratio", "updates", "speed", "return")
-"""Parts that the progress line omits on a narrow terminal, the first one first."""
+_LEAST_IMPORTANT = ("stale", "ratio", "updates", "speed", "steps", "return")
+"""Parts that a narrow terminal omits, in this order. It keeps the numbers of ``steps``, and omits only the word."""
 
 
 class Progress:
@@ -114,17 +113,15 @@ def line(figures: dict[str, float], total_steps: int, settled: bool = True, widt
         "return": f"return {shown}",
         "stale": f"stale {figures.get('staleness_updates', 0.0):.0f} updates",
     }
-    text = " | ".join(parts.values())
     for name in _LEAST_IMPORTANT:
+        text = " | ".join(parts.values())
         if width is None or len(text) <= width:
             return text
-        if name == "return":
+        if name == "steps":
             parts["steps"] = parts["steps"].replace(" steps", "")
-            if len(text := " | ".join(parts.values())) <= width:
-                return text
-        del parts[name]
-        text = " | ".join(parts.values())
-    return text[:width]
+        else:
+            del parts[name]
+    return " | ".join(parts.values())[:width]
 
 
 def duration(amount: float, speed: float) -> str:
@@ -146,11 +143,7 @@ def _columns(stream: TextIO) -> int:
 class Working:
     """Shows on a terminal what a command does and how long it has run. It prints nothing to a file or a pipe.
 
-    Use it as a context manager. A thread updates the line.
-
-    Args:
-        text: what the command does; replace it with :meth:`show`.
-        stream: where to print; None for standard error.
+    Use it as a context manager. A thread updates the line. :meth:`show` replaces the text.
     """
 
     def __init__(self, text: str, stream: TextIO | None = None) -> None:
@@ -166,9 +159,7 @@ class Working:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._thread:
             self._thread.join()

@@ -39,11 +39,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: Config) -> RunFolder:
-        """Make a new run in an empty or missing folder.
-
-        Raises:
-            RunFolderError: the folder is not empty, or cannot be made.
-        """
+        """Make a new run in an empty or missing folder. Raises RunFolderError if it is not empty or cannot be made."""
         run = cls(path)
         if run.config_file.exists():
             raise RunFolderError(f"run folder {str(path)!r} already holds a run; name another folder")
@@ -68,7 +64,7 @@ class RunFolder:
         return run
 
     def config(self) -> Config:
-        """Read the resolved configuration of the run, with the keys of the running training if it has its own.
+        """Read the resolved configuration of the run, with the running training's own folder of keys if it has one.
 
         Raises:
             ConfigError: the file is damaged.

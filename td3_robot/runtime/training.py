@@ -23,17 +23,11 @@ _FINAL_EPISODES = 10
 
 
 class Trained(NamedTuple):
-    """How the processes of a training ended.
+    """How the processes of a training ended."""
 
-    Attributes:
-        exit_code: 0 if the training is complete.
-        wall_s: training time of the whole run, in s; 0 if the training is not complete.
-        signal: number of the signal that stopped the training; 0 without a signal.
-    """
-
-    exit_code: int
-    wall_s: float
-    signal: int
+    exit_code: int  # 0 if the training is complete
+    wall_s: float  # training time of the whole run; 0 if the training is not complete
+    signal: int  # number of the signal that stopped the training; 0 without a signal
 
 
 def train(prepared: Prepared, progress: Progress, watch: Watch | None = None, hosts: Hosts | None = None) -> Trained:
@@ -42,9 +36,8 @@ def train(prepared: Prepared, progress: Progress, watch: Watch | None = None, ho
     Args:
         prepared: the run.
         progress: shows what happens.
-        watch: callback, about ten times a second, with the newest Status of each process. If it returns False, the
-            training stops.
-        hosts: where the processes are started; None for this machine.
+        watch: see :data:`td3_robot.runtime.supervisor.Watch`.
+        hosts: where the processes start; None for this machine.
 
     Raises:
         NodeError: a process cannot run, or died too often.
@@ -80,18 +73,15 @@ def train(prepared: Prepared, progress: Progress, watch: Watch | None = None, ho
 
 def stopped(run: RunFolder) -> str:
     """Return what a stopped training has saved. The caller adds how to continue it."""
-    return (
-        "stopped; everything learned is saved; continue"
-        if run.has_checkpoints
-        else "stopped; nothing was learned yet; start it again"
-    )
+    if run.has_checkpoints:
+        return "stopped; everything learned is saved; continue"
+    return "stopped; nothing was learned yet; start it again"
 
 
 def finished(prepared: Prepared) -> dict[str, Any] | None:
-    """Return the final policy's evaluation record if the run is finished.
+    """Return the evaluation of the final policy; None if the run is not finished.
 
-    Returns:
-        The record. None if the run is not finished, or if the changed configuration asks for more steps.
+    A run is not finished if its changed configuration asks for more steps.
     """
     run, config, _ = prepared
     evaluations = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.is_file() else []
@@ -127,10 +117,6 @@ def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
 
 def evaluate_final(prepared: Prepared, wall_s: float) -> dict[str, Any]:
     """Evaluate the final policy in another process, and add the result to the metrics and the curve.
-
-    Args:
-        prepared: the run.
-        wall_s: training time of the run in s.
 
     Returns:
         The result, as ``td3-robot eval --json`` prints it.
