@@ -165,5 +165,5 @@ def _print(reply: Reply) -> None:
 
 
 def _rounded(value: Any) -> Any:
-    """Return a float as text with four digits, and any other value unchanged."""
+    """Return a float as text with four digits. Return any other value unchanged."""
     return f"{value:.4g}" if isinstance(value, float) else value
