@@ -283,8 +283,7 @@ class Takeover:
     def give_back(self) -> None:
         """Give the robot back to the policy, and close the connection.
 
-        Raises:
-            CommandError: the server refuses, or does not answer. The robot then keeps the safe action.
+        If the server refuses or does not answer, raise CommandError. The robot then keeps the safe action.
         """
         name, robot = self._robot
         command = replace(make_command("give_back", name), robot=robot)
@@ -334,9 +333,7 @@ def connect(endpoint: str, keys: str | Path | None = None, *, timeout: float = 5
 def make_command(verb: str, target: str = "", reason: str = "", version: int = 0, payload: bytes = b"") -> Command:
     """Make a Command. :class:`td3_robot.messages.Command` describes its fields.
 
-    Raises:
-        ArgumentError: the target is not a name, the version is out of range, or the reason is too long.
-        TypeError: an argument has a wrong type.
+    The function raises TypeError or ArgumentError if an argument has a wrong type or a value that is not allowed.
     """
     if arguments.text("target", target):
         _check_name("target", target)
@@ -354,11 +351,8 @@ def _check_name(argument: str, name: str) -> None:
 
 
 def load_command(policy: str | Path | Policy, target: str, reason: str, *, force: bool) -> Command:
-    """Make the Command that loads a policy; see :meth:`Operator.load`.
-
-    Raises:
-        UsageError: the policy is too large for a Command, or an argument is not allowed.
-        BundleError: there is no such policy, or its file is damaged.
+    """Make the Command that loads a policy; see :meth:`Operator.load`. Raise UsageError if the policy is too large for
+    it.
     """
     policy = policy if isinstance(policy, Policy) else load_policy(policy)
     payload = policy.bundle.encode()

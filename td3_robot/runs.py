@@ -67,20 +67,14 @@ class Run:
 
     @property
     def best_policy(self) -> Policy:
-        """The policy with the highest mean return of all evaluations.
-
-        Raises:
-            BundleError: the run has not saved a policy yet.
+        """The policy with the highest mean return of all evaluations. Raises BundleError before the run has saved a
+        policy.
         """
         return load_policy(self.path)
 
     @property
     def final_policy(self) -> Policy:
-        """The policy at the newest end of the training. A training that was stopped has one, too.
-
-        Raises:
-            BundleError: the training has not ended yet, or nothing was learned.
-        """
+        """The policy at the newest end of the training, also of a stopped one. Raises BundleError before that."""
         file = RunFolder(self.path).policy_file
         if not file.exists():
             raise BundleError(f"run folder {str(self.path)!r} holds no {file.name}: the run has not ended yet")
@@ -183,11 +177,7 @@ def train(
 
 
 def open_run(path: str | Path) -> Run:
-    """Open the run folder of an earlier training.
-
-    Raises:
-        RunFolderError: the folder holds no run.
-    """
+    """Open the run folder of an earlier training. Raises RunFolderError if the folder holds no run."""
     return Run(RunFolder.open(arguments.path("path", path)).path.absolute())
 
 

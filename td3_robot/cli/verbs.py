@@ -11,12 +11,10 @@ from td3_robot.util.text import did_you_mean
 
 
 class Verb(NamedTuple):
-    """One row of a table of commands.
+    """One row of a table of commands: the function to call, what it does, and the heading of the command in the help
+    text.
 
-    Attributes:
-        place: the function to call, as ``module:function``. It takes the arguments and returns the exit code.
-        purpose: what the command does, for the help text.
-        group: heading of the command in the help text.
+    ``place`` is ``module:function``. The function takes the arguments and returns the exit code.
     """
 
     place: str

@@ -104,10 +104,9 @@ class Condition(NamedTuple):
 
 
 class Desk:
-    """Carries out the requests of ROS, and follows the state of the driver.
+    """Carries out the requests of ROS through the policy server, like an operator, and follows the state of the driver.
 
-    Requests go through the policy server, like an operator's commands for this robot. An emergency stop also works
-    without a server.
+    An emergency stop also works without a server.
 
     Attributes:
         condition: the newest condition of the driver.

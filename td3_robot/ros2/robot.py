@@ -30,12 +30,10 @@ class StoppedError(ValueError):
 
 
 class Inputs:
-    """The newest value of each observation channel and the time of its receipt.
+    """The newest value of each observation channel and the time of its receipt. ``topics`` gives the kind of each
+    topic.
 
     The thread of ROS stores messages. The thread of the driver reads.
-
-    Attributes:
-        topics: maps each topic to the kind of its messages.
 
     Raises:
         ConfigError: a channel has no source, or a source has no channel.
@@ -78,11 +76,7 @@ class Inputs:
             self._changed.notify_all()
 
     def read(self) -> Float32:
-        """Return the newest values, float32[O].
-
-        Raises:
-            StaleError: a channel has no value, or its value is too old.
-        """
+        """Return the newest values, float32[O]. Raise StaleError if a channel has no value or an old value."""
         with self._changed:
             values, at = self._values.astype(np.float32), self._at
             stale = at < self._clock() - self._stale
@@ -117,13 +111,7 @@ class Inputs:
 
 
 def _value(message: Any, joints: Mapping[str, int], config: ObservationConfig) -> float | None:
-    """Return the value for a channel in a message; None if the message lacks it.
-
-    Args:
-        message: the ROS message.
-        joints: index of each joint in the message, by name.
-        config: the source of the channel.
-    """
+    """Return the value for a channel in a message; None if the message lacks it. ``joints`` maps names to indices."""
     if config.imu is not None:
         vector, _, part = config.imu.partition(".")
         return float(getattr(getattr(message, vector), part))
@@ -135,10 +123,7 @@ def _value(message: Any, joints: Mapping[str, int], config: ObservationConfig) -
 
 
 class Outputs:
-    """Turns actions into the values of a command.
-
-    Attributes:
-        joints: names of the joints of a trajectory, in the order of the values.
+    """Turns actions into the values of a command. ``joints`` are the names of a trajectory's joints, in their order.
 
     Raises:
         ConfigError: the configuration does not name each action channel.
@@ -165,9 +150,8 @@ class Outputs:
 class Ros2Robot(Robot):
     """A robot behind ROS topics. ``publish`` sends the values of a command.
 
-    Attributes:
-        stopped_by: why a person stopped the robot through ROS; empty without a stop. While it is set, the driver gets
-            no observation, so it stays in FAULT with the safe action.
+    ``stopped_by`` tells why a person stopped the robot through ROS; it is empty without a stop. While it is set, the
+    driver gets no observation, so it stays in FAULT with the safe action.
     """
 
     def __init__(

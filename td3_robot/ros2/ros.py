@@ -33,10 +33,8 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def running(words: Sequence[str]) -> Iterator[None]:
-    """Initialise rclpy for the block. The process keeps its own signal handlers.
-
-    Args:
-        words: arguments of ROS, from ``--ros-args`` on.
+    """Initialise rclpy for the block with arguments of ROS, from ``--ros-args`` on. The process keeps its signal
+    handlers.
 
     Raises:
         ModuleNotFoundError: rclpy is missing.
@@ -90,11 +88,7 @@ def spinning(node: Any) -> Iterator[None]:
 
 
 def refuse_simulated_time(node: Any) -> None:
-    """Refuse ``use_sim_time``, now and while the node runs.
-
-    Raises:
-        UsageError: the parameter is true.
-    """
+    """Refuse ``use_sim_time`` with a UsageError now, and with an answer to its request while the node runs."""
     from rcl_interfaces.msg import SetParametersResult
 
     reason = "use_sim_time is true; allowed: false, because deadlines need the monotonic clock of the machine"

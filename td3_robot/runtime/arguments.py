@@ -156,11 +156,7 @@ def suggest(action: argparse.Action, names: Callable[[], Iterable[str]]) -> None
 
 
 def policy_server(arguments: argparse.Namespace) -> tuple[str, str | None]:
-    """Return the endpoint of the policy server that the arguments name, and the folder of the keys for it.
-
-    Raises:
-        UsageError: the configuration sets no endpoint of the policy server. For other errors see run_or_config.
-    """
+    """Return the endpoint of the policy server that the arguments name, and the folder of the keys for it."""
     run, config = run_or_config("policy", arguments)
     endpoint = run.endpoint("policy", config) if run else config.endpoints.policy
     if endpoint is None:
@@ -169,12 +165,9 @@ def policy_server(arguments: argparse.Namespace) -> tuple[str, str | None]:
 
 
 def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:
-    """Open the run, or read the configuration, that the arguments name.
+    """Open the run (else None), and read the configuration, that the arguments name.
 
     ``--endpoint`` replaces a configuration file. This option sets the endpoint of the link that the role serves.
-
-    Returns:
-        The run (None without a run) and the configuration.
 
     Raises:
         UsageError: the arguments name neither a run nor a configuration, or both; or the file does not exist.

@@ -61,11 +61,7 @@ class Process(NamedTuple):
 
 
 def load(name: str) -> Launch:
-    """Load a launch description. ``name`` is a file, or the name of a shipped launch description.
-
-    Raises:
-        ConfigError: the launch description does not exist or is not valid.
-    """
+    """Load a file, or a shipped launch description by its name. Raise ConfigError if it is missing or not valid."""
     file: Path = resources.find("launch", name)
     try:
         launch = msgspec.convert(resources.read_yaml(file.read_text(encoding="utf-8")), Launch)
@@ -85,11 +81,7 @@ def load(name: str) -> Launch:
 
 
 def expand(launch: Launch, config: Config) -> list[Process]:
-    """Return the processes that a configuration asks for.
-
-    Raises:
-        ConfigError: a row names a configuration key that does not exist.
-    """
+    """Return the processes that a configuration asks for. Raise ConfigError if a row names an unknown key."""
     processes: list[Process] = []
     for name, row in launch.processes.items():
         if row.when and not _value(config, row.when, name):

@@ -14,13 +14,7 @@ from td3_robot.runtime.metrics import read
 
 
 def draw(metrics: Path, target: Path, title: str) -> None:
-    """Draw training returns and evaluation returns (mean ± standard deviation) over environment steps.
-
-    Args:
-        metrics: the run's ``metrics.jsonl``.
-        target: image file to write.
-        title: title of the figure.
-    """
+    """Draw training returns and evaluation returns (mean ± standard deviation) of ``metrics.jsonl``."""
     train = [record for record in read(metrics, "train") if "return_mean" in record]
     evaluations = read(metrics, "evaluation")
     steps = [record["env_steps"] for record in evaluations]
@@ -40,12 +34,9 @@ def draw(metrics: Path, target: Path, title: str) -> None:
 
 
 def draw_bands(bands: Mapping[str, Mapping[str, Sequence[float]]], target: Path, title: str) -> None:
-    """Draw a curve with its band for each group of runs.
+    """Draw the curve and the band of each group of runs into an image file.
 
-    Args:
-        bands: label of the group, mapped to ``env_steps``, ``mean``, ``low`` and ``high``.
-        target: image file to write.
-        title: title of the figure.
+    ``bands`` maps the label of a group to ``env_steps``, ``mean``, ``low`` and ``high``.
     """
     with _axes(target, title, "lower right") as axes:
         for number, (label, band) in enumerate(bands.items()):

@@ -82,12 +82,7 @@ class Node:
         return self.folder
 
     def endpoint(self, link: str) -> str:
-        """Return the endpoint of a link.
-
-        Raises:
-            ConfigError: the node is deployed, and its configuration does not set this endpoint.
-            RunFolderError: the run is not running, and its configuration does not set this endpoint.
-        """
+        """Return the endpoint of a link. Raise ConfigError or RunFolderError if no configuration sets it."""
         if self.folder:
             return self.folder.endpoint(link, self.config)
         configured: str | None = getattr(self.config.endpoints, link)
@@ -111,7 +106,7 @@ class Node:
         """Serve the first free place of a link to monitors or recorders.
 
         Raises:
-            ConfigError: the configuration sets neither this endpoint nor the policy server's.
+            ConfigError, RunFolderError: see :meth:`endpoint`.
             EndpointError: the endpoint is busy, malformed or not allowed.
         """
         place = self.listeners(link)
@@ -159,7 +154,7 @@ class Node:
         essential: bool = True,
         weights_version: int = 0,
     ) -> ClientLink:
-        """Connect to the server of a link.
+        """Connect to the server of a link. Raises EndpointError if the endpoint is malformed or not allowed.
 
         Args:
             link: name of the link.
@@ -168,9 +163,6 @@ class Node:
             robots: number of this node's robots.
             essential: whether a refusal by the server ends this node. If not, the node asks again later.
             weights_version: version of the policy that this node serves; 0 if it serves no policy.
-
-        Raises:
-            EndpointError: the endpoint is malformed or not allowed.
         """
         greeting = self.hello(self.role, spec=spec, robots=robots, weights_version=weights_version)
         client = ClientLink(link, greeting, accepts, essential=essential)
@@ -246,8 +238,8 @@ class Node:
     def _receive(self, timeout: float, deadline: float | None) -> list[Input]:
         """Return the received inputs. Wait up to ``timeout`` seconds for the first input, but not beyond the deadline.
 
-        ZeroMQ's poll can return some milliseconds late. So polling ends early, and the node sleeps until the deadline.
-        This sleep is exact to about 0.1 ms.
+        ZeroMQ's poll can return some milliseconds late. So polling ends early, and the node sleeps until the deadline,
+        which is exact to about 0.1 ms.
         """
         if deadline is None:
             return self.bus.receive(timeout)

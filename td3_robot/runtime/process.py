@@ -43,11 +43,7 @@ The pipe closes when the supervisor ends.
 
 
 def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], None]) -> int:
-    """Set up a node, run its body until the node stops, and report the reason if it fails.
-
-    Returns:
-        The exit code of the process.
-    """
+    """Set up a node, run its body until the node stops, and report a failure. Return the exit code of the process."""
     bus = Bus()
     folder: RunFolder | None = None
     node: Node | None = None

@@ -23,7 +23,6 @@ class Progress:
     """Shows the learner's figures. Print other lines with :meth:`say`, so that they do not overwrite the progress line.
 
     Args:
-        stream: where to print.
         total_steps: environment steps of the whole training.
         line_period: seconds between two lines if the stream is not a terminal.
         steps_made: environment steps before a resume. The learner may continue from a checkpoint with fewer steps.
@@ -93,13 +92,9 @@ class Progress:
 
 
 def line(figures: dict[str, float], total_steps: int, settled: bool = True, width: int | None = None) -> str:
-    """Return the progress line for a learner's figures.
+    """Return the progress line for the figures of a learner's Status, with at most ``width`` characters.
 
-    Args:
-        figures: figures of the learner's Status.
-        total_steps: environment steps of the whole training.
-        settled: whether the speed is typical. Otherwise the line does not show the remaining time.
-        width: largest number of characters; None for no limit.
+    The line shows the remaining time only if ``settled``, that is, if the speed is typical.
     """
     steps, speed = figures.get("env_steps", 0.0), figures.get("steps_per_s", 0.0)
     left = duration(max(0.0, total_steps - steps), speed) if settled else "-"

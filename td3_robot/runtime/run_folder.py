@@ -64,11 +64,7 @@ class RunFolder:
         return run
 
     def config(self) -> Config:
-        """Read the resolved configuration of the run, with the running training's own folder of keys if it has one.
-
-        Raises:
-            ConfigError: the file is damaged.
-        """
+        """Read the configuration of the run. The running training may have its own folder of keys."""
         keys = self.read_run().get("keys")
         return configuration.load(self.config_file, [f"endpoints.keys={json.dumps(keys)}"] if keys else [])
 
@@ -128,11 +124,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for one supervisor. The lock ends with the block, or with the process.
-
-        Raises:
-            RunFolderError: another process is training in the folder.
-        """
+        """Lock the folder for one supervisor during the block. Raise RunFolderError if it is locked already."""
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.path / ".lock", wait=False))

@@ -46,14 +46,9 @@ Watch = Callable[[dict[str, Status]], bool | None]
 
 
 class Supervisor:
-    """Starts, watches and stops the processes of one run.
+    """Starts, watches and stops the processes of one run. ``say`` prints one line for the user.
 
     Use it as a context manager: at exit it stops all processes and removes all sockets.
-
-    Args:
-        processes: the processes to start.
-        say: prints one line for the user.
-        hosts: where the processes start; None for this machine.
 
     Attributes:
         signal: number of the newest signal that asked to stop; 0 without a signal.

@@ -33,12 +33,6 @@ class Trained(NamedTuple):
 def train(prepared: Prepared, progress: Progress, watch: Watch | None = None, hosts: Hosts | None = None) -> Trained:
     """Run the processes of a training until its end. The caller holds the lock of the run folder.
 
-    Args:
-        prepared: the run.
-        progress: shows what happens.
-        watch: see :data:`td3_robot.runtime.supervisor.Watch`.
-        hosts: where the processes start; None for this machine.
-
     Raises:
         NodeError: a process cannot run, or died too often.
     """
@@ -118,8 +112,7 @@ def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
 def evaluate_final(prepared: Prepared, wall_s: float) -> dict[str, Any]:
     """Evaluate the final policy in another process, and add the result to the metrics and the curve.
 
-    Returns:
-        The result, as ``td3-robot eval --json`` prints it.
+    Return the result, as ``td3-robot eval --json`` prints it.
     """
     run, config, _ = prepared
     module = launch.load(config.launch).evaluate

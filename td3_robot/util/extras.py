@@ -56,9 +56,7 @@ NEEDED = {
 def missing(error: ModuleNotFoundError, command: str = "") -> str | None:
     """Return advice for a failed import; None if no extra installs the module.
 
-    Args:
-        error: the failed import.
-        command: an extra that holds all that a command needs, for example ``train``; empty for the module's own extra.
+    ``command`` is an extra with all modules of a command, for example ``train``. The advice then names this extra.
     """
     module = (error.name or "").split(".")[0]
     if module in _ROS or module.endswith("_msgs"):

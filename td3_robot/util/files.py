@@ -15,9 +15,7 @@ from pathlib import Path
 def naming(path: Path, instead_of: str = "") -> Iterator[None]:
     """Name the file in an OSError of the block that names no file. For example, errors of writes name none.
 
-    Args:
-        path: the file.
-        instead_of: prefix of a temporary file. If an error names this file, ``path`` replaces that name.
+    If the error names a temporary file with the prefix ``instead_of``, ``path`` replaces that name.
     """
     try:
         yield
@@ -107,11 +105,6 @@ def allocated(path: Path) -> int:
 def user_folder(variable: str, otherwise: str) -> Path:
     """Return this program's folder for user data, see the XDG Base Directory Specification.
 
-    Args:
-        variable: environment variable that names the parent folder.
-        otherwise: parent folder if the variable is not set.
-
-    Raises:
-        RuntimeError: the path begins with ``~``, and the user has no home folder.
+    The environment variable names the parent folder. A parent ``~`` raises RuntimeError if the user has no home folder.
     """
     return Path(os.environ.get(variable) or otherwise).expanduser() / "td3-robot"

@@ -56,14 +56,8 @@ def claim(
     The claim is an abstract Unix address (unix(7)). It needs no file and no permission, so another user can claim the
     name first. A process in another network namespace does not see the claim.
 
-    Args:
-        what: the name.
-        refusal: text of the error, without the process that holds the name.
-        patience: seconds to wait until that process ends.
-        stopped: callback during the wait; a true result ends the wait.
-
-    Raises:
-        UsageError: another process holds the name.
+    If another process holds the name, wait ``patience`` seconds, or until ``stopped`` returns a true result. Then raise
+    a UsageError with the text ``refusal`` and this process.
     """
     end = time.monotonic() + patience
     address = f"\0td3-robot-{hashlib.sha256(what.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"

@@ -23,11 +23,9 @@ class RateMeter:
         self._rates: dict[str, float] = {}
 
     def __call__(self, now: float, **counts: float) -> dict[str, float]:
-        """Return the rate of each count, by the name of the count; empty until the first period is over.
+        """Return the rate of each count by name at time ``now`` (s); empty until the first period is over.
 
-        Args:
-            now: time in seconds.
-            counts: total counts. Every call must pass the same names.
+        Every call must pass the same names.
         """
         if self._before is None:
             self._before = now, counts
@@ -44,10 +42,8 @@ class RateMeter:
 class LoopRate:
     """Measures the true rate of a loop, its jitter and its missed deadlines, once every WINDOW_S seconds.
 
-    Args:
-        period: the intended time from one turn of the loop to the next, in seconds.
-
     Attributes:
+        period: the intended time from one turn of the loop to the next, in seconds.
         figures: the newest measurement; empty before the first. ``rate_hz``: turns per second. ``jitter_s``: standard
             deviation of the times between turns, in seconds. ``missed_share``: share of missed deadlines, 0 to 1.
         measured: time of the newest measurement, in seconds.
