@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import yaml
@@ -53,7 +54,8 @@ class Launch(Section, frozen=True):
     evaluate: str
 
 
-class Process(NamedTuple):
+@dataclass(frozen=True)
+class Process:
     """A process to start, with its name in the run."""
 
     name: str
