@@ -16,7 +16,7 @@ from td3_robot.errors import EXIT_GOOD, RunFolderError, UsageError
 from td3_robot.runtime.arguments import Parser, integer, open_run, real, suggest
 from td3_robot.runtime.prepare import Prepared, new_run, resumed_run
 from td3_robot.runtime.progress import Progress, Working
-from td3_robot.runtime.training import evaluate_final, finished, stopped, train
+from td3_robot.runtime.training import evaluate_final, finished, train
 from td3_robot.util import resources
 
 _FLAGS = {
@@ -59,9 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     progress = Progress(sys.stderr, prepared.config.total_steps, options.log_every, run.steps_made())
     with run.locked():
         hosts = RayHosts(options.cluster, run, prepared.config, progress.say) if options.cluster else None
-        trained = train(prepared, progress, hosts=hosts)
+        trained = train(prepared, progress, f"td3-robot train --resume {_quoted(run.path)}", hosts=hosts)
         if trained.exit_code != EXIT_GOOD:
-            progress.say(f"{stopped(run)}: td3-robot train --resume {_quoted(run.path)}")
             return trained.exit_code
         try:
             with Working("evaluating the final policy"):

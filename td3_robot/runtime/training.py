@@ -15,7 +15,6 @@ from td3_robot.runtime import launch, metrics
 from td3_robot.runtime.hosts import Hosts
 from td3_robot.runtime.prepare import Prepared
 from td3_robot.runtime.progress import Progress
-from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.supervisor import Supervisor, Watch
 from td3_robot.util import files
 
@@ -30,8 +29,12 @@ class Trained(NamedTuple):
     signal: int  # number of the signal that stopped the training; 0 without a signal
 
 
-def train(prepared: Prepared, progress: Progress, watch: Watch | None = None, hosts: Hosts | None = None) -> Trained:
+def train(
+    prepared: Prepared, progress: Progress, resume: str, watch: Watch | None = None, hosts: Hosts | None = None
+) -> Trained:
     """Run the processes of a training until its end. The caller holds the lock of the run folder.
+
+    ``resume`` is the command that continues a stopped training, for the user.
 
     Raises:
         NodeError: a process cannot run, or died too often.
@@ -56,6 +59,12 @@ def train(prepared: Prepared, progress: Progress, watch: Watch | None = None, ho
     run.write_final(supervisor.statuses())
     lost = _report_losses(supervisor, progress)
     if code != EXIT_GOOD:
+        learned = (
+            "everything learned is saved; continue"
+            if run.has_checkpoints
+            else "nothing was learned yet; start it again"
+        )
+        progress.say(f"stopped; {learned}: {resume}")
         return Trained(code, 0.0, supervisor.signal)
     figures = supervisor.statuses()["learner"].figures
     if figures.get("target_reached"):
@@ -63,13 +72,6 @@ def train(prepared: Prepared, progress: Progress, watch: Watch | None = None, ho
     minutes = (time.monotonic() - begin) / 60
     progress.say(f"trained in {minutes:.1f} min; {lost} Steps lost; evaluating the final policy")
     return Trained(code, figures["wall_s"], 0)
-
-
-def stopped(run: RunFolder) -> str:
-    """Return what a stopped training has saved. The caller adds how to continue it."""
-    if run.has_checkpoints:
-        return "stopped; everything learned is saved; continue"
-    return "stopped; nothing was learned yet; start it again"
 
 
 def finished(prepared: Prepared) -> dict[str, Any] | None:
