@@ -59,12 +59,8 @@ def train(
     run.write_final(supervisor.statuses())
     lost = _report_losses(supervisor, progress)
     if code != EXIT_GOOD:
-        learned = (
-            "everything learned is saved; continue"
-            if run.has_checkpoints
-            else "nothing was learned yet; start it again"
-        )
-        progress.say(f"stopped; {learned}: {resume}")
+        learned, nothing = "everything learned is saved; continue", "nothing was learned yet; start it again"
+        progress.say(f"stopped; {learned if run.has_checkpoints else nothing}: {resume}")
         return Trained(code, 0.0, supervisor.signal)
     figures = supervisor.statuses()["learner"].figures
     if figures.get("target_reached"):
