@@ -36,6 +36,7 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.logs = path / "logs"
         self._run_file = path / "run.json"
+        self._final_file = path / "final.json"
 
     @classmethod
     def create(cls, path: Path, config: Config) -> RunFolder:
@@ -85,7 +86,7 @@ class RunFolder:
             name: {"state": status.state, "figures": status.figures, "counters": status.counters}
             for name, status in statuses.items()
         }
-        files.write_atomically(self.path / "final.json", (json.dumps(rows, indent=2) + "\n").encode())
+        files.write_atomically(self._final_file, (json.dumps(rows, indent=2) + "\n").encode())
 
     @property
     def has_checkpoints(self) -> bool:
@@ -96,7 +97,7 @@ class RunFolder:
         """Return the highest number of environment steps in ``final.json`` and the checkpoint names; else 0."""
         made = 0
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            made = int(json.loads((self.path / "final.json").read_text())["learner"]["figures"]["env_steps"])
+            made = int(json.loads(self._final_file.read_text())["learner"]["figures"]["env_steps"])
         names = (path.name for path in self.checkpoints.iterdir()) if self.checkpoints.is_dir() else ()
         return max([made, *(int(found[1]) for found in map(_CHECKPOINT.fullmatch, names) if found)])
 
