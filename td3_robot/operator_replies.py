@@ -50,8 +50,9 @@ def _states(bus: Bus, reply: Reply, messages: Iterator[Message | None]) -> dict[
 
 
 def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | None]) -> Reply:
-    """Ask every connected robot whether it has followed a Command, which the server passed on before. Add ``confirmed``
-    and ``unconfirmed`` robots to the detail of the server's Reply.
+    """Ask every connected robot whether it has followed a Command. The server has passed the Command on before.
+
+    Add the names of the robots that followed (``confirmed``) and of the others (``unconfirmed``) to the server's Reply.
 
     Raises:
         CommandError: a robot has not followed the Command; or the Command is ``estop``, and no robot is connected.

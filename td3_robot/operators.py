@@ -260,8 +260,10 @@ class Takeover:
     def wait(self) -> None:
         """Wait until the next action is due: one control period after the last call, or now if that time has passed.
 
-        If the period is longer than half of the deadline, wait for half of the deadline instead. The method raises the
-        CommandErrors of :meth:`command`.
+        If the period is longer than half of the deadline, wait for half of the deadline instead.
+
+        Raises:
+            CommandError: see :meth:`command`.
         """
         self._next = max(self._next + min(self.period_s, self.deadline_s / 2), time.monotonic())
         while (rest := self._next - time.monotonic()) > 0:
@@ -283,7 +285,8 @@ class Takeover:
     def give_back(self) -> None:
         """Give the robot back to the policy, and close the connection.
 
-        If the server refuses or does not answer, raise CommandError. The robot then keeps the safe action.
+        Raises:
+            CommandError: the server refuses, or does not answer. The robot then keeps the safe action.
         """
         name, robot = self._robot
         command = replace(make_command("give_back", name), robot=robot)

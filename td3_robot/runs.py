@@ -67,14 +67,20 @@ class Run:
 
     @property
     def best_policy(self) -> Policy:
-        """The policy with the highest mean return of all evaluations. Raises BundleError before the run has saved a
-        policy.
+        """The policy with the highest mean return of all evaluations.
+
+        Raises:
+            BundleError: the run has not saved a policy yet.
         """
         return load_policy(self.path)
 
     @property
     def final_policy(self) -> Policy:
-        """The policy at the newest end of the training, also of a stopped one. Raises BundleError before that."""
+        """The policy at the newest end of the training. A training that was stopped has one, too.
+
+        Raises:
+            BundleError: the training has not ended yet, or nothing was learned.
+        """
         file = RunFolder(self.path).policy_file
         if not file.exists():
             raise BundleError(f"run folder {str(self.path)!r} holds no {file.name}: the run has not ended yet")
@@ -103,7 +109,7 @@ class Run:
         callback: Callback | None = None,
         progress: bool = True,
     ) -> Run:
-        """Continue the training from its newest checkpoint, and return this run at the end of the training.
+        """Continue the training from its newest checkpoint. Blocks until the end of the training.
 
         If the run is finished and ``total_steps`` does not grow, nothing changes.
 
@@ -111,6 +117,9 @@ class Run:
             total_steps: environment steps of the whole run, including the steps made so far; None keeps the number of
                 the run.
             overrides, callback, progress: as in :func:`train`.
+
+        Returns:
+            This run.
 
         Raises:
             UsageError: the run has already made more than ``total_steps``, has no checkpoint to resume from, or cannot
@@ -177,7 +186,11 @@ def train(
 
 
 def open_run(path: str | Path) -> Run:
-    """Open the run folder of an earlier training. Raises RunFolderError if the folder holds no run."""
+    """Open the run folder of an earlier training.
+
+    Raises:
+        RunFolderError: the folder holds no run.
+    """
     return Run(RunFolder.open(arguments.path("path", path)).path.absolute())
 
 

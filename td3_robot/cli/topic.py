@@ -88,7 +88,11 @@ def _parser() -> Parser:
     seconds = real(above=True, unit="s")
     echo = live("echo", "print live messages as lines of JSON", "Print each message of a topic as a line of JSON.")
     echo.add_argument("--count", type=integer(1), metavar="N", help="end after N messages")
-    hz = live("hz", "print the rate and the jitter of a live topic", "Print the rate of a topic.")
+    hz = live(
+        "hz",
+        "print the rate and the jitter of a live topic",
+        "Print the rate of a topic, by the clock of its publisher.",
+    )
     hz.add_argument("--window", type=integer(2), default=1000, metavar="N", help="newest messages (default: 1000)")
     hz.add_argument("--every", type=seconds, default=1.0, metavar="S", help="seconds between lines (default: 1)")
     hz.add_argument("--seconds", type=seconds, metavar="S", help="end after S seconds")
@@ -156,7 +160,7 @@ def _measure(node: Node, options: argparse.Namespace) -> None:
 
 
 def rate(stamps: Sequence[int]) -> dict[str, float]:
-    """The rate in Hz and the periods in ms between the publishers' times ``stamps`` (ns); empty below two times."""
+    """The rate in Hz and the periods in ms of the times ``stamps`` (ns); empty for fewer than two times."""
     periods = [(later - earlier) * 1e-6 for earlier, later in pairwise(stamps)]
     if not periods or sum(periods) <= 0:
         return {}
@@ -241,5 +245,5 @@ def _echo(node: Node, options: argparse.Namespace) -> None:
 
 
 def _plain(value: Any) -> str:
-    """Replace bytes by a text with their number, because JSON has no type for bytes."""
+    """Replace bytes by their number as text, because JSON has no type for bytes."""
     return f"{len(value)} bytes"

@@ -165,7 +165,7 @@ def policy_server(arguments: argparse.Namespace) -> tuple[str, str | None]:
 
 
 def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:
-    """Open the run (else None), and read the configuration, that the arguments name.
+    """Return the run that the arguments name (None without a run), and the configuration.
 
     ``--endpoint`` replaces a configuration file. This option sets the endpoint of the link that the role serves.
 

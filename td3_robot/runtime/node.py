@@ -93,7 +93,8 @@ class Node:
     def listeners(self, link: str) -> str:
         """Return the ``ipc://`` endpoint at which any number of monitors or recorders attach; empty if there is none.
 
-        It is the endpoint of the link. If the link has no endpoint on this machine, it is beside the policy server's.
+        It is the endpoint of the link. A link without an endpoint on this machine uses a path beside the policy
+        server's.
         """
         with contextlib.suppress(ConfigError, RunFolderError):
             endpoint = self.endpoint(link)
@@ -238,8 +239,8 @@ class Node:
     def _receive(self, timeout: float, deadline: float | None) -> list[Input]:
         """Return the received inputs. Wait up to ``timeout`` seconds for the first input, but not beyond the deadline.
 
-        ZeroMQ's poll can return some milliseconds late. So polling ends early, and the node sleeps until the deadline,
-        which is exact to about 0.1 ms.
+        ZeroMQ's poll can return some milliseconds late. So polling ends early, and the node sleeps until the deadline.
+        The sleep is exact to about 0.1 ms.
         """
         if deadline is None:
             return self.bus.receive(timeout)

@@ -59,8 +59,7 @@ def new_run(
         source: a configuration file, or the name of a shipped one; None for the defaults.
         overrides: configuration keys to change, each as ``KEY=VALUE``.
         out: the new run folder; None for ``runs/CONFIG-DATE-TIME``, or ``runs/TASK-DATE-TIME`` without a source.
-        flags: full name of an overridden key, mapped to the command-line option or the argument that sets this key, for
-            errors.
+        flags: command-line option or argument that sets a key, by the full name of the key, for errors.
         cluster: whether the run trains on a cluster.
     """
     if source is None:
@@ -127,7 +126,7 @@ def resumed_run(
         what = "overrides: total_steps"
     for override in overrides:
         key, _, text = override.partition("=")
-        if key == "total_steps" and text.isdecimal():  # the configuration would compare other keys with it first
+        if key == "total_steps" and text.isdecimal():  # before the configuration compares it with other keys
             _check_steps(run, int(text), what)
     before = run.trained_with() or run.config()
     wanted = configuration.load(source or run.config_file, overrides, flags)

@@ -37,9 +37,9 @@ _STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, f
 """Signals that stop a process, each with the seconds to wait after it. The learner saves a checkpoint after SIGINT."""
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_TURN = 1.0  # seconds; a longer turn means that the supervisor itself was suspended
-_SILENCE = 0.05  # seconds without a report, after which no more reports of an ended process are expected
+_SILENCE = 0.05  # seconds without a report, after which no more reports will come
 _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
-_STARTS = 1000  # incarnation numbers reserved for each start of the run; each restart uses one
+_STARTS = 1000  # incarnation numbers for each start of the run; each restart of a process uses one
 
 Watch = Callable[[dict[str, Status]], bool | None]
 """Callback that gets the newest Status of each process, about ten times a second. It returns False to stop the run."""
