@@ -116,7 +116,9 @@ class Run:
         Args:
             total_steps: environment steps of the whole run, including the steps made so far; None keeps the number of
                 the run.
-            overrides, callback, progress: as in :func:`train`.
+            overrides: as in :func:`train`.
+            callback: as in :func:`train`.
+            progress: as in :func:`train`.
 
         Returns:
             This run.
