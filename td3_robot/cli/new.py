@@ -21,7 +21,6 @@ _NEXT = {
     "  td3-robot node configure --config robot.yaml && td3-robot node activate --config robot.yaml",
     "task": "PYTHONPATH=. td3-robot train {name}.yaml",
 }
-_KINDS = tuple(_NEXT)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
         description="Write a commented, working driver or task with its test into a new folder.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("kind", choices=_KINDS, metavar="KIND", help=" or ".join(_KINDS))
+    parser.add_argument("kind", choices=_NEXT, metavar="KIND", help=" or ".join(_NEXT))
     parser.add_argument("name", type=_name, metavar="NAME", help="name of the robot or task, for example left_leg")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the new folder (default: NAME)")
     options = parser.parse_args(arguments)

@@ -17,7 +17,7 @@ from td3_robot.cli.takeover import drive
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, CommandError, UsageError
 from td3_robot.messages import Command, LifecycleChange, Reply
 from td3_robot.operators import Operator, connect, load_command, make_command
-from td3_robot.runtime.arguments import Parser, add_index, open_run, policy_server, real
+from td3_robot.runtime.arguments import Parser, add_index, policy_server, real
 from td3_robot.util.text import one_line
 
 _LONGEST = 2048  # printed characters of a text from a peer
@@ -61,7 +61,7 @@ exit codes:
 def main(arguments: Sequence[str]) -> int:
     parsed = _parser().parse_args(arguments)
     command = None if parsed.verb == "watch" else _command(parsed)
-    operator = connect(*_place(parsed), timeout=parsed.timeout)
+    operator = connect(*policy_server(parsed), timeout=parsed.timeout)
     if parsed.verb == "takeover":
         with operator.takeover(parsed.target, parsed.index, parsed.reason) as robot:
             drive(robot, sys.stdin.fileno())
@@ -107,20 +107,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _place(parsed: argparse.Namespace) -> tuple[str, str | None]:
-    """Return the endpoint of the policy server, and the folder of keys for it; None without keys."""
-    if parsed.endpoint is not None:
-        return str(parsed.endpoint), parsed.keys
-    if parsed.keys:
-        raise UsageError("--keys needs --endpoint; a configuration names its keys in endpoints.keys")
-    if parsed.run:
-        run = open_run("--run", parsed.run)
-        config = run.config()
-        return run.endpoint("policy", config), config.endpoints.keys
-    endpoints = policy_server(parsed.config)
-    return str(endpoints.policy), endpoints.keys
-
-
 def _command(parsed: argparse.Namespace) -> Command:
     verb, argument = parsed.verb, parsed.argument
     if (verb == "load" and not argument) or (argument and verb not in ("load", "rollback")):
@@ -129,6 +115,8 @@ def _command(parsed: argparse.Namespace) -> Command:
         return load_command(argument, parsed.target, parsed.reason, force=parsed.force)
     if argument and not (re.fullmatch(r"[0-9]{1,19}", argument) and 0 < int(argument) < 2**63):
         raise UsageError(f"rollback to {argument[:40]!r}; allowed: the number of a version that state lists as held")
+    if verb == "takeover" and not parsed.target:
+        raise UsageError("takeover needs --target NAME; td3-robot node state lists the robots")
     if parsed.index and verb not in ("takeover", "give_back"):
         raise UsageError(f"--index with {verb}; allowed: with takeover and give_back")
     return replace(make_command(verb, parsed.target, parsed.reason, int(argument or 0)), robot=parsed.index)
@@ -177,5 +165,5 @@ def _print(reply: Reply) -> None:
 
 
 def _rounded(value: Any) -> Any:
-    """Return a float as text with four digits, and any other value unchanged."""
+    """Return a float as text with four digits. Return any other value unchanged."""
     return f"{value:.4g}" if isinstance(value, float) else value

@@ -32,17 +32,15 @@ _KEY = re.compile("\x1b[\\[O]([ABCD])|([q0])")
 
 
 def drive(robot: Takeover, source: int) -> None:
-    """Send actions until the input is q, or ends.
+    """Send actions until the letter q, or the end of the input.
 
-    Only q gives the robot back, because a program that fails ends its output, too.
-
-    With a keyboard, the function sends the newest action again in each control period, for up to 2 s after the newest
-    key. It sends each line of numbers once.
+    After the end of the input the robot keeps the safe action, because a program that fails ends its output, too.
 
     Args:
         robot: the takeover.
-        source: file descriptor of the input. A terminal gives keys. In any other input, each line is one action: one
-            number for each channel, separated by spaces; or the letter q.
+        source: file descriptor of the input. A terminal gives keys. The function sends the newest action in each
+            control period, for up to 2 s after the newest key. In any other input, each line is the letter q or one
+            action: one number for each channel, separated by spaces. The function sends each line once.
 
     Raises:
         CommandError: the server refuses the actions, or does not answer.

@@ -7,7 +7,7 @@ import json
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -43,8 +43,26 @@ Any number of these commands, monitors and recorders can run at the same time. T
 
 
 def main(arguments: Sequence[str]) -> int:
-    if arguments and arguments[0] in _LIVE:
-        return _LIVE[arguments[0]](arguments[1:])
+    options = _parser().parse_args(arguments)
+    if options.command == "list":
+        print_rows(listed(), as_json=options.json)
+        return EXIT_GOOD
+    if options.topic not in MESSAGES:
+        hint = did_you_mean(options.topic, sorted(MESSAGES), "allowed:")
+        raise UsageError(f"there is no topic {options.topic!r}; {hint}")
+    if options.command == "show":
+        kind = MESSAGES[options.topic]
+        if not options.json:
+            print(" ".join((kind.__doc__ or "").split()))
+        print_rows(fields(kind), as_json=options.json)
+        return EXIT_GOOD
+    if options.topic not in WATCHED:
+        raise UsageError(f"topic {options.topic!r} cannot be watched; allowed: {', '.join(WATCHED)}")
+    body = {"echo": _echo, "hz": _measure, "info": _describe}[options.command]
+    return run_node(MONITOR, options, lambda node: body(node, options))
+
+
+def _parser() -> Parser:
     parser = Parser(
         prog="td3-robot topic", description="List topics, show the fields of their messages.", epilog=_EXAMPLES
     )
@@ -54,20 +72,41 @@ def main(arguments: Sequence[str]) -> int:
     showing.add_argument("topic", metavar="TOPIC", help="a topic of the list")
     for command in (listing, showing):
         command.add_argument("--json", action="store_true", help="print one JSON object")
-    commands.add_parser("echo", help="print live messages as lines of JSON; see echo --help")
-    commands.add_parser("hz", help="print the rate and the jitter of a live topic; see hz --help")
-    commands.add_parser("info", help="type, publishers and subscribers of a live topic; see info --help")
-    options = parser.parse_args(arguments)
-    if options.command == "list":
-        print_rows(listed(), as_json=options.json)
-    elif options.command == "show":
-        kind = _kind(options.topic)
-        if not options.json:
-            print(" ".join((kind.__doc__ or "").split()))
-        print_rows(fields(kind), as_json=options.json)
-    else:  # "td3-robot topic -- echo" lacks a topic; the parser of echo prints the error
-        return _LIVE[options.command]([])
-    return EXIT_GOOD
+
+    def live(name: str, purpose: str, description: str) -> argparse.ArgumentParser:
+        """Add a command that attaches to running nodes."""
+        shared = monitor_node.watcher_parser("", "")
+        command = commands.add_parser(
+            name, parents=[shared], add_help=False, help=purpose, description=description, epilog=_EXAMPLES
+        )
+        command.set_defaults(prog=command.prog)
+        topic = command.add_argument("topic", metavar="TOPIC", help="a topic of td3-robot topic list")
+        suggest(topic, lambda: WATCHED)
+        command.add_argument("--node", metavar="NAME", help="only messages of this publisher")
+        return command
+
+    seconds = real(above=True, unit="s")
+    echo = live("echo", "print live messages as lines of JSON", "Print each message of a topic as a line of JSON.")
+    echo.add_argument("--count", type=integer(1), metavar="N", help="end after N messages")
+    hz = live(
+        "hz",
+        "print the rate and the jitter of a live topic",
+        "Print the rate of a topic, by the clock of its publisher.",
+    )
+    hz.add_argument("--window", type=integer(2), default=1000, metavar="N", help="newest messages (default: 1000)")
+    hz.add_argument("--every", type=seconds, default=1.0, metavar="S", help="seconds between lines (default: 1)")
+    hz.add_argument("--seconds", type=seconds, metavar="S", help="end after S seconds")
+    hz.add_argument("--json", action="store_true", help="print each line as JSON")
+    info = live(
+        "info",
+        "type, publishers and subscribers of a live topic",
+        "Print type, publishers and subscribers of a topic.",
+    )
+    info.add_argument(
+        "--seconds", type=seconds, default=3.0, metavar="S", help="seconds to wait for messages (default: 3)"
+    )
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
 
 
 def listed() -> list[dict[str, str]]:
@@ -92,57 +131,6 @@ def fields(kind: type[Message]) -> list[dict[str, str]]:
         {"field": name, "type": wire.type_name, "unit": wire.unit, "meaning": wire.meaning}
         for name, wire in wire_fields(kind).items()
     ]
-
-
-def _kind(topic: str) -> type[Message]:
-    if topic not in MESSAGES:
-        raise UsageError(f"there is no topic {topic!r}; {did_you_mean(topic, sorted(MESSAGES), 'allowed:')}")
-    return MESSAGES[topic]
-
-
-def _live_parser(command: str, description: str) -> argparse.ArgumentParser:
-    """The arguments of a command that shows a live topic."""
-    parser = monitor_node.watcher_parser(description, _EXAMPLES)
-    parser.prog = f"td3-robot topic {command}"
-    topic = parser.add_argument("topic", metavar="TOPIC", help="a topic of td3-robot topic list")
-    suggest(topic, lambda: WATCHED)
-    parser.add_argument("--node", metavar="NAME", help="only messages of this publisher")
-    return parser
-
-
-def _run(parser: argparse.ArgumentParser, words: Sequence[str], body: Callable[[Node, Any], None]) -> int:
-    options = parser.parse_args(words)
-    if _kind(options.topic).NAME not in WATCHED:
-        raise UsageError(f"topic {options.topic!r} cannot be watched; allowed: {', '.join(WATCHED)}")
-    return run_node(MONITOR, options, lambda node: body(node, options))
-
-
-def _echo(words: Sequence[str]) -> int:
-    parser = _live_parser("echo", "Print each message of a topic as a line of JSON.")
-    parser.add_argument("--count", type=integer(1), metavar="N", help="end after N messages")
-    return _run(parser, words, _listen)
-
-
-def _hz(words: Sequence[str]) -> int:
-    parser = _live_parser("hz", "Print the rate of a topic, by the clock of its publisher.")
-    seconds = real(above=True, unit="s")
-    parser.add_argument("--window", type=integer(2), default=1000, metavar="N", help="newest messages (default: 1000)")
-    parser.add_argument("--every", type=seconds, default=1.0, metavar="S", help="seconds between lines (default: 1)")
-    parser.add_argument("--seconds", type=seconds, metavar="S", help="end after S seconds")
-    parser.add_argument("--json", action="store_true", help="print each line as JSON")
-    return _run(parser, words, _measure)
-
-
-def _info(words: Sequence[str]) -> int:
-    parser = _live_parser("info", "Print type, publishers and subscribers of a topic.")
-    help_of_seconds = "seconds to wait for messages (default: 3)"
-    parser.add_argument("--seconds", type=real(above=True, unit="s"), default=3.0, metavar="S", help=help_of_seconds)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return _run(parser, words, _describe)
-
-
-_LIVE = {"echo": _echo, "hz": _hz, "info": _info}
-"""The commands that attach to running nodes."""
 
 
 def _measure(node: Node, options: argparse.Namespace) -> None:
@@ -172,7 +160,7 @@ def _measure(node: Node, options: argparse.Namespace) -> None:
 
 
 def rate(stamps: Sequence[int]) -> dict[str, float]:
-    """The rate in Hz and the periods in ms between the times ``stamps`` (ns); empty with fewer than two times."""
+    """The rate in Hz and the periods in ms of the times ``stamps`` (ns); empty for fewer than two times."""
     periods = [(later - earlier) * 1e-6 for earlier, later in pairwise(stamps)]
     if not periods or sum(periods) <= 0:
         return {}
@@ -208,7 +196,7 @@ def _describe(node: Node, options: argparse.Namespace) -> None:
     monitor_node.watch(node, receive, lambda _: time.monotonic() >= end)
     facts = {
         "topic": options.topic,
-        "type": _kind(options.topic).__name__,
+        "type": MESSAGES[options.topic].__name__,
         "rows": [row for row in listed() if row["topic"] == options.topic],
         "publishers": dict(sorted(publishers.items())),
         "subscribers": subscribers(options.topic, clients),
@@ -217,10 +205,9 @@ def _describe(node: Node, options: argparse.Namespace) -> None:
 
 
 def subscribers(topic: str, clients: Mapping[tuple[str, str], str]) -> list[str]:
-    """The subscribers of a topic: names of known clients of its links, else the role of the server.
+    """The subscribers of a topic: the names of known clients, or the role of the subscriber if no client is known.
 
-    Args:
-        clients: the role of each known node, by link and name.
+    ``clients`` maps the link and the name of each known client to its role.
     """
     found: set[str] = set()
     for row in (row for row in listed() if row["topic"] == topic):
@@ -239,7 +226,7 @@ def info_text(facts: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _listen(node: Node, options: argparse.Namespace) -> None:
+def _echo(node: Node, options: argparse.Namespace) -> None:
     """Print messages until ``--count`` is reached or the reader closes the output."""
     printed = 0
     read = True
@@ -258,5 +245,5 @@ def _listen(node: Node, options: argparse.Namespace) -> None:
 
 
 def _plain(value: Any) -> str:
-    """Replace bytes by a text with their number, because JSON has no type for bytes."""
+    """Replace bytes by their number as text, because JSON has no type for bytes."""
     return f"{len(value)} bytes"

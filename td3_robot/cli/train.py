@@ -14,10 +14,9 @@ from typing import Any
 from td3_robot.config.reference import all_keys
 from td3_robot.errors import EXIT_GOOD, RunFolderError, UsageError
 from td3_robot.runtime.arguments import Parser, integer, open_run, real, suggest
-from td3_robot.runtime.hosts import Hosts
 from td3_robot.runtime.prepare import Prepared, new_run, resumed_run
 from td3_robot.runtime.progress import Progress, Working
-from td3_robot.runtime.training import evaluate_final, finished, stopped, train
+from td3_robot.runtime.training import evaluate_final, finished, train
 from td3_robot.util import resources
 
 _FLAGS = {
@@ -28,7 +27,10 @@ _FLAGS = {
     "learner.recordings": "--from",
     "learner.offline_updates": "--offline",
 }
-"""Maps a configuration key to its command-line option. Errors contain the option."""
+"""Maps a configuration key to its command-line option. Errors contain the option.
+
+The parser stores the value of the option under the name of the key.
+"""
 _EXAMPLES = """examples:
   td3-robot train walker2d_fast
   td3-robot train pendulum --steps 1e4
@@ -46,7 +48,7 @@ _EXAMPLES = """examples:
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     if options.cluster:
-        from td3_robot.cluster.hosts import check_address  # only a training on a cluster needs Ray
+        from td3_robot.cluster.hosts import RayHosts, check_address  # only a training on a cluster needs Ray
 
         check_address(options.cluster)
     prepared = _resumed(options) if options.resume else _new(options)
@@ -56,10 +58,9 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_GOOD
     progress = Progress(sys.stderr, prepared.config.total_steps, options.log_every, run.steps_made())
     with run.locked():
-        hosts = _cluster(options.cluster, prepared, progress) if options.cluster else None
-        trained = train(prepared, progress, hosts=hosts)
+        hosts = RayHosts(options.cluster, run, prepared.config, progress.say) if options.cluster else None
+        trained = train(prepared, progress, f"td3-robot train --resume {_quoted(run.path)}", hosts=hosts)
         if trained.exit_code != EXIT_GOOD:
-            progress.say(f"{stopped(run)}: td3-robot train --resume {_quoted(run.path)}")
             return trained.exit_code
         try:
             with Working("evaluating the final policy"):
@@ -68,18 +69,10 @@ def main(arguments: Sequence[str]) -> int:
             progress.say(f"stopped; the trained policy is saved: td3-robot eval {_quoted(run.policy_file)}")
             raise
     returns = " ".join(f"{value:.0f}" for value in result["returns"])
-    print(
-        f"final policy: mean return {result['mean']:.1f} ± {result['std']:.1f} over {len(result['returns'])} episodes"
-    )
-    print(f"returns: {returns}")
+    score = f"{result['mean']:.1f} ± {result['std']:.1f} over {len(result['returns'])} episodes"
+    print(f"final policy: mean return {score}\nreturns: {returns}")
     print(_next_steps(prepared))
     return EXIT_GOOD
-
-
-def _cluster(address: str, prepared: Prepared, progress: Progress) -> Hosts:
-    from td3_robot.cluster.hosts import RayHosts
-
-    return RayHosts(address, prepared.run, prepared.config, progress.say)
 
 
 def _parser() -> Parser:
@@ -96,6 +89,7 @@ def _parser() -> Parser:
     suggest(task, lambda: importlib.import_module("td3_robot_sims.tasks").names())
     parser.add_argument(
         "--steps",
+        dest="total_steps",
         type=integer(1),
         metavar="N",
         help="environment steps of the whole run, for example 1e5 (total_steps)",
@@ -103,11 +97,26 @@ def _parser() -> Parser:
     parser.add_argument("--seed", type=integer(0, 2**32 - 1), metavar="S", help="seed of all random numbers")
     parser.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/CONFIG-DATE-TIME)")
     parser.add_argument(
-        "--lockstep", action="store_true", default=None, help="bit-identical in every run, and a little slower"
+        "--lockstep",
+        dest="timing",
+        action="store_const",
+        const="lockstep",
+        help="bit-identical in every run, and a little slower",
     )
-    parser.add_argument("--from", nargs="+", metavar="FILE", help="start with the data of recordings")
     parser.add_argument(
-        "--offline", type=integer(), metavar="N", help="with --from: updates before the first environment step"
+        "--from",
+        dest="learner.recordings",
+        nargs="+",
+        type=_absolute,
+        metavar="FILE",
+        help="start with the data of recordings",
+    )
+    parser.add_argument(
+        "--offline",
+        dest="learner.offline_updates",
+        type=integer(),
+        metavar="N",
+        help="with --from: updates before the first environment step",
     )
     parser.add_argument("--resume", type=Path, metavar="DIR", help="continue this run; name the keys that change")
     parser.add_argument(
@@ -132,8 +141,9 @@ def _parser() -> Parser:
 def _new(options: argparse.Namespace) -> Prepared:
     if options.config is None and options.task is None:
         raise UsageError("no CONFIG and no --task given; for example: td3-robot train walker2d_fast")
+    overrides, flags = _settings(options)
     try:
-        return new_run(options.config, _overrides(options), options.out, _flags(options), cluster=bool(options.cluster))
+        return new_run(options.config, overrides, options.out, flags, cluster=bool(options.cluster))
     except RunFolderError as error:
         holds_run = options.out and (options.out / "config.yaml").exists()
         hint = f", or continue it with --resume {_quoted(options.out)}" if holds_run else ""
@@ -141,39 +151,26 @@ def _new(options: argparse.Namespace) -> Prepared:
 
 
 def _resumed(options: argparse.Namespace) -> Prepared:
-    for flag in ("--task", "--seed", "--out", "--lockstep", "--from", "--offline"):
-        if getattr(options, flag[2:]) is not None:
+    for key, flag in {"out": "--out", **_FLAGS}.items():
+        if key != "total_steps" and getattr(options, key) is not None:
             raise UsageError(f"{flag} cannot be combined with --resume; allowed: CONFIG, --steps and --set")
     open_run("--resume", options.resume)
-    return resumed_run(
-        options.resume, options.config, _overrides(options), _flags(options), cluster=bool(options.cluster)
-    )
+    overrides, flags = _settings(options)
+    return resumed_run(options.resume, options.config, overrides, flags, cluster=bool(options.cluster))
 
 
-def _flags(options: argparse.Namespace) -> dict[str, str]:
-    """Return a map from each configuration key that the user set by an option to this option."""
-    return {key: flag for key, flag in _FLAGS.items() if getattr(options, flag[2:]) is not None}
+def _settings(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """Return the configuration keys that the command line sets, each as ``KEY=VALUE``, and the option for each key."""
+    flags = {key: flag for key, flag in _FLAGS.items() if getattr(options, key) is not None}
+    for override in options.set:
+        key = override.partition("=")[0]
+        if key in flags:
+            raise UsageError(f"{flags[key]} and --set {key} set the same key; give one of them")
+    return [*options.set, *(f"{key}={json.dumps(getattr(options, key))}" for key in flags)], flags
 
 
-def _overrides(options: argparse.Namespace) -> list[str]:
-    """Return the configuration keys that the command line sets, each as ``KEY=VALUE``."""
-    recordings = [str(Path(file).resolve()) for file in getattr(options, "from") or ()]
-    values = {
-        "task": options.task,
-        "total_steps": options.steps,
-        "seed": options.seed,
-        "timing": "lockstep" if options.lockstep else None,
-        "learner.recordings": recordings or None,
-        "learner.offline_updates": options.offline,
-    }
-    overrides = list(options.set)
-    for key, value in values.items():
-        if value is None:
-            continue
-        if any(override.partition("=")[0] == key for override in options.set):
-            raise UsageError(f"{_FLAGS[key]} and --set {key} set the same key; give one of them")
-        overrides.append(f"{key}={json.dumps(value)}")
-    return overrides
+def _absolute(file: str) -> str:
+    return str(Path(file).resolve())
 
 
 def _finished(prepared: Prepared, final: Mapping[str, Any]) -> str:

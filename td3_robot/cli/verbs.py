@@ -11,13 +11,10 @@ from td3_robot.util.text import did_you_mean
 
 
 class Verb(NamedTuple):
-    """One row of a table of commands.
+    """One row of a table of commands: the function to call, what it does, and the heading of the command in the help
+    text.
 
-    Attributes:
-        place: the function to call, as ``module:function``. It takes the arguments and returns the exit code. The
-            module is imported when the command runs.
-        purpose: description of the command in the help text.
-        group: heading in the help text under which the command is listed.
+    ``place`` is ``module:function``. The function takes the arguments and returns the exit code.
     """
 
     place: str
@@ -25,7 +22,7 @@ class Verb(NamedTuple):
     group: str = ""
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Call the function and return its exit code."""
+        """Import the module, call the function and return its exit code."""
         module, _, function = self.place.partition(":")
         code: int = getattr(importlib.import_module(module), function)(arguments)
         return code
@@ -66,16 +63,7 @@ COMMANDS: dict[str, Verb] = {
 
 
 def find(table: Mapping[str, Verb], name: str, kind: str) -> Verb:
-    """Return the row with this name.
-
-    Args:
-        table: the rows by name.
-        name: name of the row.
-        kind: word for one row in the error, for example ``command``.
-
-    Raises:
-        UsageError: the table has no such row.
-    """
+    """Return the row with this name. Raise UsageError if the table has no such row. ``kind`` is the word for a row."""
     if name not in table:
         raise UsageError(f"unknown {kind} {name!r}; {did_you_mean(name, table, 'allowed:')}")
     return table[name]

@@ -20,7 +20,7 @@ from td3_robot.monitor.plotjuggler import PlotJuggler
 from td3_robot.recording.entries import Entry, printable
 from td3_robot.recording.faults import line
 from td3_robot.recording.values import Names
-from td3_robot.runtime.arguments import integer, node_parser, real
+from td3_robot.runtime.arguments import Parser, integer, node_parser, real
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
 from td3_robot.topics import MONITOR
@@ -106,7 +106,7 @@ def _watch(node: Node, options: argparse.Namespace) -> None:
         watch(node, publish if viewers else None, after)
 
 
-def watcher_parser(description: str, epilog: str) -> argparse.ArgumentParser:
+def watcher_parser(description: str, epilog: str) -> Parser:
     """The arguments of a command that acts as the monitor."""
     result = node_parser(MONITOR, MONITOR, description, deployable=True, epilog=epilog)
     result.add_argument("--endpoint", metavar="ENDPOINT", help="serve this endpoint, without --run or --config")

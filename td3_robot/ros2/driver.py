@@ -7,8 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from td3_robot.driver.core import SourceCore
 from td3_robot.driver.node import drive
@@ -24,7 +24,7 @@ from td3_robot.runtime.process import run_node
 from td3_robot.safety.lifecycle import State
 
 if TYPE_CHECKING:
-    from td3_robot.ros2.lifecycle import Condition, DriverNode
+    from td3_robot.ros2.lifecycle import DriverNode
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +70,8 @@ def _drive(node: Node, ros_node: DriverNode) -> None:
     publish = ros_node.commands(config.command, ros.profile(config.qos_out), outputs.joints, spec.control_period)
     robot = Ros2Robot(spec, inputs, outputs, publish)
     desk = Desk(node, robot)
-    desk.notify = ros_node.begin(spec.name, desk.request, desk.stop, lambda: desk.condition, inputs.ages)
-    with ros.spinning(ros_node, sensor_node(ros_node, inputs, config)):
+    ros_node.begin(desk)
+    with ros.spinning(ros_node), ros.spinning(sensor_node(ros_node, inputs, config)):
         log.info("%s: waits for data on %s, for at most %g s", node.name, ", ".join(inputs.topics), _FIRST_DATA)
         inputs.wait(_FIRST_DATA, lambda: bool(node.stop_signal))
         try:
@@ -81,11 +81,32 @@ def _drive(node: Node, ros_node: DriverNode) -> None:
             desk.end()
 
 
-class Desk:
-    """Carries out the requests of ROS, and follows the state of the driver.
+class Condition(NamedTuple):
+    """What the driver reports about itself.
 
-    Requests go through the policy server, like an operator's commands for this robot. An emergency stop also works
-    without a server.
+    Attributes:
+        state: of the driver.
+        reason: of the last change of the state.
+        welcomed: whether the policy server has welcomed the driver.
+        moved: whether a policy or an operator moves the robot.
+        origin: where the newest applied action comes from, for example ``policy`` or ``safe``.
+        weights_version: version of the policy that chose the newest applied action; 0 if no policy chose it.
+        figures: more figures, for diagnostics.
+    """
+
+    state: State = State.UNCONFIGURED
+    reason: str = "started"
+    welcomed: bool = False
+    moved: bool = False
+    origin: str = ""
+    weights_version: int = 0
+    figures: Mapping[str, float] = {}
+
+
+class Desk:
+    """Carries out the requests of ROS through the policy server, like an operator, and follows the state of the driver.
+
+    An emergency stop also works without a server.
 
     Attributes:
         condition: the newest condition of the driver.
@@ -93,18 +114,16 @@ class Desk:
     """
 
     def __init__(self, node: Node, robot: Ros2Robot) -> None:
-        from td3_robot.ros2.lifecycle import Condition
-
-        self.condition: Condition = Condition()
+        self.robot = robot
+        self.condition = Condition()
         self.notify: Callable[[], None] = lambda: None
         self._node = node
-        self._robot = robot
         self._turned = threading.Condition()
         self._turns = 0
         self._next_figures = 0.0
 
     def follow(self, core: SourceCore) -> None:
-        """Take the state of the driver after a turn. The driver's thread calls this."""
+        """Read the state of the driver. The driver's thread calls this after each turn."""
         lifecycle, step, now = core.guard.lifecycle, core.newest, time.monotonic()
         before = self.condition
         figures = before.figures
@@ -136,18 +155,16 @@ class Desk:
             os.kill(os.getpid(), signal.SIGTERM)
             return ""
         if verb == "reset" and not error:
-            self._robot.stopped_by = ""
+            self.robot.stopped_by = ""
         return error
 
     def stop(self) -> str:
         """Stop the robot in an emergency, also without a policy server. Return an error; empty if it is stopped."""
-        self._robot.stopped_by = "emergency stop by a ROS service; the service reset ends it"
+        self.robot.stopped_by = "emergency stop by a ROS service; the service reset ends it"
         with self._turned:
-            rests = self._turned.wait_for(self._rest, _STOPPED)
+            rests = self._turned.wait_for(self._rests, _STOPPED)
         error = self._command("estop")
-        if not rests and self._rest():
-            rests = True
-        if not rests:
+        if not rests and not self._rests():
             return f"the stop is NOT confirmed by the driver within {_STOPPED:g} s"
         if error:
             log.warning("the policy server does not know of the emergency stop: %s", error)
@@ -158,8 +175,8 @@ class Desk:
         self.condition = self.condition._replace(state=State.FINALIZED, reason="the driver has ended")
         self.notify()
 
-    def _rest(self) -> bool:
-        """Whether no policy moves the robot."""
+    def _rests(self) -> bool:
+        """Return whether no policy moves the robot."""
         return self.condition.state is not State.ACTIVE or not self.condition.welcomed
 
     def _command(self, verb: str) -> str:

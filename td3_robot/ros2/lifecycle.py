@@ -21,7 +21,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rcl_interfaces.msg import ParameterDescriptor
@@ -39,6 +40,9 @@ from td3_robot.messages import ActionOrigin
 from td3_robot.ros2 import ros
 from td3_robot.ros2.robot import Inputs, Kind
 from td3_robot.safety.lifecycle import State
+
+if TYPE_CHECKING:
+    from td3_robot.ros2.driver import Desk
 
 log = logging.getLogger(__name__)
 
@@ -65,34 +69,10 @@ _PATHS = {
 """Maps the pair of the ROS node's state and the state to reach to the next transition."""
 
 
-class Condition(NamedTuple):
-    """What the driver reports about itself.
-
-    Attributes:
-        state: of the driver.
-        reason: of the last change of the state.
-        welcomed: whether the policy server has welcomed the driver.
-        moved: whether a policy or an operator moves the robot.
-        origin: where the newest applied action comes from, for example ``policy`` or ``safe``.
-        weights_version: version of the policy that chose the newest applied action; 0 if no policy chose it.
-        figures: more figures, for diagnostics.
-    """
-
-    state: State = State.UNCONFIGURED
-    reason: str = "started"
-    welcomed: bool = False
-    moved: bool = False
-    origin: str = ""
-    weights_version: int = 0
-    figures: Mapping[str, float] = {}
-
-
 class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
-    """The lifecycle node of a driver.
+    """The lifecycle node of a driver. Its callbacks run only after :meth:`begin`."""
 
-    Args:
-        name: default name of the node.
-    """
+    _desk: Desk
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -104,49 +84,24 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
         self._ros_state = "unconfigured"
         # Whether the ROS node follows a change of the driver. Then its transition sends no request to the driver.
         self._mirrors = False
-        self._request: Callable[[str], str] = lambda verb: f"{verb}: the driver has not started"
-        self._condition: Callable[[], Condition] = Condition
-        self._robot = ""
-        self._ages: Callable[[], Mapping[str, float]] = dict
 
-    def begin(
-        self,
-        robot: str,
-        request: Callable[[str], str],
-        stop: Callable[[], str],
-        condition: Callable[[], Condition],
-        ages: Callable[[], Mapping[str, float]],
-    ) -> Callable[[], None]:
-        """Offer the services and publish the state.
-
-        Args:
-            robot: name of the robot's specification.
-            request: carries out configure, activate, deactivate, reset or shutdown; returns an error, or nothing.
-            stop: stops the robot in an emergency; returns an error, or nothing.
-            condition: returns the newest Condition.
-            ages: returns the age (s) of the data of each topic.
-
-        Returns:
-            A function that any thread calls after the driver's state has changed.
-        """
-        self._robot, self._request, self._condition, self._ages = robot, request, condition, ages
+    def begin(self, desk: Desk) -> None:
+        """Offer the services, and publish the state of the driver."""
+        self._desk = desk
+        desk.notify = lambda: self.executor.create_task(self.mirror)
         latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
         self._state_topic = self.create_publisher(DiagnosticStatus, "~/policy_state", latched)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
-        self.create_service(Trigger, "~/estop", lambda _, answer: self._answer(answer, stop()))
-        self.create_service(Trigger, "~/reset", lambda _, answer: self._answer(answer, request("reset")))
+        self.create_service(Trigger, "~/estop", lambda _, answer: self._answer(answer, desk.stop()))
+        self.create_service(Trigger, "~/reset", lambda _, answer: self._answer(answer, desk.request("reset")))
         self.create_timer(_REPORT_PERIOD, self._report)
-        return lambda: self.executor.create_task(self.mirror)
 
     def commands(
         self, config: CommandConfig, qos: Any, joints: list[str], period: float
     ) -> Callable[[list[float]], None]:
-        """Return a function that publishes the values of a command.
+        """Return a function that publishes the values of a command. ``period`` is the control period in seconds.
 
-        Args:
-            config: the section ``ros2.command``.
-            joints: names of a trajectory's joints.
-            period: the control period in seconds.
+        A trajectory needs the names of the ``joints``.
         """
         kind = Float64MultiArray if config.type == "array" else JointTrajectory
         publisher = self._commands = self.create_publisher(kind, config.topic, qos)
@@ -167,31 +122,26 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
 
     # -- lifecycle -----------------------------------------------------------------------------------------------
 
-    def on_configure(self, state: Any) -> Any:
-        del state
+    def on_configure(self, _: Any) -> Any:
         return self._follow("configure", "inactive")
 
-    def on_activate(self, state: Any) -> Any:
-        del state
+    def on_activate(self, _: Any) -> Any:
         return self._follow("activate", "active")
 
-    def on_deactivate(self, state: Any) -> Any:
-        del state
+    def on_deactivate(self, _: Any) -> Any:
         return self._follow("deactivate", "inactive")
 
-    def on_shutdown(self, state: Any) -> Any:
-        del state
+    def on_shutdown(self, _: Any) -> Any:
         return self._follow("shutdown", "finalized")
 
-    def on_cleanup(self, state: Any) -> Any:
-        del state
+    def on_cleanup(self, _: Any) -> Any:
         return self._follow("cleanup", "unconfigured")
 
     def _follow(self, verb: str, target: str) -> Any:
         """Ask the driver for a transition, unless the transition follows a change of the driver."""
         if not self._mirrors:
-            error = "a driver keeps its configuration; allowed: shutdown" if verb == "cleanup" else self._request(verb)
-            if error:
+            refusal = "a driver keeps its configuration; allowed: shutdown"
+            if error := refusal if verb == "cleanup" else self._desk.request(verb):
                 log.warning("the ROS transition %s fails: %s", verb, error)
                 return TransitionCallbackReturn.FAILURE
             self.executor.create_task(self.mirror)  # the driver may have left the state already
@@ -200,18 +150,12 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
 
     def mirror(self) -> None:
         """Take the ROS node to the state of the driver, and publish the state."""
-        wanted = _ROS_STATES[self._condition().state]
-        triggers = {
-            "configure": self.trigger_configure,
-            "activate": self.trigger_activate,
-            "deactivate": self.trigger_deactivate,
-            "cleanup": self.trigger_cleanup,
-            "shutdown": self.trigger_shutdown,
-        }
+        wanted = _ROS_STATES[self._desk.condition.state]
         self._mirrors = True
         try:
             while self._ros_state not in (wanted, "finalized"):
-                triggers[_PATHS.get((self._ros_state, wanted), "shutdown")]()
+                transition = _PATHS.get((self._ros_state, wanted), "shutdown")
+                getattr(self, f"trigger_{transition}")()
         finally:
             self._mirrors = False
         self._state_topic.publish(self._policy_state())
@@ -220,8 +164,8 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
 
     def _report(self) -> None:
         name = self.get_fully_qualified_name()
-        ages = {f"age of {topic} (s)": f"{age:.3f}" for topic, age in self._ages().items()}
-        figures = {key: f"{value:g}" for key, value in self._condition().figures.items()}
+        ages = {f"age of {topic} (s)": f"{age:.3f}" for topic, age in self._desk.robot.inputs.ages().items()}
+        figures = {key: f"{value:g}" for key, value in self._desk.condition.figures.items()}
         state = self._policy_state()
         self._state_topic.publish(state)
         data = self._status(f"{name}: data", state.level, state.message, {**ages, **figures})
@@ -230,7 +174,7 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
         self._diagnostics.publish(message)
 
     def _policy_state(self) -> Any:
-        now = self._condition()
+        now = self._desk.condition
         if not now.welcomed:
             level, text = DiagnosticStatus.STALE, "no policy server has welcomed the driver"
         elif now.moved and now.origin == ActionOrigin.name_of(ActionOrigin.OPERATOR):
@@ -252,7 +196,8 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
 
     def _status(self, name: str, level: bytes, text: str, values: Mapping[str, str]) -> Any:
         pairs = [KeyValue(key=key, value=value) for key, value in values.items()]
-        return DiagnosticStatus(level=level, name=name, message=text, hardware_id=self._robot, values=pairs)
+        robot = self._desk.robot.spec.name
+        return DiagnosticStatus(level=level, name=name, message=text, hardware_id=robot, values=pairs)
 
     @staticmethod
     def _answer(answer: Any, error: str) -> Any:
@@ -261,10 +206,10 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
 
 
 def sensor_node(owner: DriverNode, inputs: Inputs, config: Ros2Config) -> Node:
-    """Return a second node that receives the observations.
+    """Return a second node, which receives the observations while a service of the first node waits for the policy
+    server.
 
-    A service of the first node may wait for the policy server. The second node receives messages meanwhile. It uses the
-    names that the first node resolves, so remapping rules for the first node hold for both nodes.
+    The second node uses the names that the first node resolves, so remapping rules for the first node hold for both.
     """
     node = Node(
         f"{owner.get_name()}_sensors",
@@ -273,11 +218,8 @@ def sensor_node(owner: DriverNode, inputs: Inputs, config: Ros2Config) -> Node:
         enable_rosout=False,
         start_parameter_services=False,
     )
+    qos = ros.profile(config.qos_in)
     for topic, kind in inputs.topics.items():
-        receive = _receiver(inputs, topic)
-        node.create_subscription(_MESSAGES[kind], owner.resolve_topic_name(topic), receive, ros.profile(config.qos_in))
+        store = partial(inputs.store, topic)
+        node.create_subscription(_MESSAGES[kind], owner.resolve_topic_name(topic), store, qos)
     return node
-
-
-def _receiver(inputs: Inputs, topic: str) -> Callable[[Any], None]:
-    return lambda message: inputs.store(topic, message)

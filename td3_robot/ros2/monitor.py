@@ -70,12 +70,9 @@ def _publish(node: Node) -> None:
 
 
 class Publishers:
-    """The ROS publishers of a node, created with the first message of each topic.
+    """The ROS publishers of a node (``topics``, by name), created with the first message of each topic.
 
     Topics are relative, so that they follow the namespace of the node. Only ``/diagnostics`` is global.
-
-    Attributes:
-        topics: publisher and latching of each topic, by its name.
     """
 
     def __init__(self, node: Any) -> None:

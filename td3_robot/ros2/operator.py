@@ -40,8 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         "--button", type=integer(0, 1000), default=0, metavar="N", help="the button of joy (default: %(default)s)"
     )
     options = parser.parse_args(ours)
-    endpoints = policy_server(options.config)
-    operator = connect(str(endpoints.policy), endpoints.keys)
+    operator = connect(*policy_server(options))
     with ros.running(ros_words):
         import rclpy
 
@@ -57,15 +56,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Inbox:
-    """Turns messages of the topics into actions.
+    """Turns messages of the topics into actions. ``newest`` holds the newest action, until the reader takes it.
 
-    Args:
-        node: subscribes to the topics.
-        robot: checks the actions.
-        button: index of the button that must be pressed on the joystick.
-
-    Attributes:
-        newest: the newest action, until the reader takes it.
+    The axes of the joystick count only while its button with this index is pressed.
     """
 
     def __init__(self, node: Any, robot: Takeover, button: int) -> None:

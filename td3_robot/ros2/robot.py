@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,25 +29,11 @@ class StoppedError(ValueError):
     """A person called the service ``estop``."""
 
 
-class _Value(NamedTuple):
-    """One channel of a topic. The channel's value is factor · value + offset."""
-
-    channel: int
-    config: ObservationConfig
-    factor: float
-
-
 class Inputs:
-    """The newest value of each observation channel and the time of its receipt.
+    """The newest value of each observation channel and the time of its receipt. ``topics`` gives the kind of each
+    topic.
 
     The thread of ROS stores messages. The thread of the driver reads.
-
-    Args:
-        config: the section ``ros2``.
-        clock: returns the time in seconds.
-
-    Attributes:
-        topics: maps each topic to the kind of its messages.
 
     Raises:
         ConfigError: a channel has no source, or a source has no channel.
@@ -62,8 +48,7 @@ class Inputs:
         self._clock = clock
         self._stale = config.stale_ms / 1e3
         self._configs = [by_name[channel.name] for channel in spec.observations]
-        self._of_topic: dict[str, list[_Value]] = {}
-        self._joints: dict[str, tuple[list[str], dict[str, int]]] = {}  # names of the last message, and their indices
+        self._of_topic: dict[str, list[int]] = {}  # indices of the channels
         self._values = np.full(spec.observation_size, np.nan)
         self._at = np.full(spec.observation_size, -np.inf)
         self._changed = threading.Condition()
@@ -74,26 +59,24 @@ class Inputs:
                     f"ros2.observations of {it.channel!r}: the topic {it.source!r} has messages of two types; "
                     "allowed: one type"
                 )
-            self._of_topic.setdefault(it.source, []).append(_Value(index, it, it.sign * it.scale))
+            self._of_topic.setdefault(it.source, []).append(index)
 
     def store(self, topic: str, message: Any) -> None:
         """Store the values of a message. A value that the message lacks keeps its age."""
         now = self._clock()
-        find = {"joint": self._joint, "imu": self._imu, "array": self._array}[self.topics[topic]]
-        found = [(it, find(topic, message, it.config)) for it in self._of_topic[topic]]
+        names = message.name if self.topics[topic] == "joint" else ()
+        joints = {name: index for index, name in enumerate(names)}
+        found = {channel: _value(message, joints, self._configs[channel]) for channel in self._of_topic[topic]}
         with self._changed:
-            for (channel, config, factor), value in found:
+            for channel, value in found.items():
                 if value is not None:
-                    self._values[channel] = factor * value + config.offset
+                    it = self._configs[channel]
+                    self._values[channel] = it.sign * it.scale * value + it.offset
                     self._at[channel] = now
             self._changed.notify_all()
 
     def read(self) -> Float32:
-        """Return the newest values, float32[O].
-
-        Raises:
-            StaleError: a channel has no value, or its value is too old.
-        """
+        """Return the newest values, float32[O]. Raise StaleError if a channel has no value or an old value."""
         with self._changed:
             values, at = self._values.astype(np.float32), self._at
             stale = at < self._clock() - self._stale
@@ -109,9 +92,7 @@ class Inputs:
     def wait(self, limit: float, stopped: Callable[[], bool]) -> bool:
         """Wait until every channel has a value, for at most ``limit`` seconds. Return whether all have one.
 
-        Args:
-            limit: in seconds.
-            stopped: returns whether to end the wait; called at least every 0.1 s.
+        The wait ends within 0.1 s after ``stopped`` begins to return True.
         """
         end = self._clock() + limit
         with self._changed:
@@ -126,40 +107,23 @@ class Inputs:
         """Return the age of the oldest value of each topic in seconds; infinity without a value."""
         with self._changed:
             now, at = self._clock(), self._at.copy()
-        return {topic: float(now - min(at[it.channel] for it in values)) for topic, values in self._of_topic.items()}
+        return {topic: float(now - min(at[channels])) for topic, channels in self._of_topic.items()}
 
-    def _joint(self, topic: str, message: Any, config: ObservationConfig) -> float | None:
-        names, indices = self._joints.get(topic, ([], {}))
-        if message.name != names:
-            names = list(message.name)
-            indices = {name: index for index, name in enumerate(names)}
-            self._joints[topic] = names, indices
-        values: Sequence[float] = getattr(message, config.field)
-        index = indices.get(config.joint or "")
-        return values[index] if index is not None and index < len(values) else None
 
-    @staticmethod
-    def _imu(topic: str, message: Any, config: ObservationConfig) -> float | None:
-        del topic
-        vector, _, part = (config.imu or "").partition(".")
-        value: float = getattr(getattr(message, vector), part)
-        return value
-
-    @staticmethod
-    def _array(topic: str, message: Any, config: ObservationConfig) -> float | None:
-        del topic
-        values: Sequence[float] = message.data
-        return values[config.index] if config.index is not None and config.index < len(values) else None
+def _value(message: Any, joints: Mapping[str, int], config: ObservationConfig) -> float | None:
+    """Return the value for a channel in a message; None if the message lacks it. ``joints`` maps names to indices."""
+    if config.imu is not None:
+        vector, _, part = config.imu.partition(".")
+        return float(getattr(getattr(message, vector), part))
+    if config.joint is not None:
+        index, values = joints.get(config.joint), getattr(message, config.field)
+    else:
+        index, values = config.index, message.data
+    return float(values[index]) if index is not None and index < len(values) else None
 
 
 class Outputs:
-    """Turns actions into the values of a command.
-
-    Args:
-        config: the section ``ros2``.
-
-    Attributes:
-        joints: names of the joints of a trajectory, in the order of the values.
+    """Turns actions into the values of a command. ``joints`` are the names of a trajectory's joints, in their order.
 
     Raises:
         ConfigError: the configuration does not name each action channel.
@@ -184,14 +148,10 @@ class Outputs:
 
 
 class Ros2Robot(Robot):
-    """A robot behind ROS topics.
+    """A robot behind ROS topics. ``publish`` sends the values of a command.
 
-    Args:
-        publish: sends the values of a command.
-
-    Attributes:
-        stopped_by: why a person stopped the robot through ROS; empty without a stop. While it is set, the driver gets
-            no observation, so it stays in FAULT with the safe action.
+    ``stopped_by`` tells why a person stopped the robot through ROS; it is empty without a stop. While it is set, the
+    driver gets no observation, so it stays in FAULT with the safe action.
     """
 
     def __init__(
@@ -199,14 +159,14 @@ class Ros2Robot(Robot):
     ) -> None:
         self.spec = spec
         self.stopped_by = ""
-        self._inputs = inputs
+        self.inputs = inputs
         self._outputs = outputs
         self._publish = publish
 
     def observe(self) -> Float32:
         if self.stopped_by:
             raise StoppedError(self.stopped_by)
-        return self._inputs.read()
+        return self.inputs.read()
 
     def apply(self, action: Float32) -> None:
         self._publish(self._outputs.values(action))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from td3_robot.config.ros2 import QosConfig
 from td3_robot.errors import UsageError
-from td3_robot.util.extras import missing
 
 log = logging.getLogger(__name__)
 
@@ -34,18 +33,22 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def running(words: Sequence[str]) -> Iterator[None]:
-    """Initialise rclpy for the block. The process keeps its own signal handlers.
-
-    Args:
-        words: arguments of ROS, from ``--ros-args`` on.
+    """Initialise rclpy for the block with arguments of ROS, from ``--ros-args`` on. The process keeps its signal
+    handlers.
 
     Raises:
-        UsageError: rclpy is missing, or an argument is wrong.
+        ModuleNotFoundError: rclpy is missing.
+        UsageError: rclpy cannot be imported, or an argument is wrong.
     """
-    _load()
-    import rclpy
-    from rclpy.signals import SignalHandlerOptions
-
+    try:
+        import rclpy
+        from rclpy.signals import SignalHandlerOptions
+    except ModuleNotFoundError:
+        raise
+    except ImportError as error:  # its libraries are not on the library path
+        first = str(error).splitlines()[0]
+        advice = "source the setup file of your ROS 2 installation"
+        raise UsageError(f"rclpy cannot be imported: {first}; {advice}") from None
     try:
         rclpy.init(args=["td3-robot", *words], signal_handler_options=SignalHandlerOptions.NO)
     except Exception as error:  # rclpy has a private type for each kind of wrong argument
@@ -56,33 +59,9 @@ def running(words: Sequence[str]) -> Iterator[None]:
         rclpy.try_shutdown()
 
 
-def _load() -> None:
-    """Import rclpy, or raise a UsageError of one line."""
-    try:
-        import rclpy  # noqa: F401
-    except ModuleNotFoundError as error:
-        text = missing(error)
-        if text is None:
-            raise
-        raise UsageError(text) from None
-    except ImportError as error:  # its libraries are not on the library path
-        first = str(error).splitlines()[0]
-        raise UsageError(
-            f"rclpy cannot be imported: {first}; source the setup file of your ROS 2 installation"
-        ) from None
-
-
 @contextmanager
-def spinning(*nodes: Any) -> Iterator[None]:
-    """Run the callbacks of nodes during the block, in one thread for each node. At the end, destroy the nodes."""
-    with ExitStack() as stack:
-        for node in nodes:
-            stack.enter_context(_spinning(node))
-        yield
-
-
-@contextmanager
-def _spinning(node: Any) -> Iterator[None]:
+def spinning(node: Any) -> Iterator[None]:
+    """Run the callbacks of a node in a thread during the block. At the end, destroy the node."""
     from rclpy.executors import SingleThreadedExecutor
 
     executor = SingleThreadedExecutor()
@@ -109,11 +88,7 @@ def _spinning(node: Any) -> Iterator[None]:
 
 
 def refuse_simulated_time(node: Any) -> None:
-    """Refuse ``use_sim_time``, now and while the node runs.
-
-    Raises:
-        UsageError: the parameter is true.
-    """
+    """Refuse ``use_sim_time`` with a UsageError now, and with an answer to its request while the node runs."""
     from rcl_interfaces.msg import SetParametersResult
 
     reason = "use_sim_time is true; allowed: false, because deadlines need the monotonic clock of the machine"

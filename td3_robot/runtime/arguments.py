@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from td3_robot.config import loading as configuration
-from td3_robot.config.schema import Config, EndpointsConfig
+from td3_robot.config.schema import Config
 from td3_robot.errors import EXIT_USAGE, RunFolderError, UsageError
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util.text import did_you_mean, similar
 
 POLICY_HELP = "a policy file, a run folder (its best policy, else its final one), or a shipped policy such as walker2d"
 COMPLETING = "_ARGCOMPLETE"
+"""Environment variable that a shell sets when it asks for completions, see argcomplete."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """Names of processes and robots."""
 NAME_RULE = "1 to 64 letters, digits, '_', '-' and '.'"
-"""Environment variable that a shell sets when it asks for completions, see argcomplete."""
 _ALLOWED = "; allowed: "
 _LARGEST = 2**63 - 1  # default limit of whole numbers
 
@@ -74,13 +74,7 @@ def integer(least: int = 0, most: int = _LARGEST) -> Callable[[str], int]:
 
 
 def real(least: float = 0.0, *, above: bool = False, unit: str = "") -> Callable[[str], float]:
-    """Return the ``type`` of an option for finite numbers.
-
-    Args:
-        least: the lowest number.
-        above: exclude ``least`` itself.
-        unit: unit of the number, for the error.
-    """
+    """Return the ``type`` of an option for finite numbers from ``least``. With ``above``, exclude ``least`` itself."""
 
     def parse(text: str) -> float:
         with contextlib.suppress(ValueError):  # the text is not a number
@@ -101,10 +95,10 @@ def _refused(text: str, allowed: str) -> argparse.ArgumentTypeError:
 
 
 def node_parser(role: str, name: str, description: str, *, deployable: bool = False, epilog: str = "") -> Parser:
-    """Make the parser of the arguments that every node takes.
+    """Make the parser of the arguments that every node takes. The command of the node is ``td3-robot ROLE``.
 
     Args:
-        role: role of the node. Its command is ``td3-robot ROLE``.
+        role: role of the node.
         name: default name of the node.
         description: what the node does.
         deployable: whether the node can start with a configuration instead of a run.
@@ -145,7 +139,7 @@ def add_index(parser: argparse.ArgumentParser) -> None:
 
 
 def check_name(option: str, name: str) -> None:
-    """Check the name of a process; raise UsageError if it is not allowed."""
+    """Check the name of a process. Raise UsageError if it is not allowed."""
     if not NAME.fullmatch(name):
         raise UsageError(f"{option} is {name!r}; allowed: {NAME_RULE}")
 
@@ -161,62 +155,47 @@ def suggest(action: argparse.Action, names: Callable[[], Iterable[str]]) -> None
     action.completer = complete  # type: ignore[attr-defined]
 
 
-def policy_server(file: str) -> EndpointsConfig:
-    """Read the endpoints in the configuration file of ``--config``, with the policy server's.
-
-    Raises:
-        UsageError: there is no such file, or the configuration sets no endpoint of the policy server.
-        ConfigError: the file is not a valid configuration.
-    """
-    endpoints = deployment(file).endpoints
-    if not endpoints.policy:
-        raise UsageError(f"--config {file!r}: the configuration sets no endpoints.policy")
-    return endpoints
-
-
-def deployment(file: str, overrides: Sequence[str] = ()) -> Config:
-    """Read the configuration file of ``--config``.
-
-    Raises:
-        UsageError: there is no such file.
-        ConfigError: the file is not a valid configuration.
-    """
-    if not os.path.exists(file):
-        raise UsageError(f"--config {file!r}: there is no such file")
-    return configuration.load(file, overrides)
+def policy_server(arguments: argparse.Namespace) -> tuple[str, str | None]:
+    """Return the endpoint of the policy server that the arguments name, and the folder of the keys for it."""
+    run, config = run_or_config("policy", arguments)
+    endpoint = run.endpoint("policy", config) if run else config.endpoints.policy
+    if endpoint is None:
+        raise UsageError(f"--config {arguments.config!r}: the configuration sets no endpoints.policy")
+    return endpoint, config.endpoints.keys
 
 
 def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:
-    """Open the run, or read the configuration, that the arguments name.
+    """Return the run that the arguments name (None without a run), and the configuration.
 
     ``--endpoint`` replaces a configuration file. This option sets the endpoint of the link that the role serves.
 
-    Returns:
-        The run (None without a run) and the configuration.
-
     Raises:
-        UsageError: the arguments name neither a run nor a configuration, or both.
+        UsageError: the arguments name neither a run nor a configuration, or both; or the file does not exist.
         RunFolderError, ConfigError: the run or the configuration cannot be read.
     """
-    config, endpoint = getattr(arguments, "config", None), getattr(arguments, "endpoint", None)
+    given = vars(arguments)
+    run, config, endpoint, keys = (given.get(name) for name in ("run", "config", "endpoint", "keys"))
+    overrides: Sequence[str] = given.get("overrides", ())
     if endpoint is not None:
-        if config is not None or arguments.run is not None or arguments.overrides:
+        if config is not None or run is not None or overrides:
             raise UsageError("--endpoint cannot be combined with --run, --config or --set")
-        return None, configuration.parse({"endpoints": {role: endpoint, "keys": arguments.keys}})
-    if getattr(arguments, "keys", None):
+        return None, configuration.parse({"endpoints": {role: endpoint, "keys": keys}})
+    if keys:
         raise UsageError("--keys needs --endpoint; a configuration names its keys in endpoints.keys")
-    if (config is None) == (arguments.run is None):
+    if (config is None) == (run is None):
         raise UsageError("give either --run DIR (to join a run) or --config FILE (to deploy without a run)")
     if config is not None:
-        return None, deployment(config, arguments.overrides)
-    if getattr(arguments, "overrides", None):
+        if not os.path.exists(config):
+            raise UsageError(f"--config {config!r}: there is no such file")
+        return None, configuration.load(config, overrides)
+    if overrides:
         raise UsageError("--set needs --config: the configuration of a run is fixed")
-    run = open_run("--run", arguments.run)
-    return run, run.config()
+    folder = open_run("--run", given["run"])
+    return folder, folder.config()
 
 
 def open_run(option: str, folder: Path) -> RunFolder:
-    """Open the run folder that an option names. Raises RunFolderError, with the option, if the folder holds no run."""
+    """Open the run folder that an option names. If the folder holds no run, raise a RunFolderError with the option."""
     try:
         return RunFolder.open(folder)
     except RunFolderError as error:

@@ -63,7 +63,7 @@ class Child:
         return self.state is not ChildState.STARTING
 
     def start(self, now: float) -> None:
-        """Start the process at time ``now`` (s, the supervisor's clock)."""
+        """Start the process. ``now`` is the time on the supervisor's clock, in s."""
         start = Start(self.name, self.row.module, self.row.environment, self.incarnation, self.log)
         self.process = self._hosts.start(start)
         self.state, self.status, self.started_at = ChildState.STARTING, None, now

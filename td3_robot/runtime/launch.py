@@ -63,31 +63,27 @@ class Process:
 
 
 def load(name: str) -> Launch:
-    """Load a launch description. ``name`` is a file, or the name of a shipped launch description.
-
-    Raises:
-        ConfigError: the launch description does not exist or is not valid.
-    """
+    """Load a file, or a shipped launch description by its name. Raise ConfigError if it is missing or not valid."""
     file: Path = resources.find("launch", name)
     try:
         launch = msgspec.convert(resources.read_yaml(file.read_text(encoding="utf-8")), Launch)
     except (OSError, ValueError, RecursionError, yaml.YAMLError, msgspec.ValidationError) as error:
         raise ConfigError(f"launch description {str(file)!r}: {' '.join(str(error).split())}") from None
-    launch = _renamed(launch, str(file))
-    for module in (launch.evaluate, *(row.module for row in launch.processes.values())):
+    rows = {
+        name: msgspec.structs.replace(row, module=_present(row.module, str(file)))
+        for name, row in launch.processes.items()
+    }
+    launch = Launch(processes=rows, evaluate=_present(launch.evaluate, str(file)))
+    for module in (launch.evaluate, *(row.module for row in rows.values())):
         if not _exists(module):
             raise ConfigError(f"launch description {str(file)!r}: there is no module {module!r}")
-    if not any(row.ends_run for row in launch.processes.values()):
+    if not any(row.ends_run for row in rows.values()):
         raise ConfigError(f"launch description {str(file)!r}: no process has ends_run, so the run would never end")
     return launch
 
 
 def expand(launch: Launch, config: Config) -> list[Process]:
-    """Return the processes that a configuration asks for.
-
-    Raises:
-        ConfigError: a row names a configuration key that does not exist.
-    """
+    """Return the processes that a configuration asks for. Raise ConfigError if a row names an unknown key."""
     processes: list[Process] = []
     for name, row in launch.processes.items():
         if row.when and not _value(config, row.when, name):
@@ -97,14 +93,6 @@ def expand(launch: Launch, config: Config) -> list[Process]:
         else:
             processes += [Process(f"{name}-{index}", row) for index in range(int(_value(config, row.count, name)))]
     return processes
-
-
-def _renamed(launch: Launch, file: str) -> Launch:
-    """Replace old module names in a launch description by the present names."""
-    rows = {
-        name: msgspec.structs.replace(row, module=_present(row.module, file)) for name, row in launch.processes.items()
-    }
-    return msgspec.structs.replace(launch, processes=rows, evaluate=_present(launch.evaluate, file))
 
 
 @functools.cache
@@ -124,9 +112,8 @@ def _exists(module: str) -> bool:
 
 
 def _value(config: Config, key: str, name: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        if not hasattr(value, part):
-            raise ConfigError(f"launch description: process {name!r} names {key!r}, which is not a configuration key")
-        value = getattr(value, part)
-    return value
+    try:
+        return functools.reduce(getattr, key.split("."), config)
+    except AttributeError:
+        text = f"launch description: process {name!r} names {key!r}, which is not a configuration key"
+        raise ConfigError(text) from None

@@ -8,10 +8,9 @@ from typing import Any
 
 
 def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
-    """Read the records of one kind, sorted by rising ``env_steps``.
+    """Read the records of one kind, sorted by rising ``env_steps``. Skip a line that a crash cut off.
 
-    Skip a line that a crash cut off. After a resume the learner repeats some steps. For these steps, return only the
-    newer records.
+    After a resume the learner repeats some steps. For these steps, return only the newer records.
     """
     records: list[dict[str, Any]] = []
     for text in metrics.read_text(encoding="utf-8").splitlines():

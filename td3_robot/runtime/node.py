@@ -77,17 +77,12 @@ class Node:
 
     @property
     def run(self) -> RunFolder:
-        """The run's folder. Do not call this on a node without a run."""
+        """The run's folder. Only a node that joined a run may use it."""
         assert self.folder
         return self.folder
 
     def endpoint(self, link: str) -> str:
-        """Return the endpoint of a link.
-
-        Raises:
-            ConfigError: the node is deployed, and its configuration does not set this endpoint.
-            RunFolderError: the run is not running, and its configuration does not set this endpoint.
-        """
+        """Return the endpoint of a link. Raise ConfigError or RunFolderError if no configuration sets it."""
         if self.folder:
             return self.folder.endpoint(link, self.config)
         configured: str | None = getattr(self.config.endpoints, link)
@@ -98,7 +93,8 @@ class Node:
     def listeners(self, link: str) -> str:
         """Return the ``ipc://`` endpoint at which any number of monitors or recorders attach; empty if there is none.
 
-        It is the endpoint of the link. If the link has no endpoint on this machine, it is beside the policy server's.
+        It is the endpoint of the link. A link without an endpoint on this machine uses a path beside the policy
+        server's.
         """
         with contextlib.suppress(ConfigError, RunFolderError):
             endpoint = self.endpoint(link)
@@ -111,7 +107,7 @@ class Node:
         """Serve the first free place of a link to monitors or recorders.
 
         Raises:
-            ConfigError: the configuration sets neither this endpoint nor the policy server's.
+            ConfigError, RunFolderError: see :meth:`endpoint`.
             EndpointError: the endpoint is busy, malformed or not allowed.
         """
         place = self.listeners(link)
@@ -159,7 +155,7 @@ class Node:
         essential: bool = True,
         weights_version: int = 0,
     ) -> ClientLink:
-        """Connect to the server of a link.
+        """Connect to the server of a link. Raises EndpointError if the endpoint is malformed or not allowed.
 
         Args:
             link: name of the link.
@@ -168,9 +164,6 @@ class Node:
             robots: number of this node's robots.
             essential: whether a refusal by the server ends this node. If not, the node asks again later.
             weights_version: version of the policy that this node serves; 0 if it serves no policy.
-
-        Raises:
-            EndpointError: the endpoint is malformed or not allowed.
         """
         greeting = self.hello(self.role, spec=spec, robots=robots, weights_version=weights_version)
         client = ClientLink(link, greeting, accepts, essential=essential)
@@ -237,7 +230,7 @@ class Node:
             self.outbox.add(core.step(inputs, time.monotonic()))
             self.outbox.flush()
             finished = after() or self._run_ended()
-            if self._status_due:  # a learner with many sources takes long to compute its figures
+            if self.supervised and time.monotonic() >= self._next_status:  # a report may take long to compute
                 self.status(report())
         self.outbox.close()
         self.status(report())
@@ -247,7 +240,7 @@ class Node:
         """Return the received inputs. Wait up to ``timeout`` seconds for the first input, but not beyond the deadline.
 
         ZeroMQ's poll can return some milliseconds late. So polling ends early, and the node sleeps until the deadline.
-        This sleep is exact to about 0.1 ms.
+        The sleep is exact to about 0.1 ms.
         """
         if deadline is None:
             return self.bus.receive(timeout)
@@ -263,11 +256,6 @@ class Node:
         if self.supervised:
             self._next_status = time.monotonic() + STATUS_PERIOD
             self.bus.send("supervisor", self.status_message(figures))
-
-    @property
-    def _status_due(self) -> bool:
-        """Whether STATUS_PERIOD seconds have passed since the last report."""
-        return self.supervised and time.monotonic() >= self._next_status
 
     def status_message(self, figures: Figures) -> Status:
         """Make a Status from the figures and the node's counters."""

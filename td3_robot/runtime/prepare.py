@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -39,11 +39,7 @@ _RECORDER = "td3_robot.recording.node"
 
 
 class Prepared(NamedTuple):
-    """A run that is ready to start.
-
-    Attributes:
-        notices: lines to print for the user.
-    """
+    """A run that is ready to start, and lines to print for the user."""
 
     run: RunFolder
     config: Config
@@ -58,18 +54,14 @@ def new_run(
     *,
     cluster: bool = False,
 ) -> Prepared:
-    """Create a run.
+    """Create a run. If a check fails, raise a Td3RobotError and write nothing.
 
     Args:
         source: a configuration file, or the name of a shipped one; None for the defaults.
         overrides: configuration keys to change, each as ``KEY=VALUE``.
         out: the new run folder; None for ``runs/CONFIG-DATE-TIME``, or ``runs/TASK-DATE-TIME`` without a source.
-        flags: full name of an overridden key, mapped to the command-line option that sets this key. Errors contain
-            this option.
+        flags: command-line option or argument that sets a key, by the full name of the key, for errors.
         cluster: whether the run trains on a cluster.
-
-    Raises:
-        UsageError, ConfigError, BundleError, …: a check failed; nothing was written.
     """
     if source is None:
         wanted = configuration.parse({}, overrides, "the default configuration", flags)
@@ -81,12 +73,11 @@ def new_run(
     _check_installed(wanted)
     config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task))
     if start := config.learner.start_from:
-        task: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(config.task)
         try:
             policy = find_policy(start)
         except BundleError as error:
             raise BundleError(f"learner.start_from: {error}") from None
-        warm_start.check(Bundle.load(policy), task, config.network.hidden, config.learner)
+        warm_start.check(Bundle.load(policy), _tasks().spec(config.task), config.network.hidden, config.learner)
         config = replace(config, learner=replace(config.learner, start_from=str(policy)))
     name = Path(source).stem if source else re.sub(r"[^\w.-]+", "-", config.task)
     path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -94,15 +85,16 @@ def new_run(
     return Prepared(RunFolder.create(path, config), config, notices)
 
 
-def _refuse_task(source: str) -> None:
-    """Check that the name of a configuration is not the name of a task.
+def _tasks() -> Any:
+    """Import the module of tasks. td3_robot never imports simulators statically."""
+    return importlib.import_module("td3_robot_sims.tasks")
 
-    Raises:
-        UsageError: the name is the name of a task.
-    """
+
+def _refuse_task(source: str) -> None:
+    """Raise UsageError if the name of a configuration is the name of a task."""
     if os.path.exists(source):
         return
-    tasks = importlib.import_module("td3_robot_sims.tasks")
+    tasks = _tasks()
     if source.partition(":")[0] in tasks.BACKENDS if ":" in source else source in tasks.names():
         raise UsageError(
             f"CONFIG is {source!r}, which is a task; allowed: a YAML file, or the name of a shipped one; "
@@ -119,16 +111,9 @@ def resumed_run(
     *,
     cluster: bool = False,
 ) -> Prepared:
-    """Open a run, and write the configuration to resume with.
+    """Open a run, and write the configuration to resume with. If a check fails, raise an error and write nothing.
 
-    Args:
-        folder: the run folder.
-        source: a configuration file, or the name of a shipped one; None for the configuration of the run.
-        overrides: configuration keys to change, each as ``KEY=VALUE``.
-        flags, cluster: see :func:`new_run`.
-
-    Raises:
-        UsageError, ConfigError, …: the run cannot be resumed with this configuration; nothing was written.
+    For the arguments see :func:`new_run`. Without a source, the run keeps its configuration.
     """
     run = RunFolder.open(folder)
     newest = max(run.checkpoints.glob("checkpoint-*.safetensors"), default=None)
@@ -138,9 +123,11 @@ def resumed_run(
             "policies; start a new run"
         )
     what = (flags or {}).get("total_steps", "total_steps")
+    if what == "overrides":
+        what = "overrides: total_steps"
     for override in overrides:
         key, _, text = override.partition("=")
-        if key == "total_steps" and text.isdecimal():  # the configuration would compare other keys with it first
+        if key == "total_steps" and text.isdecimal():  # before the configuration compares it with other keys
             _check_steps(run, int(text), what)
     before = run.trained_with() or run.config()
     wanted = configuration.load(source or run.config_file, overrides, flags)
@@ -167,11 +154,7 @@ def _sizes(task: str) -> tuple[int, int]:
 
 
 def _on_cluster(config: Config) -> Config:
-    """Return the configuration with the number of simulators on a cluster.
-
-    Raises:
-        ConfigError: the configuration cannot train on a cluster.
-    """
+    """Set the number of simulators on a cluster. Raise ConfigError if the configuration cannot train there."""
     if config.timing == "lockstep":
         raise ConfigError("timing is 'lockstep', which trains on one machine only; with --cluster it must be free")
     for key in (*LINKS, "keys"):
@@ -204,15 +187,11 @@ def _check_progress(run: RunFolder, before: Config) -> None:
 
 
 def _check_installed(config: Config) -> None:
-    """Check that the algorithm exists, and that the packages of learner, recorder and simulator are installed.
-
-    Raises:
-        ConfigError: the algorithm or the simulator backend does not exist, or a package is missing.
-    """
+    """Check that the algorithm exists, and that the packages of learner, recorder and simulator are installed."""
     ALGORITHMS.check(config.learner.algorithm, "learner.algorithm")
     recordings = extras.NEEDED["record"] if config.record.enabled or config.learner.recordings else ()
     lacking = [name for name in (*extras.NEEDED["train"], *recordings) if importlib.util.find_spec(name) is None]
-    backend, _ = importlib.import_module("td3_robot_sims.tasks").find(config.task)
+    backend, _ = _tasks().find(config.task)
     lacking += [name for name in backend.packages if not version(name)]
     if lacking:
         text = extras.missing(ModuleNotFoundError(name=lacking[0]), "train")
@@ -231,8 +210,7 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
                 endpoints.check(endpoint, bind=True, keys=keys is not None)
             except EndpointError as error:
                 raise EndpointError(f"endpoints.{link}: {error}") from None
-    tasks = importlib.import_module("td3_robot_sims.tasks")
-    spec: RobotSpec = tasks.check(config.task, config.randomization)
+    spec: RobotSpec = _tasks().check(config.task, config.randomization)
     if config.learner.recordings:
         experience = importlib.import_module("td3_robot.recording.experience")
         for file in config.learner.recordings:

@@ -36,18 +36,11 @@ log = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that stop a process cleanly."""
 LIFELINE = "TD3_ROBOT_LIFELINE"
-"""Environment variable that holds the file descriptor of a pipe's reading end.
-
-The pipe closes when the supervisor ends.
-"""
+"""Environment variable with the file descriptor of a pipe. The pipe closes when the supervisor ends."""
 
 
 def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], None]) -> int:
-    """Set up a node, run its body until the node stops, and report the reason if it fails.
-
-    Returns:
-        The exit code of the process.
-    """
+    """Set up a node, run its body until the node stops, and report a failure. Return the exit code of the process."""
     bus = Bus()
     folder: RunFolder | None = None
     node: Node | None = None
@@ -146,7 +139,7 @@ def _catch_signals(node: Node) -> None:
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, handle)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # a process of Ray blocks SIGINT, and we inherit that
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # Ray blocks SIGINT in its processes and their children
 
 
 def _follow_lifeline() -> None:

@@ -9,22 +9,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TextIO
 
 from td3_robot.messages import Status
 
 _REWRITE_PERIOD = 0.5  # seconds
 _SETTLED = 10.0  # seconds from the start of a learner until its speed is typical
-_LEAST_IMPORTANT = ("stale", "ratio", "updates", "speed", "return")
-"""Parts that the progress line omits on a narrow terminal, the first one first."""
+_LEAST_IMPORTANT = ("stale", "ratio", "updates", "speed", "steps", "return")
+"""Parts that a narrow terminal omits, in this order. It keeps the numbers of ``steps``, and omits only the word."""
 
 
 class Progress:
     """Shows the learner's figures. Print other lines with :meth:`say`, so that they do not overwrite the progress line.
 
     Args:
-        stream: where to print.
         total_steps: environment steps of the whole training.
         line_period: seconds between two lines if the stream is not a terminal.
         steps_made: environment steps before a resume. The learner may continue from a checkpoint with fewer steps.
@@ -94,13 +92,9 @@ class Progress:
 
 
 def line(figures: dict[str, float], total_steps: int, settled: bool = True, width: int | None = None) -> str:
-    """Return the progress line for a learner's figures.
+    """Return the progress line for the figures of a learner's Status, with at most ``width`` characters.
 
-    Args:
-        figures: figures of the learner's Status.
-        total_steps: environment steps of the whole training.
-        settled: whether the speed is typical. Otherwise the line does not show the remaining time.
-        width: largest number of characters; None for no limit.
+    The line shows the remaining time only if ``settled``, that is, if the speed is typical.
     """
     steps, speed = figures.get("env_steps", 0.0), figures.get("steps_per_s", 0.0)
     left = duration(max(0.0, total_steps - steps), speed) if settled else "-"
@@ -114,17 +108,15 @@ def line(figures: dict[str, float], total_steps: int, settled: bool = True, widt
         "return": f"return {shown}",
         "stale": f"stale {figures.get('staleness_updates', 0.0):.0f} updates",
     }
-    text = " | ".join(parts.values())
     for name in _LEAST_IMPORTANT:
+        text = " | ".join(parts.values())
         if width is None or len(text) <= width:
             return text
-        if name == "return":
+        if name == "steps":
             parts["steps"] = parts["steps"].replace(" steps", "")
-            if len(text := " | ".join(parts.values())) <= width:
-                return text
-        del parts[name]
-        text = " | ".join(parts.values())
-    return text[:width]
+        else:
+            del parts[name]
+    return " | ".join(parts.values())[:width]
 
 
 def duration(amount: float, speed: float) -> str:
@@ -146,11 +138,7 @@ def _columns(stream: TextIO) -> int:
 class Working:
     """Shows on a terminal what a command does and how long it has run. It prints nothing to a file or a pipe.
 
-    Use it as a context manager. A thread updates the line.
-
-    Args:
-        text: what the command does; replace it with :meth:`show`.
-        stream: where to print; None for standard error.
+    Use it as a context manager. A thread updates the line. :meth:`show` replaces the text.
     """
 
     def __init__(self, text: str, stream: TextIO | None = None) -> None:
@@ -166,9 +154,7 @@ class Working:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._thread:
             self._thread.join()

@@ -8,24 +8,23 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from td3_robot.config.realtime import RealtimeConfig
 
 _MCL_CURRENT, _MCL_FUTURE = 1, 2  # flags of mlockall(2)
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The applied settings, and the refused settings with the reasons, as text for the log."""
 
-    applied: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
+    applied: list[str]
+    refused: list[str]
 
 
 def apply(config: RealtimeConfig) -> Outcome:
     """Apply all settings. If the operating system refuses a setting, continue with the next one."""
-    outcome = Outcome()
+    outcome = Outcome([], [])
     if config.processors:
         names = ", ".join(map(str, config.processors))
         _try(outcome, f"on processors {names}", lambda: os.sched_setaffinity(0, config.processors))

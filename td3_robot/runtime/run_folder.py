@@ -36,14 +36,11 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.logs = path / "logs"
         self._run_file = path / "run.json"
+        self._final_file = path / "final.json"
 
     @classmethod
     def create(cls, path: Path, config: Config) -> RunFolder:
-        """Make a new run in an empty or missing folder.
-
-        Raises:
-            RunFolderError: the folder is not empty, or cannot be made.
-        """
+        """Make a new run in an empty or missing folder. Raises RunFolderError if it is not empty or cannot be made."""
         run = cls(path)
         if run.config_file.exists():
             raise RunFolderError(f"run folder {str(path)!r} already holds a run; name another folder")
@@ -68,11 +65,7 @@ class RunFolder:
         return run
 
     def config(self) -> Config:
-        """Read the resolved configuration of the run, with the keys of the running training if it has its own.
-
-        Raises:
-            ConfigError: the file is damaged.
-        """
+        """Read the configuration of the run. The running training may have its own folder of keys."""
         keys = self.read_run().get("keys")
         return configuration.load(self.config_file, [f"endpoints.keys={json.dumps(keys)}"] if keys else [])
 
@@ -93,7 +86,7 @@ class RunFolder:
             name: {"state": status.state, "figures": status.figures, "counters": status.counters}
             for name, status in statuses.items()
         }
-        files.write_atomically(self.path / "final.json", (json.dumps(rows, indent=2) + "\n").encode())
+        files.write_atomically(self._final_file, (json.dumps(rows, indent=2) + "\n").encode())
 
     @property
     def has_checkpoints(self) -> bool:
@@ -104,7 +97,7 @@ class RunFolder:
         """Return the highest number of environment steps in ``final.json`` and the checkpoint names; else 0."""
         made = 0
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            made = int(json.loads((self.path / "final.json").read_text())["learner"]["figures"]["env_steps"])
+            made = int(json.loads(self._final_file.read_text())["learner"]["figures"]["env_steps"])
         names = (path.name for path in self.checkpoints.iterdir()) if self.checkpoints.is_dir() else ()
         return max([made, *(int(found[1]) for found in map(_CHECKPOINT.fullmatch, names) if found)])
 
@@ -132,11 +125,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for one supervisor. The lock ends with the block, or with the process.
-
-        Raises:
-            RunFolderError: another process is training in the folder.
-        """
+        """Lock the folder for one supervisor during the block. Raise RunFolderError if it is locked already."""
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.path / ".lock", wait=False))

@@ -37,25 +37,18 @@ _STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, f
 """Signals that stop a process, each with the seconds to wait after it. The learner saves a checkpoint after SIGINT."""
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_TURN = 1.0  # seconds; a longer turn means that the supervisor itself was suspended
-_SILENCE = 0.05  # seconds without a report, after which no more reports of an ended process are expected
+_SILENCE = 0.05  # seconds without a report, after which no more reports will come
 _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
-_STARTS = 1000  # incarnation numbers reserved for each start of the run; each restart uses one
+_STARTS = 1000  # incarnation numbers for each start of the run; each restart of a process uses one
 
 Watch = Callable[[dict[str, Status]], bool | None]
-"""Function that the supervisor calls with the newest Status of each process. It returns False to stop the run."""
+"""Callback that gets the newest Status of each process, about ten times a second. It returns False to stop the run."""
 
 
 class Supervisor:
-    """Starts, watches and stops the processes of one run.
+    """Starts, watches and stops the processes of one run. ``say`` prints one line for the user.
 
     Use it as a context manager: at exit it stops all processes and removes all sockets.
-
-    Args:
-        run: the run's folder.
-        config: the run's configuration.
-        processes: the processes to start.
-        say: prints one line for the user.
-        hosts: where the processes are started; None for this machine.
 
     Attributes:
         signal: number of the newest signal that asked to stop; 0 without a signal.
@@ -124,14 +117,7 @@ class Supervisor:
             self._stop_all()
 
     def supervise(self, watch: Watch) -> int:
-        """Run until a process with ``ends_run`` has ended, or until an interrupt.
-
-        Args:
-            watch: callback, about ten times a second, with the newest Status of each process by name. If it returns
-                False, the run stops.
-
-        Returns:
-            The exit code of the run.
+        """Run until a process with ``ends_run`` has ended, or until an interrupt. Return the exit code of the run.
 
         Raises:
             NodeError: a process died too often, or was not ready in time.
@@ -188,11 +174,7 @@ class Supervisor:
                 self._restart(child, code)
 
     def _restart(self, child: Child, code: int) -> None:
-        """Restart a process that died. If it died too often and is not essential, continue without it.
-
-        Raises:
-            NodeError: the process died too often, and is essential.
-        """
+        """Restart a process that died. If it died too often, raise NodeError, or continue if it is not essential."""
         what = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if not child.died_too_often():
             reason = "" if code in STOPPED_CODES or code < 0 else f" ({child.last_log_line()})"

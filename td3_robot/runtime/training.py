@@ -15,7 +15,6 @@ from td3_robot.runtime import launch, metrics
 from td3_robot.runtime.hosts import Hosts
 from td3_robot.runtime.prepare import Prepared
 from td3_robot.runtime.progress import Progress
-from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.supervisor import Supervisor, Watch
 from td3_robot.util import files
 
@@ -23,28 +22,19 @@ _FINAL_EPISODES = 10
 
 
 class Trained(NamedTuple):
-    """How the processes of a training ended.
+    """How the processes of a training ended."""
 
-    Attributes:
-        exit_code: 0 if the training is complete.
-        wall_s: training time of the whole run, in s; 0 if the training is not complete.
-        signal: number of the signal that stopped the training; 0 without a signal.
-    """
-
-    exit_code: int
-    wall_s: float
-    signal: int
+    exit_code: int  # 0 if the training is complete
+    wall_s: float  # training time of the whole run; 0 if the training is not complete
+    signal: int  # number of the signal that stopped the training; 0 without a signal
 
 
-def train(prepared: Prepared, progress: Progress, watch: Watch | None = None, hosts: Hosts | None = None) -> Trained:
+def train(
+    prepared: Prepared, progress: Progress, resume: str, watch: Watch | None = None, hosts: Hosts | None = None
+) -> Trained:
     """Run the processes of a training until its end. The caller holds the lock of the run folder.
 
-    Args:
-        prepared: the run.
-        progress: shows what happens.
-        watch: callback, about ten times a second, with the newest Status of each process. If it returns False, the
-            training stops.
-        hosts: where the processes are started; None for this machine.
+    ``resume`` is the command that continues a stopped training, for the user.
 
     Raises:
         NodeError: a process cannot run, or died too often.
@@ -69,6 +59,8 @@ def train(prepared: Prepared, progress: Progress, watch: Watch | None = None, ho
     run.write_final(supervisor.statuses())
     lost = _report_losses(supervisor, progress)
     if code != EXIT_GOOD:
+        learned, nothing = "everything learned is saved; continue", "nothing was learned yet; start it again"
+        progress.say(f"stopped; {learned if run.has_checkpoints else nothing}: {resume}")
         return Trained(code, 0.0, supervisor.signal)
     figures = supervisor.statuses()["learner"].figures
     if figures.get("target_reached"):
@@ -78,20 +70,10 @@ def train(prepared: Prepared, progress: Progress, watch: Watch | None = None, ho
     return Trained(code, figures["wall_s"], 0)
 
 
-def stopped(run: RunFolder) -> str:
-    """Return what a stopped training has saved. The caller adds how to continue it."""
-    return (
-        "stopped; everything learned is saved; continue"
-        if run.has_checkpoints
-        else "stopped; nothing was learned yet; start it again"
-    )
-
-
 def finished(prepared: Prepared) -> dict[str, Any] | None:
-    """Return the final policy's evaluation record if the run is finished.
+    """Return the evaluation of the final policy; None if the run is not finished.
 
-    Returns:
-        The record. None if the run is not finished, or if the changed configuration asks for more steps.
+    A run is not finished if its changed configuration asks for more steps.
     """
     run, config, _ = prepared
     evaluations = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.is_file() else []
@@ -128,12 +110,7 @@ def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
 def evaluate_final(prepared: Prepared, wall_s: float) -> dict[str, Any]:
     """Evaluate the final policy in another process, and add the result to the metrics and the curve.
 
-    Args:
-        prepared: the run.
-        wall_s: training time of the run in s.
-
-    Returns:
-        The result, as ``td3-robot eval --json`` prints it.
+    Return the result, as ``td3-robot eval --json`` prints it.
     """
     run, config, _ = prepared
     module = launch.load(config.launch).evaluate

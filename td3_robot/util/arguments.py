@@ -1,4 +1,8 @@
-"""Checks arguments of the Python API. Each error names the argument, its value and what is allowed."""
+"""Checks arguments of the Python API.
+
+Each function returns the checked value. It raises TypeError for a wrong type, and ArgumentError for a value that is not
+allowed. The error names the argument, its value and what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,7 @@ from td3_robot.util.text import one_line
 
 
 def path(name: str, value: Any) -> Path:
-    """Return an argument that names a file or a folder.
-
-    Raises:
-        TypeError: the argument is not text and not a path.
-        ArgumentError: it is empty, or no path can have this value.
-    """
+    """Check an argument that names a file or a folder."""
     allowed = "the path of a file or folder, as text or pathlib.Path"
     if not isinstance(value, str | os.PathLike):
         raise wrong_type(name, value, allowed)
@@ -29,22 +28,14 @@ def path(name: str, value: Any) -> Path:
 
 
 def text(name: str, value: Any) -> str:
-    """Return an argument that is text. Raises TypeError for any other type."""
+    """Check an argument that is text."""
     if not isinstance(value, str):
         raise wrong_type(name, value, "text")
     return value
 
 
 def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return an argument that is a whole number of Python or numpy.
-
-    Args:
-        least, most: the inclusive range; None for no highest number.
-
-    Raises:
-        TypeError: the argument is not a whole number.
-        ArgumentError: the number is outside the range.
-    """
+    """Check an argument that is a whole number of Python or numpy. The range includes ``least`` and ``most``."""
     allowed = f"whole numbers from {least}" + (f" to {most}" if most is not None else "")
     try:
         number = operator.index(value)
@@ -56,12 +47,7 @@ def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
 
 
 def seconds(name: str, value: Any) -> float:
-    """Return an argument that is a finite time above 0, in s.
-
-    Raises:
-        TypeError: the argument is not a number.
-        ArgumentError: the time is not finite or not above 0.
-    """
+    """Check an argument that is a finite time above 0, in s."""
     allowed = "numbers above 0 s"
     if not isinstance(value, numbers.Real):
         raise wrong_type(name, value, allowed)
@@ -72,5 +58,5 @@ def seconds(name: str, value: Any) -> float:
 
 
 def wrong_type(name: str, value: Any, allowed: str) -> TypeError:
-    """Return the error for an argument of a wrong type."""
+    """Make the error for an argument of a wrong type."""
     return TypeError(f"{name} is {one_line(repr(value))}, of type {type(value).__name__}; allowed: {allowed}")

@@ -1,4 +1,4 @@
-"""Handles modules that may be missing: modules of the package's extras, and modules of the user."""
+"""Advice about modules that may be missing: modules of the package's extras, and modules of the user."""
 
 from __future__ import annotations
 
@@ -30,11 +30,8 @@ _EXTRAS = {
     "uvicorn": "dashboard",
     "ray": "cluster",
 }
-_ROS = (
-    *("rclpy", "rcl_interfaces", "lifecycle_msgs", "diagnostic_msgs", "sensor_msgs", "std_msgs", "std_srvs"),
-    "trajectory_msgs",
-)
-"""Modules of a ROS 2 installation."""
+_ROS = ("rcl_interfaces", "rclpy", "std_srvs")
+"""Modules of a ROS 2 installation, in addition to modules whose names end with ``_msgs``."""
 NEEDED = {
     "train": ("torch", "tensorboard", "matplotlib"),
     "tasks of PyBullet": ("pybullet",),
@@ -59,12 +56,10 @@ NEEDED = {
 def missing(error: ModuleNotFoundError, command: str = "") -> str | None:
     """Return advice for a failed import; None if no extra installs the module.
 
-    Args:
-        error: the failed import.
-        command: an extra that holds all that a command needs, for example ``train``; empty for the module's own extra.
+    ``command`` is an extra with all modules of a command, for example ``train``. The advice then names this extra.
     """
     module = (error.name or "").split(".")[0]
-    if module in _ROS:
+    if module in _ROS or module.endswith("_msgs"):
         source = "source the setup file of your ROS 2 installation and use its Python"
         return f"needs {error.name}, which is not installed; {source}, or for tests pip install 'td3-robot[ros2-node]'"
     extra = _EXTRAS.get(module)
@@ -76,11 +71,7 @@ def missing(error: ModuleNotFoundError, command: str = "") -> str | None:
 
 @contextlib.contextmanager
 def advice() -> Iterator[None]:
-    """If an import in the block fails, raise an error that tells which extra installs the module.
-
-    Raises:
-        ModuleNotFoundError: an import failed.
-    """
+    """If the block fails to import a module of an extra, name this extra in the ModuleNotFoundError."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -96,6 +87,5 @@ def import_user_module(module: str) -> str | None:
         importlib.import_module(module)
     except Exception as error:  # the user's code may raise anything
         where = f"; is the folder of {module!r} in PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
-        text = " ".join(str(error).split())
-        return f"{type(error).__name__}: {text}{where}"
+        return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
     return None

@@ -13,11 +13,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def naming(path: Path, instead_of: str = "") -> Iterator[None]:
-    """Add the file's name to an OSError of the block if the error lacks a name. For example, errors of writes lack it.
+    """Name the file in an OSError of the block that names no file. For example, errors of writes name none.
 
-    Args:
-        path: the file.
-        instead_of: prefix of a temporary file. If an error names this file, ``path`` replaces that name.
+    If the error names a temporary file with the prefix ``instead_of``, ``path`` replaces that name.
     """
     try:
         yield
@@ -31,11 +29,7 @@ def naming(path: Path, instead_of: str = "") -> Iterator[None]:
 
 
 def read(path: Path, most: int) -> bytes:
-    """Read a file of at most ``most`` bytes. The limit also ends the reading of an endless device.
-
-    Raises:
-        OSError: the file cannot be read, or is longer than ``most`` bytes.
-    """
+    """Read a file of at most ``most`` bytes. Raises OSError for a longer file, and so for an endless device."""
     with naming(path), path.open("rb") as file:
         content = file.read(most + 1)
         if len(content) > most:
@@ -44,11 +38,7 @@ def read(path: Path, most: int) -> bytes:
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a temporary file that only this user can read, flush it to the disk, and rename it to ``path``.
-
-    Raises:
-        OSError: the disk is full, or the folder is not writable. The old file stays; the temporary file is removed.
-    """
+    """Replace a file by new content, see :func:`replacing`."""
     with replacing(path, mode) as temporary:
         temporary.write_bytes(content)
 
@@ -57,8 +47,11 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
 def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
     """Yield a temporary file to write in the block. At the end, flush it to the disk and rename it to ``path``.
 
+    Until then only this user can read the temporary file.
+
     Raises:
-        OSError: the same errors as in :func:`write_atomically`, or ``path`` is a folder, a device or a pipe.
+        OSError: the disk is full, the folder is not writable, or ``path`` is a folder, a device or a pipe. The old file
+            stays; the temporary file is removed.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -112,11 +105,6 @@ def allocated(path: Path) -> int:
 def user_folder(variable: str, otherwise: str) -> Path:
     """Return this program's folder for user data, see the XDG Base Directory Specification.
 
-    Args:
-        variable: environment variable that names the parent folder.
-        otherwise: parent folder if the variable is not set.
-
-    Raises:
-        RuntimeError: the path begins with ``~``, and the user has no home folder.
+    The environment variable names the parent folder. A parent ``~`` raises RuntimeError if the user has no home folder.
     """
     return Path(os.environ.get(variable) or otherwise).expanduser() / "td3-robot"

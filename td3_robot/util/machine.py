@@ -18,10 +18,10 @@ _VECTOR = ("avx", "amx", "fma", "asimd", "sve")
 
 
 def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Return processor, cores, load and versions, as plain JSON values.
+    """Return processor, cores, load and versions, also of ``packages``, as plain JSON values.
 
     ``load`` is the average of the last minute. ``vector`` lists the instruction sets that affect the order of sums in
-    matrix products. The result includes the versions of ``packages``.
+    matrix products.
     """
     flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
     return {
@@ -84,8 +84,7 @@ def processor_seconds(process: int) -> float | None:
 def available_memory() -> int | None:
     """Return the bytes that this process can allocate without swapping; None on systems other than Linux.
 
-    Two kinds of limits apply: the memory of the machine, and the limits of control groups (containers). The result is
-    the smallest number of bytes that one of these limits leaves. File caches count as free memory.
+    The memory of the machine and each control group (container) limit these bytes. File caches count as free memory.
     """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -104,10 +103,7 @@ def available_memory() -> int | None:
 
 
 def _left_in_groups(root: Path, path: str, limit: str, used: str, cached: str) -> list[int]:
-    """Return the bytes left in a control group and in each parent group.
-
-    A container sees only its root group.
-    """
+    """Return the bytes left in a control group and in each parent group. A container sees only its root group."""
     left: list[int] = []
     place = root / path.lstrip("/")
     for group in [folder for folder in (place, *place.parents) if folder == root or root in folder.parents]:

@@ -14,11 +14,7 @@ STANDARD_OUTPUT = "standard output"
 
 
 def say(text: str) -> bool:
-    """Print and flush text. Return False if the reader has closed the pipe, as ``head`` does.
-
-    Raises:
-        OSError: the text cannot be written for another reason.
-    """
+    """Print and flush text. Return False if the reader has closed the pipe, as ``head`` does."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -37,13 +33,9 @@ def discard_output() -> None:
 
 
 def print_rows(rows: Sequence[dict[str, str]], *, as_json: bool) -> None:
-    """Print a table with a head line, or one JSON object.
+    """Print at least one row as a table with a head line, or as one JSON object. All rows have the same keys.
 
     On a terminal that is too narrow for the table, each value has a line.
-
-    Args:
-        rows: at least one row; all rows have the same keys.
-        as_json: print ``{"rows": rows}``.
     """
     if as_json:
         print(json.dumps({"rows": rows}))

@@ -23,13 +23,7 @@ _RETRY_PERIOD = 0.1  # seconds
 def locked(path: Path, *, wait: bool) -> Iterator[None]:
     """Lock a file during the block. Create a missing file. Only programs that call flock(2) respect the lock.
 
-    Args:
-        path: the file.
-        wait: whether to wait while another process holds the lock.
-
-    Raises:
-        BlockingIOError: another process holds the lock, and ``wait`` is False.
-        OSError: the file cannot be opened.
+    While another process holds the lock, wait. If ``wait`` is False, raise BlockingIOError instead.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -62,14 +56,8 @@ def claim(
     The claim is an abstract Unix address (unix(7)). It needs no file and no permission, so another user can claim the
     name first. A process in another network namespace does not see the claim.
 
-    Args:
-        what: the name.
-        refusal: text of the error. The function appends the number and the user of the process that holds the name.
-        patience: seconds to wait until the process that holds the name ends.
-        stopped: callback during the wait; a true result ends the wait.
-
-    Raises:
-        UsageError: another process holds the name.
+    If another process holds the name, wait ``patience`` seconds, or until ``stopped`` returns a true result. If it
+    still holds the name then, raise a UsageError with the text ``refusal``.
     """
     end = time.monotonic() + patience
     address = f"\0td3-robot-{hashlib.sha256(what.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"
@@ -89,7 +77,7 @@ def claim(
 
 
 def _holder(address: str) -> str:
-    """Return the process that holds an address, as text for the error; an empty text if it is unknown."""
+    """Describe the process that holds an address, for the error; empty if it is unknown."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.setblocking(False)
         try:

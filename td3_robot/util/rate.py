@@ -23,11 +23,9 @@ class RateMeter:
         self._rates: dict[str, float] = {}
 
     def __call__(self, now: float, **counts: float) -> dict[str, float]:
-        """Return the rate of each count, by the name of the count; empty until the first period is over.
+        """Return the rate of each count by name at time ``now`` (s); empty until the first period is over.
 
-        Args:
-            now: time in seconds.
-            counts: total counts. Every call must pass the same names.
+        Every call must pass the same names.
         """
         if self._before is None:
             self._before = now, counts
@@ -44,10 +42,8 @@ class RateMeter:
 class LoopRate:
     """Measures the true rate of a loop, its jitter and its missed deadlines, once every WINDOW_S seconds.
 
-    Args:
-        period: the intended time from one turn of the loop to the next, in seconds.
-
     Attributes:
+        period: the intended time from one turn of the loop to the next, in seconds.
         figures: the newest measurement; empty before the first. ``rate_hz``: turns per second. ``jitter_s``: standard
             deviation of the times between turns, in seconds. ``missed_share``: share of missed deadlines, 0 to 1.
         measured: time of the newest measurement, in seconds.
@@ -66,13 +62,7 @@ class LoopRate:
         self._seconds = self._squares = 0.0  # sums of intervals (s) and of squared deviations from the period
 
     def turn(self, now: float, *, missed: int = 0, deadlines: int = 1) -> None:
-        """Note a turn of the loop.
-
-        Args:
-            now: time of the turn, in seconds.
-            missed: number of deadlines that the loop missed since the last turn.
-            deadlines: number of deadlines since the last turn.
-        """
+        """Note a turn of the loop at time ``now`` (s), and the missed and all deadlines since the last turn."""
         last, self._last = self._last, now
         if last is None:
             return
@@ -91,10 +81,7 @@ class LoopRate:
     def report(self, log: logging.Logger, what: str, allowed: float) -> None:
         """Log the first measurement, and each later measurement in which the loop missed too many deadlines.
 
-        Args:
-            log: the logger to use.
-            what: name of the loop in the log line.
-            allowed: largest share of missed deadlines without a warning, 0 to 1.
+        ``what`` names the loop. A share of missed deadlines above ``allowed`` (0 to 1) is a warning.
         """
         if self._reported == self.measured:
             return

@@ -25,14 +25,9 @@ def folder(kind: str) -> Path:
 
 
 def find(kind: str, name: str) -> Path:
-    """Find the file to read.
+    """Find a configuration or a launch description: a path, or the name of a shipped file.
 
-    Args:
-        kind: ``configs`` or ``launch``.
-        name: a path, or the name of a shipped file. A name such as ``ant`` means the shipped file if it exists.
-
-    Raises:
-        ConfigError: there is no such file. The error names shipped files.
+    A name such as ``ant`` means the shipped file if it exists. If there is no such file, raise ConfigError.
     """
     path = Path(name)
     shipped = folder(kind) / f"{path.stem}.yaml"
@@ -77,10 +72,5 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(text: str) -> Any:
-    """Read a YAML document, and return it as plain values.
-
-    Raises:
-        yaml.YAMLError: the text is not YAML, or a map has a duplicate key.
-        ValueError, RecursionError: a value cannot be read.
-    """
+    """Read a YAML document as plain values. Raises YAMLError, ValueError or RecursionError if it cannot be read."""
     return yaml.load(text, _Loader)  # nosec B506 # _Loader is a SafeLoader, which makes plain values only

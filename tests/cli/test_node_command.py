@@ -14,7 +14,7 @@ from td3_robot.cli import node as node_command
 from td3_robot.cli.main import main
 from td3_robot.errors import CommandError
 from td3_robot.messages import Command, Reply
-from td3_robot.operators import confirmed, with_faults
+from td3_robot.operator_replies import confirmed, with_faults
 from td3_robot.runtime import process
 from td3_robot.transport import codec
 
@@ -42,6 +42,7 @@ from td3_robot.transport import codec
             "policy '/dev/zero' cannot be read: more than 268,435,456",
         ),
         ("node estop now --endpoint ipc://x", "estop with now"),
+        ("node takeover --endpoint ipc://x", "takeover needs --target NAME; td3-robot node state lists the robots"),
         ("policy", "give either --run DIR (to join a run) or --config FILE"),
         ("policy --config empty.yaml --run nowhere", "either --run DIR"),
         ("policy --config empty.yaml", "there is nothing to serve: give --bundle FILE, or set endpoints.learner"),
@@ -126,7 +127,7 @@ def test_robots_that_do_not_activate_are_named_with_their_states() -> None:
     answer, words = _confirmed(bus, "activate", reply, messages())
     assert (answer.detail["confirmed"], answer.detail["unconfirmed"]) == (["a"], ["b", "c"])
     who = "b (unconfigured), c (no robot 'c' is connected)"
-    assert words == f"activate is NOT confirmed by {who}; to command one of them alone: --target NAME"
+    assert words == f"activate is NOT confirmed by {who}; to command one robot alone, give its name as target"
     nobody = Reply(1, "policy", "", "active", {"connected": []})
     assert _confirmed(bus, "activate", nobody, iter([]))[1] == ""
 
@@ -168,7 +169,8 @@ def test_a_policy_too_large_for_a_command_is_refused(
     make_bundle().save(tmp_path / "toy.safetensors")
     monkeypatch.setattr(operators, "LONGEST_PAYLOAD", 100)
     assert main(["node", "load", "toy.safetensors", "--endpoint", "ipc://x"]) == 2
-    assert "at most 100 can be loaded into a running server: start it with --bundle" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "at most 100 can be loaded into a running server: start the server with it, by td3-robot policy" in error
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1"])

@@ -157,6 +157,13 @@ class World:
         command.wait_for("the ROS node /td3_robot_operator drives")
         return command
 
+    def monitor(self, *arguments: str) -> Command:
+        return self._start((self.python, "-m", "td3_robot.cli.main", "ros2", "monitor"), *arguments)
+
+    def topics(self, *arguments: str) -> Command:
+        """Start ``topics_node.py``, which plays or prints messages."""
+        return self._start((self.python, str(HERE / "topics_node.py")), *arguments)
+
     def robot(self, *arguments: str) -> Command:
         """Start a robot, and wait until it has published."""
         command = self._start((self.python, str(HERE / "robot_node.py")), *arguments)

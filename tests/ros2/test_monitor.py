@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,41 +20,11 @@ from td3_robot.specs import Channel, RobotSpec
 from tests.conftest import Command
 from tests.ros2.conftest import World, linear_policy, moves
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-SESSIONS = HERE.parent / "replay" / "sessions"
+SESSIONS = Path(__file__).parents[1] / "replay" / "sessions"
 FLOAT, ARRAY, TEXT, JOINTS, DIAGNOSTICS = (
     *("std_msgs/msg/Float64", "std_msgs/msg/Float64MultiArray", "std_msgs/msg/String"),
     *("sensor_msgs/msg/JointState", "diagnostic_msgs/msg/DiagnosticArray"),
 )
-
-
-class Ros:
-    """Starts processes with rclpy in one ROS domain on this machine."""
-
-    def __init__(self, python: str, domain: int, folder: Path, command: Callable[..., Command]) -> None:
-        self._python, self._command, self._folder = python, command, folder
-        self.environment = {
-            "ROS_DOMAIN_ID": str(domain),
-            "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
-            "ROS_LOG_DIR": str(folder / "ros-log"),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "sims")]),
-        }
-
-    def monitor(self, *arguments: str) -> Command:
-        program = (self._python, "-m", "td3_robot.cli.main", "ros2", "monitor")
-        return self._command(*arguments, program=program, environment=self.environment)
-
-    def play(self, file: Path) -> Command:
-        program = (self._python, str(HERE / "topics_node.py"), "play")
-        return self._command(str(file), program=program, environment=self.environment)
-
-    def listen(self, topics: dict[str, str]) -> Listener:
-        program = (self._python, str(HERE / "topics_node.py"), "listen")
-        places = [f"{topic}={kind}" for topic, kind in topics.items()]
-        command = self._command(*places, program=program, environment=self.environment)
-        command.wait_for("^ready")
-        return Listener(command)
 
 
 class Listener:
@@ -65,8 +34,9 @@ class Listener:
         got: the fields of the messages of each topic.
     """
 
-    def __init__(self, command: Command) -> None:
-        self._command = command
+    def __init__(self, world: World, topics: dict[str, str]) -> None:
+        self._command = world.topics("listen", *(f"{topic}={kind}" for topic, kind in topics.items()))
+        self._command.wait_for("^ready")
         self.got: dict[str, list[dict[str, Any]]] = {}
 
     def until(self, enough: Callable[[dict[str, list[dict[str, Any]]]], bool]) -> None:
@@ -76,22 +46,21 @@ class Listener:
 
 
 @pytest.fixture
-def ros(python: str, domain: int, tmp_path: Path, command: Callable[..., Command]) -> Ros:
-    made = Ros(python, domain, tmp_path, command)
-    code = [python, "-c", "import rosbags.typesys, msgspec, zmq"]
+def ros(world: World) -> World:
+    code = [world.python, "-c", "import rosbags.typesys, msgspec, zmq"]
     if subprocess.run(code, capture_output=True, check=False).returncode:
-        pytest.skip(f"{python} has rclpy, but lacks packages of 'td3-robot[ros2]'")
-    return made
+        pytest.skip(f"{world.python} has rclpy, but lacks packages of 'td3-robot[ros2]'")
+    return world
 
 
-def test_a_training_appears_as_ros_topics(ros: Ros, train: Callable[..., Command], tmp_path: Path) -> None:
+def test_a_training_appears_as_ros_topics(ros: World, train: Callable[..., Command], tmp_path: Path) -> None:
     run = train(200_000, "learner.replay_ratio=0.05", "record=true")
     run.wait_for_steps(100)
     monitor = ros.monitor("--run", "run", "--ros-args", "-r", "__ns:=/walker")
     monitor.wait_for("the ROS node /walker/td3_robot_monitor publishes the messages")
     monitor.wait_for(r"^sim-0: 10 of 28 channels are in no joint message: torso\.height, ")
     base = "/walker/sim_0/robot_0"
-    listener = ros.listen({
+    listener = Listener(ros, {
         f"{base}/joint_states": JOINTS,
         f"{base}/joint_commands": JOINTS,
         f"{base}/observation": ARRAY,
@@ -142,11 +111,11 @@ def test_a_training_appears_as_ros_topics(ros: Ros, train: Callable[..., Command
     assert {it["data"] for it in got[f"{base}/reward"]} <= {float(step.reward[0]) for step in steps}
 
 
-def test_a_robot_appears_as_ros_topics(ros: Ros, command: Callable[..., Command]) -> None:
+def test_a_robot_appears_as_ros_topics(ros: World, command: Callable[..., Command]) -> None:
     """The recorded driver of a robot plays in place of the robot. RViz expects its joints on /joint_states."""
     monitor = ros.monitor("--endpoint", "ipc://m", "--ros-args", "-r", "leg/robot_0/joint_states:=joint_states")
     monitor.wait_for("the ROS node /td3_robot_monitor publishes the messages")
-    listener = ros.listen({"/joint_states": JOINTS, "/leg/robot_0/commands": ARRAY, "/policy/leg/state+": TEXT})
+    listener = Listener(ros, {"/joint_states": JOINTS, "/leg/robot_0/commands": ARRAY, "/policy/leg/state+": TEXT})
     command("play", str(SESSIONS / "deployed.mcap"), "--monitor", "ipc://m", "--loop")
     listener.until(lambda got: len(got) == 3 and len(got["/joint_states"]) > 50)
     monitor.interrupt()
@@ -161,14 +130,14 @@ def test_a_robot_appears_as_ros_topics(ros: Ros, command: Callable[..., Command]
     assert listener.got["/leg/robot_0/commands"][0]["layout"]["dim"][0]["label"] == "torque"
 
 
-def test_a_robot_under_ros_appears_while_its_driver_runs(ros: Ros, world: World) -> None:
+def test_a_robot_under_ros_appears_while_its_driver_runs(ros: World) -> None:
     """The robot's position comes from ROS, and the monitor publishes the driver's observation of this position."""
     channels = Channel("angle", "rad", -100.0, 100.0), Channel("velocity", "rad/s", -100.0, 100.0)
     hip = RobotSpec("Hip", channels, (Channel("acceleration", "rad/s²", -1.0, 1.0),), 0.01)
-    linear_policy(hip, np.array([[-2.0, -2.0]], np.float32), world.folder / "policy.safetensors")
+    linear_policy(hip, np.array([[-2.0, -2.0]], np.float32), ros.folder / "policy.safetensors")
     velocity = {"channel": "velocity", "joint": "hip", "field": "velocity"}
-    config = world.configure(
-        endpoints={link: f"ipc://{world.folder / link}.sock" for link in ("policy", "monitor")},
+    config = ros.configure(
+        endpoints={link: f"ipc://{ros.folder / link}.sock" for link in ("policy", "monitor")},
         safety={"safe_action": "zero", "action_deadline_ms": 1000, "hang_ms": 10000},
         ros2={
             "bundle": "policy.safetensors",
@@ -176,12 +145,12 @@ def test_a_robot_under_ros_appears_while_its_driver_runs(ros: Ros, world: World)
             "observations": [{"channel": "angle", "joint": "hip"}, velocity],
         },
     )
-    world.robot()
-    console = world.console()
-    world.server()
-    world.driver("--name", "leg")
+    ros.robot()
+    console = ros.console()
+    ros.server()
+    ros.driver("--name", "leg")
     moves(console)
-    listener = ros.listen({
+    listener = Listener(ros, {
         "/leg/robot_0/joint_states": JOINTS,
         "/leg/robot_0/action/acceleration": FLOAT,
         "/leg/robot_0/commands": ARRAY,
@@ -200,7 +169,7 @@ def test_a_robot_under_ros_appears_while_its_driver_runs(ros: Ros, world: World)
 
 
 @pytest.mark.parametrize("name", ["deployed", "pendulum", "walkers"])
-def test_ros_decodes_an_exported_recording(ros: Ros, tmp_path: Path, name: str) -> None:
+def test_ros_decodes_an_exported_recording(ros: World, tmp_path: Path, name: str) -> None:
     """A node publishes the bytes of the file, as rosbag2 does. ROS decodes them in the subscriber's process."""
     mcap_reader, rosbags = pytest.importorskip("mcap.reader"), pytest.importorskip("rosbags.highlevel")
     assert main(["export", str(SESSIONS / f"{name}.mcap"), "--out", str(tmp_path), "--format", "ros2"]) == 0
@@ -216,8 +185,8 @@ def test_ros_decodes_an_exported_recording(ros: Ros, tmp_path: Path, name: str) 
             kinds[channel.topic] = schema.name
             lines.append(json.dumps([channel.topic, schema.name, message.data.hex()]))
     (tmp_path / "messages").write_text("\n".join(lines), encoding="utf-8")
-    listener = ros.listen(kinds)
-    ros.play(tmp_path / "messages").wait_for("^played")
+    listener = Listener(ros, kinds)
+    ros.topics("play", str(tmp_path / "messages")).wait_for("^played")
     listener.until(lambda got: sum(map(len, got.values())) == len(lines))
     assert listener.got == expected
 

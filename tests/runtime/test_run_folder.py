@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,13 @@ def test_create_and_open_a_run_folder(tmp_path: Path) -> None:
     assert RunFolder.open(created.path).config() == Config(seed=3)
     assert created.checkpoints.is_dir()
     assert created.logs.is_dir()
+
+
+def test_the_reference_lists_every_file(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "run_folder.md").read_text(encoding="utf-8")
+    listed = {name.rstrip("/") for name in re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)}
+    run = RunFolder(tmp_path)
+    assert listed == {path.name for path in vars(run).values() if path != tmp_path} | {"session.mcap", ".lock"}
 
 
 def test_unusable_folders_are_refused(tmp_path: Path) -> None:
