@@ -67,6 +67,26 @@ function showHistory() {
   staleness.set(["age"], [times, column("staleness_updates")]);
 }
 
+// A small histogram of the times between the messages of a node.
+function bars(counts) {
+  const all = counts.reduce((sum, count) => sum + count, 0), most = Math.max(...counts), place = document.createElement("span");
+  if (!all) return "–";
+  const shares = counts.map((count, index) => (count ? `${binName(index)}: ${number((100 * count) / all, 3)} %` : "")).filter(Boolean);
+  place.className = "bars";
+  place.title = shares.join("\n");
+  place.setAttribute("role", "img");
+  place.setAttribute("aria-label", shares.join(", "));
+  for (const count of counts) place.appendChild(document.createElement("i")).style.height = `${(100 * count) / most}%`;
+  return place;
+}
+
+// The bin that holds the median.
+function medianBin(counts) {
+  const half = counts.reduce((sum, count) => sum + count, 0) / 2;
+  let seen = 0;
+  return half ? binName(counts.findIndex((count) => (seen += count) >= half)) : "";
+}
+
 const listed = (map) => Object.entries(map).map(([name, value]) => `${name} ${number(value)}`).join(", ");
 
 function showNodes(nodes, faults) {
@@ -81,6 +101,8 @@ function showNodes(nodes, faults) {
     const trouble = silent || ["fault", "failed"].includes(node.state);
     cell(row, (silent ? "silent, was " : "") + (node.state || "–") + (node.detail ? `: ${node.detail}` : ""), "td", trouble ? "bad" : "good");
     cell(row, number(node.rate_hz, 3));
+    if (node.pace) cell(row, "").append(bars(node.pace), ` ${medianBin(node.pace)}`);
+    else cell(row, "–");
     cell(row, node.age_s === null ? "–" : `${node.age_s.toFixed(1)} s ago`);
     cell(row, number(node.missing));
     cell(row, listed(node.counters), "td", "long");
@@ -109,6 +131,7 @@ function showRobots(live) {
     return;
   }
   $("robot-facts").textContent = `action from: ${robot.origin}. Episode ${robot.episode}, step ${robot.episode_step}, ${robot.phase}. Reward ${number(robot.reward)}`;
+  $("undrawn").hidden = live.drawable.includes(robot.source);
   const drawn = live.drawn?.[keyOf(robot)];
   if (drawn) {
     $("body").hidden = false;
