@@ -178,6 +178,7 @@ class Live:
             "loop_ms": report["loop_ms"],
             "latency": self._latency,
             "faults": report["faults"][-50:],
+            "begun": report["time"] - report["elapsed_s"],
             "robots": [robot for step in self._steps.values() for robot in _robots(step)],
             "drawable": list(self._drawing.sources),
             "drawn": self._drawing.take(),

@@ -31,7 +31,7 @@ from td3_robot.transport.tap import RECORDED
 
 log = logging.getLogger(__name__)
 
-STATUS_PERIOD = 0.5  # seconds between two reports to the supervisor
+STATUS_PERIOD = 0.5  # seconds between two reports
 _LOOK_PERIOD = 1.0  # seconds between two checks whether the run still runs
 _IDLE = 0.05  # seconds that a core without work waits for input
 _POLL_ERROR = 0.002  # seconds by which polling can be late; ZeroMQ counts in milliseconds
@@ -237,7 +237,7 @@ class Node:
             self.outbox.add(core.step(inputs, time.monotonic()))
             self.outbox.flush()
             finished = after() or self._run_ended()
-            if self._status_due:  # a learner with many sources takes long to compute its figures
+            if time.monotonic() >= self._next_status:  # a learner with many sources takes long to compute its figures
                 self.status(report())
         self.outbox.close()
         self.status(report())
@@ -259,15 +259,9 @@ class Node:
         return self.bus.receive(0.0)
 
     def status(self, figures: Figures) -> None:
-        """Report to the supervisor if this node has one."""
-        if self.supervised:
-            self._next_status = time.monotonic() + STATUS_PERIOD
-            self.bus.send("supervisor", self.status_message(figures))
-
-    @property
-    def _status_due(self) -> bool:
-        """Whether STATUS_PERIOD seconds have passed since the last report."""
-        return self.supervised and time.monotonic() >= self._next_status
+        """Report to the supervisor. A node without a supervisor reports to recorders and monitors only."""
+        self._next_status = time.monotonic() + STATUS_PERIOD
+        self.bus.send("supervisor" if self.supervised else RECORDER, self.status_message(figures))
 
     def status_message(self, figures: Figures) -> Status:
         """Make a Status from the figures and the node's counters."""

@@ -89,14 +89,14 @@ function medianBin(counts) {
 
 const listed = (map) => Object.entries(map).map(([name, value]) => `${name} ${number(value)}`).join(", ");
 
-function showNodes(nodes, faults) {
+// Begun is the time at which the dashboard attached to the nodes, in seconds since 1970.
+function showNodes({ nodes, faults, begun }) {
   const body = $("nodes").tBodies[0];
   body.replaceChildren();
   for (const node of nodes) {
     const row = body.insertRow();
     row.dataset.node = node.name;
-    const name = cell(row, node.name + (node.role && node.role !== "node" ? ` (${node.role})` : ""), "th");
-    name.scope = "row";
+    cell(row, node.name + (["", "node", node.name].includes(node.role) ? "" : ` (${node.role})`), "th").scope = "row";
     const silent = node.age_s !== null && node.age_s > 3;
     const trouble = silent || ["fault", "failed"].includes(node.state);
     cell(row, (silent ? "silent, was " : "") + (node.state || "–") + (node.detail ? `: ${node.detail}` : ""), "td", trouble ? "bad" : "good");
@@ -105,12 +105,18 @@ function showNodes(nodes, faults) {
     else cell(row, "–");
     cell(row, node.age_s === null ? "–" : `${node.age_s.toFixed(1)} s ago`);
     cell(row, number(node.missing));
-    cell(row, listed(node.counters), "td", "long");
-    cell(row, listed(node.figures), "td", "long");
+    for (const made of row.cells) made.dataset.label = $("nodes").tHead.rows[0].cells[made.cellIndex].textContent;
+    for (const [label, values] of [["counters", node.counters], ["measurements", node.figures]]) {
+      if (!Object.keys(values).length) continue;
+      const more = body.insertRow();
+      more.className = "more";
+      cell(more, `${label}: ${listed(values)}`, "td", "long").colSpan = row.cells.length;
+    }
   }
   $("faults").replaceChildren(...(faults ?? []).map((fault) => {
     const item = document.createElement("li");
-    item.textContent = `${fault.what} (at ${fault.first_s} s, ${fault.count} times)`;
+    const first = fault.first_s === null ? "" : `, first at ${timeOfDay(begun + fault.first_s)}`;
+    item.textContent = `${fault.what} (${fault.count === 1 ? "once" : `${fault.count} times`}${first})`;
     return item;
   }));
 }
@@ -169,11 +175,11 @@ function showChannels(robot, spec, time) {
       box.onchange = () => { box.checked ? selected.add(names[index]) : selected.delete(names[index]); drawChannels(names); };
       cell(row, "").append(box);
       cell(row, channel.name, "th").scope = "row";
-      [channel.kind, "", channel.unit, number(channel.low), number(channel.high)].forEach((text) => cell(row, text));
+      ["", channel.unit, channel.kind, number(channel.low), number(channel.high)].forEach((text) => cell(row, text));
     });
   }
   all.forEach((channel, index) => {
-    const shown = body.rows[index].cells[3];
+    const shown = body.rows[index].cells[2];
     shown.textContent = number(channel.value);
     shown.className = outside(channel) ? "bad" : "";
   });
@@ -205,7 +211,7 @@ function show(live) {
   if (trend.at(-1)?.time !== live.point.time) trend.push(live.point); // the history may hold it already
   if (trend.length > about.history) trend.shift();
   showHistory();
-  showNodes(live.nodes, live.faults);
+  showNodes(live);
   showRobots(live);
   if (live.metrics !== metricsVersion) {
     metricsVersion = live.metrics;
@@ -228,6 +234,7 @@ function connect() {
   };
 }
 
+const WATCHING = "You can only watch. To stop or command the robots, open the address that td3-robot dashboard printed after “operate:”.";
 const QUESTIONS = {
   activate: "Activate? The policy then moves the robots.",
   load: "Load this policy? The robots use it from the next action on.",
@@ -246,7 +253,7 @@ async function act(verb) {
     if (!answer.ok) return tell(`${verb}: ${await answer.text()}`, false);
     const { done, text, state, confirmed } = await answer.json();
     const robots = confirmed.length ? `, confirmed by ${confirmed.join(", ")}` : "";
-    const server = state ? `; the policy server is ${state}` : "";
+    const server = state ? `; state of the policy server: ${state}` : "";
     tell(`${verb}: ${done ? "done" : `NOT done: ${text}`}${robots}${server} (${Math.round(performance.now() - begun)} ms)`, done);
   } catch (error) {
     tell(`${verb}: NO CONNECTION to td3-robot dashboard (${error.message}). Use the robot's own emergency stop.`, false);
@@ -257,12 +264,13 @@ function allowActions() {
   const operator = about.role === "operator";
   for (const button of document.querySelectorAll("[data-verb]")) {
     button.disabled = !operator;
+    button.title = operator ? "" : WATCHING;
     button.onclick = () => act(button.dataset.verb);
   }
   $("policy").disabled = !operator;
   $("why").textContent = operator
     ? "Commands go to the policy server and its robots. The emergency stop needs one click. It does not replace the robot's own emergency stop."
-    : "You can only watch. To stop or command the robots, open the address that td3-robot dashboard printed after “operate:”.";
+    : WATCHING;
 }
 
 async function start() {

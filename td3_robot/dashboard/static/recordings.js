@@ -71,11 +71,10 @@ function showFacts(report) {
     cell(tile, number(value, 6), "dd");
     return tile;
   }));
-  const lines = report.damages.map((damage) => `Damaged at ${damage}`);
-  if (report.being_written) lines.unshift("A recorder is writing this file. Its last messages are not shown yet.");
-  $("damages").replaceChildren(...lines.map((line) => {
+  $("written").hidden = !report.being_written;
+  $("damages").replaceChildren(...report.damages.map((damage) => {
     const item = document.createElement("li");
-    item.textContent = line;
+    item.textContent = `Damaged at ${damage}`;
     return item;
   }));
 }
@@ -98,7 +97,8 @@ function showEvents(report) {
   const left = report.events_left_out ? ` The page leaves out ${report.events_left_out} more.` : "";
   $("events-facts").textContent = (found.length ? `${found.length} events.` : "No events.") + left;
   const kinds = Object.keys(KINDS).filter((kind) => found.some((event) => event.kind === kind));
-  events.set(kinds, [found.map((event) => event.time_s), ...kinds.map((kind, row) => found.map((event) => (event.kind === kind ? row : null)))], { colours: kinds.map((kind) => KINDS[kind]) });
+  events.set(kinds, [found.map((event) => event.time_s), ...kinds.map((kind, row) => found.map((event) => (event.kind === kind ? row : null)))],
+    { colours: kinds.map((kind) => KINDS[kind]), range: [0, report.duration_s] });
   const body = $("events").tBodies[0];
   body.replaceChildren();
   for (const event of found) {
@@ -114,7 +114,7 @@ function showRobot({ robots, robot }) {
   shown = robot;
   const body = $("channels").tBodies[0];
   body.replaceChildren();
-  $("robot-facts").textContent = robot ? `${robot.steps} Steps${robot.every > 1 ? `; the chart shows each ${robot.every}th` : ""}` : "The recording has no Step.";
+  $("robot-facts").textContent = robot ? `${number(robot.steps)} Steps.${robot.every > 1 ? ` The chart shows every ${robot.every}th Step.` : ""}` : "The recording has no Step.";
   $("robot").parentElement.hidden = !robot;
   if (!robot) return channels.set([], [[]]);
   $("robot").value = robot.name;

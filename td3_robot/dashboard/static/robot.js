@@ -2,7 +2,7 @@
 "use strict";
 
 const AROUND = 0.45, ABOVE = 0.25; // rad
-const SHOWN = 3.2; // metres across the canvas
+const SHOWN = 2.6; // m from the lower to the upper edge of the canvas
 
 class Robot {
   constructor(id, period) {
@@ -26,7 +26,7 @@ class Robot {
     const { canvas } = this, ratio = devicePixelRatio, style = getComputedStyle(document.body);
     canvas.width = canvas.clientWidth * ratio;
     canvas.height = canvas.clientHeight * ratio;
-    const pen = canvas.getContext("2d"), scale = Math.max(canvas.width / SHOWN / 2, canvas.height / SHOWN);
+    const pen = canvas.getContext("2d"), scale = canvas.height / SHOWN;
     const [cx, cy] = [(frame[0] + frame[3]) / 2, (frame[1] + frame[4]) / 2]; // the middle of the torso
     const place = (x, y, z) => {
       const ahead = x - cx, left = y - cy;
@@ -42,9 +42,9 @@ class Robot {
       pen.stroke();
     };
     pen.lineCap = "round";
-    const grid = style.getPropertyValue("--line");
-    for (let x = Math.floor(cx) - 4; x <= cx + 5; x += 0.5) line(place(x, cy - 2, 0), place(x, cy + 2, 0), ratio * (Number.isInteger(x) ? 2 : 1), grid);
-    for (let y = Math.ceil(cy) - 2; y <= cy + 2; y += 1) line(place(cx - 5, y, 0), place(cx + 5, y, 0), ratio, grid);
+    const grid = style.getPropertyValue("--line"), reach = Math.ceil(canvas.width / scale / 2) + 1;
+    for (let x = Math.floor(cx) - reach; x <= cx + reach; x += 0.5) line(place(x, cy - 2, 0), place(x, cy + 2, 0), ratio * (Number.isInteger(x) ? 2 : 1), grid);
+    for (let y = Math.ceil(cy) - 2; y <= cy + 2; y += 1) line(place(cx - reach, y, 0), place(cx + reach, y, 0), ratio, grid);
     const parts = this.radii.map((radius, part) => {
       const from = place(...frame.slice(6 * part, 6 * part + 3)), to = place(...frame.slice(6 * part + 3, 6 * part + 6));
       return { from, to, radius, depth: (from[2] + to[2]) / 2 };
