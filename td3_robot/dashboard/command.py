@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from td3_robot.errors import EXIT_GOOD, EndpointError, UsageError, exit_code_of
+from td3_robot.recording.poses import read_links
 from td3_robot.runtime.arguments import Parser, integer, run_or_config
 
 _PORT = 8421
@@ -35,6 +36,8 @@ and command the robots. Any number of people can open them.
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     _check(options)
+    if options.links:
+        read_links(options.links)
     import uvicorn
 
     from td3_robot.dashboard.guard import OPERATOR, VIEWER, Guard
@@ -136,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cert", metavar="FILE", help="TLS certificate of HOST, in PEM format")
     parser.add_argument("--key", metavar="FILE", help="private key of the certificate, in PEM format")
+    parser.add_argument("--links", metavar="FILE", help="draw your own robot with the links in this file")
     parser.add_argument("--open", action="store_true", help="open the operator's page in a browser")
     return parser
 

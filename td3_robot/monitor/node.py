@@ -19,6 +19,7 @@ from td3_robot.monitor.core import Listener, Monitor
 from td3_robot.monitor.plotjuggler import PlotJuggler
 from td3_robot.recording.entries import Entry, printable
 from td3_robot.recording.faults import line
+from td3_robot.recording.poses import read_links
 from td3_robot.recording.values import Names
 from td3_robot.runtime.arguments import integer, node_parser, real
 from td3_robot.runtime.node import Figures, Node
@@ -63,10 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="PORT",
         help="serve Foxglove and Lichtblick on this machine (default: 8765; 0 for a free port)",
     )
+    parser.add_argument("--links", metavar="FILE", help="draw your own robot in --foxglove with the links in this file")
     parser.add_argument("--anywhere", action="store_true", help="allow other machines to read --plotjuggler")
     options = parser.parse_args(arguments)
     if options.anywhere and not options.plotjuggler:
         raise UsageError("--anywhere needs --plotjuggler")
+    if options.links:
+        read_links(options.links)
     return run_node(MONITOR, options, lambda node: _watch(node, options))
 
 

@@ -56,7 +56,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def videos_of(run: Path) -> list[Path]:
-    return sorted(run.glob("*.mp4"))
+    return sorted(file for file in run.iterdir() if file.suffix in (".mp4", ".webm"))
 
 
 def _evaluations(path: Path) -> list[dict[str, Any]]:
