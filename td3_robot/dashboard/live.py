@@ -34,6 +34,7 @@ HISTORY = 1200
 BINS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 """Upper edges of the bins of a histogram of times, in ms. The last bin has no upper edge."""
 
+_PAUSE = 0.05  # seconds without reading, because each wake-up takes processor time from a training
 _ROBOTS = 16  # maximum number of robots of one source in a snapshot
 _NODES = 64  # maximum number of nodes whose newest messages are kept
 _PACE = (Step.NAME, Action.NAME, Weights.NAME)  # the topic that shows the pace of its publisher
@@ -136,7 +137,10 @@ class Live:
             monitor = Monitor(time.time_ns() - time.monotonic_ns(), self._take)
             due = time.monotonic() + PERIOD
             while not self._ended.is_set():
-                monitor.step(bus.receive(0.05), time.monotonic())
+                if inputs := bus.receive(0.0):
+                    monitor.step(inputs, time.monotonic())
+                else:
+                    self._ended.wait(_PAUSE)
                 if time.monotonic() >= due:
                     due = time.monotonic() + PERIOD
                     self._publish(self._snapshot(monitor))

@@ -29,7 +29,7 @@ class Row:
 
     incarnation: int
     stream: Stream
-    last: dict[str, Any]  # facts of the newest decoded message
+    last: Message | None = None  # the newest decoded message
     reported: int = 0  # number of messages at the last report
 
 
@@ -104,14 +104,14 @@ class Monitor:
             "gaps": stream.gaps,
             "missing": stream.missing,
             "age_s": round(max(0.0, now - (stream.last - self._epoch) * 1e-9), 3),
-            "last": row.last,
+            "last": facts(row.last) if row.last else {},
         }
 
     def _take(self, entry: Entry) -> None:
         self.counters["messages"] += 1
         row = self._rows.get((entry.publisher, entry.topic))
         if row is None or row.incarnation != entry.incarnation:
-            row = Row(entry.incarnation, Stream(entry), {})
+            row = Row(entry.incarnation, Stream(entry))
             self._rows[entry.publisher, entry.topic] = row
         row.stream.add(entry)
         if not self._decode.knows(entry):  # no Hello or Step of its source has arrived yet
@@ -126,7 +126,7 @@ class Monitor:
             self.counters["unreadable"] += 1
             self._unreadable = str(error)
             return
-        row.last = facts(message)
+        row.last = message
         self._faults.add(entry, message)
         if isinstance(message, Step):
             self._measure(message)

@@ -150,6 +150,7 @@ function showRobots(live) {
 
 function forgetChannels() {
   $("body").hidden = true;
+  body.forget();
   channelHistory = { times: [], rows: [] };
   selected = new Set();
   $("channels").tBodies[0].replaceChildren();

@@ -2,14 +2,20 @@
 "use strict";
 
 const AROUND = 0.45, ABOVE = 0.25; // rad
-const SHOWN = 2.6; // m from the lower to the upper edge of the canvas
+const ROOM = 1.8; // height of the canvas, as a multiple of the robot's size
 
 class Robot {
   constructor(id, period) {
     this.canvas = $(id);
     this.period = period; // seconds between two deliveries of frames
     this.timers = [];
+    this.forget();
+  }
+
+  // Forgets the robot and its size, before another robot is drawn.
+  forget() {
     this.frame = null;
+    this.size = 0; // m; the largest distance so far of a part from the floor, or from the middle of the torso on the floor
   }
 
   // Shows the frames one after the other until the next frames come.
@@ -26,8 +32,12 @@ class Robot {
     const { canvas } = this, ratio = devicePixelRatio, style = getComputedStyle(document.body);
     canvas.width = canvas.clientWidth * ratio;
     canvas.height = canvas.clientHeight * ratio;
-    const pen = canvas.getContext("2d"), scale = canvas.height / SHOWN;
-    const [cx, cy] = [(frame[0] + frame[3]) / 2, (frame[1] + frame[4]) / 2]; // the middle of the torso
+    const pen = canvas.getContext("2d"), [cx, cy] = [(frame[0] + frame[3]) / 2, (frame[1] + frame[4]) / 2]; // the middle of the torso
+    for (let point = 0; point < frame.length; point += 3) {
+      const radius = this.radii[Math.floor(point / 6)];
+      this.size = Math.max(this.size, radius + Math.max(Math.abs(frame[point] - cx), Math.abs(frame[point + 1] - cy), frame[point + 2]));
+    }
+    const scale = canvas.height / (ROOM * this.size);
     const place = (x, y, z) => {
       const ahead = x - cx, left = y - cy;
       const across = ahead * Math.cos(AROUND) - left * Math.sin(AROUND), depth = ahead * Math.sin(AROUND) + left * Math.cos(AROUND);
