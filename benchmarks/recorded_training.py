@@ -147,6 +147,7 @@ def report(stretches: Sequence[Stretch], recorded_bytes: int) -> dict[str, Any]:
             name: 1e3 * _total(stretches, r, "training_s") / steps[r] for r, name in _NAMES.items()
         },
         "recorder_share": recorder_s / _total(stretches, True, "training_s"),
+        "recorder_processors": recorder_s / _total(stretches, True, "wall_s"),
         "recorded_mb": recorded_bytes / 1e6,
     }
 

@@ -18,7 +18,7 @@ from td3_robot.recording.faults import Faults
 from td3_robot.recording.stream import Stream
 from td3_robot.recording.values import Names, names_of
 
-_STEPS = 2000  # number of Steps whose times the monitor keeps, to compute loop times
+_STEPS = 2000  # number of newest Steps whose times the monitor keeps, to compute loop times
 
 Listener = Callable[[Entry, Message, Names], None]
 
@@ -69,8 +69,8 @@ class Monitor:
     def report(self, now: float) -> dict[str, Any]:
         """The report, as plain JSON values. Rates and loop times cover the time since the last report.
 
-        ``loop_ms`` is the time from an observation to the next observation after its action, on the clock of the
-        source.
+        ``loop_ms`` has for each source the time from an observation to the observation after its action, by the
+        source's clock.
         """
         begun = now if self._begun is None else self._begun
         elapsed, self._reported = now - self._reported, now
