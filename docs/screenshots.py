@@ -33,7 +33,7 @@ def main() -> int:
     """Start a training and its dashboard, and make the screenshots while the training runs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        settings = ("evaluation.every=2000", "learner.learning_starts=500", "learner.compile=false", "record=true")
+        settings = ("evaluation.every=500", "learner.learning_starts=500", "learner.compile=false", "record=true")
         sets = [word for setting in settings for word in ("--set", setting)]
         training = start(folder, "train", "walker2d_fast", "--steps", "1000000", "--out", f"{folder}/run", *sets)
         dashboard = None
@@ -71,7 +71,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
 def take(page: Page, address: str) -> None:
     page.layout(*SIZES["dashboard.png"][:2])
     page.open(address)
-    page.wait("returns.data && returns.data.length === 3 && returns.data[0].length > 5", timeout=300)
+    page.wait("returns.data && returns.data.length === 3 && returns.data[0].length > 5", timeout=1200)
     page.wait("trend.length > 60")
     for file, (width, height, dark, top) in SIZES.items():
         page.layout(width, height, dark=dark)
