@@ -76,7 +76,6 @@ def take(page: Page, address: str) -> None:
     for file, (width, height, dark, top) in SIZES.items():
         page.layout(width, height, dark=dark)
         page.run("new Promise((resolve) => setTimeout(resolve, 1500))")  # until the charts have the new size
-        page.run("document.querySelector('header').style.position = 'static'")
         page.run(f"document.querySelector('{top}').scrollIntoView()")
         page.screenshot(IMAGES / file)
     file, width, height = RECORDING

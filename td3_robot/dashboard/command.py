@@ -92,21 +92,17 @@ def _app(options: argparse.Namespace, closing: Callable[[], bool]) -> Iterator[A
         if not options.runs.is_dir():
             raise UsageError(f"--runs {str(options.runs)!r}: there is no such folder")
         title = options.runs.absolute().name
-        with contextlib.closing(Recordings(title, "Compare", lambda: recordings_of_runs(options.runs))) as recordings:
-            yield compare.app(options.runs, recordings)
+        yield compare.app(options.runs, Recordings(title, "Compare", lambda: recordings_of_runs(options.runs)))
         return
     from td3_robot.dashboard.live import Live
     from td3_robot.dashboard.server import Dashboard
 
     folder, config = run_or_config("dashboard", options)
     title = folder.path.absolute().name if folder else Path(options.config).name
-    with contextlib.ExitStack() as stack:
-        live = stack.enter_context(contextlib.closing(Live(folder, config)))
+    recordings = Recordings(title, "Live", lambda: recordings_in(folder.path)) if folder else None
+    with contextlib.closing(Live(folder, config)) as live:
         live.start()
-        run = Recordings(title, "Live", lambda: recordings_in(folder.path)) if folder else None
-        if run:
-            stack.enter_context(contextlib.closing(run))
-        yield Dashboard(title, live, folder, config, closing, run).app()
+        yield Dashboard(title, live, folder, config, closing, recordings).app()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,7 +7,6 @@ import contextlib
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -225,8 +224,9 @@ class Live:
     def _metrics_version(self) -> str:
         """A text that changes when ``metrics.jsonl`` changes; empty without the file."""
         with contextlib.suppress(OSError):
-            found = (self._folder.metrics_file if self._folder else Path()).stat()
-            return f"{found.st_mtime_ns}-{found.st_size}" if self._folder else ""
+            if self._folder:
+                found = self._folder.metrics_file.stat()
+                return f"{found.st_mtime_ns}-{found.st_size}"
         return ""
 
 

@@ -54,7 +54,7 @@ class Chart {
       fill: this.bars ? this.colours[index % this.colours.length] + "80" : undefined,
     }));
     const words = this.time ? timeOfDay : this.values;
-    const first = { ...axis, ...(words && { values: (plot, splits) => splits.map(words) }), ...(this.time && { space: 80 }) };
+    const first = { ...axis, ...(words && { values: (plot, splits) => splits.map(words) }), ...(this.time && { space: 55 }) };
     const x = { label: this.values ? "bin" : this.time ? "time" : this.label, ...(words && { value: (plot, raw) => (raw === null ? "–" : words(raw)) }) };
     const rows = this.labels.map((_, index) => index);
     const second = this.points ? { ...axis, splits: () => rows, values: () => this.labels } : axis;
