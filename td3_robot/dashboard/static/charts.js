@@ -20,6 +20,32 @@ function cell(row, text, kind = "td", name = "") {
   return made;
 }
 
+// Shows named values as tiles.
+function showTiles(place, facts, digits) {
+  place.replaceChildren(...facts.map(([name, value]) => {
+    const tile = document.createElement("div");
+    tile.dataset.fact = name;
+    cell(tile, name, "dt");
+    cell(tile, number(value, digits), "dd");
+    return tile;
+  }));
+}
+
+// Fills a table with one row for each channel, and a box that selects the channel for a chart. The texts of a row begin with
+// the name of the channel.
+function listChannels(body, names, selected, redraw, texts) {
+  body.replaceChildren();
+  names.forEach((name, index) => {
+    const row = body.insertRow(), box = document.createElement("input");
+    row.dataset.channel = name;
+    Object.assign(box, { type: "checkbox", checked: selected.has(name) });
+    box.setAttribute("aria-label", `plot ${name}`);
+    box.onchange = () => { box.checked ? selected.add(name) : selected.delete(name); redraw(); };
+    cell(row, "").append(box);
+    texts[index].forEach((text, column) => (column ? cell(row, text) : (cell(row, text, "th").scope = "row")));
+  });
+}
+
 // A chart that follows its place's width and the colour scheme. Its labels name the series. With points, each series is a row
 // of points, and the vertical axis has the names of the series.
 class Chart {

@@ -49,15 +49,9 @@ async function loadMetrics() {
     }
 }
 
-function showTiles(figures) {
-  const tiles = [["environment steps", figures.env_steps], ["updates", figures.updates], ["steps/s", figures.steps_per_s], ["updates/s", figures.updates_per_s],
-    ["replay ratio", figures.replay_ratio], ["age of weights (updates)", figures.staleness_updates], ["return of training", figures.return_mean]];
-  $("tiles").replaceChildren(...tiles.map(([name, value]) => {
-    const tile = document.createElement("div");
-    cell(tile, name, "dt");
-    cell(tile, number(value), "dd");
-    return tile;
-  }));
+function showFigures(figures) {
+  showTiles($("tiles"), [["environment steps", figures.env_steps], ["updates", figures.updates], ["steps/s", figures.steps_per_s], ["updates/s", figures.updates_per_s],
+    ["replay ratio", figures.replay_ratio], ["age of weights (updates)", figures.staleness_updates], ["return of training", figures.return_mean]]);
 }
 
 function showHistory() {
@@ -167,17 +161,8 @@ function showChannels(robot, spec, time) {
   if ([...body.rows].map((row) => row.dataset.channel).join("\n") !== names.join("\n")) {
     forgetChannels();
     if (!selected.size) names.slice(-robot.action.length).slice(0, 4).forEach((name) => selected.add(name));
-    all.forEach((channel, index) => {
-      const row = body.insertRow();
-      row.dataset.channel = names[index];
-      const box = document.createElement("input");
-      Object.assign(box, { type: "checkbox", checked: selected.has(names[index]) });
-      box.setAttribute("aria-label", `plot ${names[index]}`);
-      box.onchange = () => { box.checked ? selected.add(names[index]) : selected.delete(names[index]); drawChannels(names); };
-      cell(row, "").append(box);
-      cell(row, channel.name, "th").scope = "row";
-      ["", channel.unit, channel.kind, number(channel.low), number(channel.high)].forEach((text) => cell(row, text));
-    });
+    const texts = all.map(({ name, unit, kind, low, high }) => [name, "", unit, kind, number(low), number(high)]);
+    listChannels(body, names, selected, () => drawChannels(names), texts);
   }
   all.forEach((channel, index) => {
     const shown = body.rows[index].cells[2];
@@ -207,7 +192,7 @@ function show(live) {
   $("problem").textContent = live.problem;
   if (live.figures && "env_steps" in live.figures) {
     $("training").hidden = false;
-    showTiles(live.figures);
+    showFigures(live.figures);
   }
   if (trend.at(-1)?.time !== live.point.time) trend.push(live.point); // the history may hold it already
   if (trend.length > about.history) trend.shift();
