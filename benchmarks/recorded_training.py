@@ -10,6 +10,7 @@ confidence interval. The benchmark also measures processor time, which other loa
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import math
 import signal
@@ -33,7 +34,7 @@ from td3_robot.util.machine import processor_seconds
 
 _OVERRIDES = ("record=false", "evaluation.every=0", "checkpoint.every=0", "total_steps=1000000000")
 _SETTLING = 2  # reports of the learner to wait for before a stretch begins; one comes every 0.5 s
-_STOP_TIMEOUT = 60.0  # seconds for a recorder to close its file
+STOP_TIMEOUT = 60.0  # seconds for a recorder to close its file
 _CONFIDENCE = 0.95
 _NAMES = {False: "plain", True: "recorded"}
 
@@ -61,27 +62,34 @@ class _FinishedError(Exception):
     """All stretches are measured."""
 
 
-def main() -> int:
-    parser = harness.Options(
-        "python benchmarks/recorded_training.py",
-        "Measure what recording costs a training.",
-        ("walker2d --blocks 12", "walker2d --json"),
-    )
+def options(script: str, purpose: str) -> argparse.Namespace:
+    """The options of this script, or of another script that measures in the same way."""
+    parser = harness.Options(f"python benchmarks/{script}.py", purpose, ("walker2d --blocks 12", "walker2d --json"))
     parser.add_argument("config", nargs="?", default="walker2d", help="configuration (default: %(default)s)")
     parser.number("--blocks", 8, "N", "blocks of four stretches")
     parser.number("--stretch", 5.0, "S", "length of a stretch in seconds")
     parser.number("--warm-up", 1000, "STEPS", "environment steps before the first stretch")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the config")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    chosen = options("recorded_training", "Measure what recording costs a training.")
     report = {"machine": harness.describe("numpy", "msgspec", "mcap", "torch")}
     with tempfile.TemporaryDirectory() as folder:
-        sizes = (options.blocks, options.stretch, options.warm_up)
-        report |= measure(options.config, Path(folder), *sizes, options.set)
-    return harness.show(report, options.json, _lines)
+        sizes = (chosen.blocks, chosen.stretch, chosen.warm_up)
+        report |= measure(chosen.config, Path(folder), *sizes, chosen.set, Recorders)
+    return harness.show(report, chosen.json, lines)
 
 
 def measure(
-    task: str, folder: Path, blocks: int, seconds: float, warm_up: int, overrides: Sequence[str] = ()
+    task: str,
+    folder: Path,
+    blocks: int,
+    seconds: float,
+    warm_up: int,
+    overrides: Sequence[str],
+    companion: type[Recorders],
 ) -> dict[str, Any]:
     """Train and measure.
 
@@ -92,6 +100,7 @@ def measure(
         seconds: length of a stretch.
         warm_up: environment steps before the first stretch; updates begin after half of them.
         overrides: ``KEY=VALUE`` for the configuration.
+        companion: starts and stops the process whose cost is measured.
 
     Raises:
         ConfigError: the configuration does not exist or is not valid.
@@ -101,7 +110,7 @@ def measure(
     run = RunFolder.create(folder / "run", config)
     processes = launch.expand(launch.load(config.launch), config)
     stretches: list[Stretch] = []
-    with Supervisor(run, config, processes, lambda _: None) as supervisor, _Recorders(run, folder) as recorders:
+    with Supervisor(run, config, processes, lambda _: None) as supervisor, companion(run, folder) as recorders:
 
         def point(status: Status) -> Point:
             pids = [it.process.pid for it in supervisor.children if isinstance(it.process, subprocess.Popen)]
@@ -138,6 +147,7 @@ def report(stretches: Sequence[Stretch], recorded_bytes: int) -> dict[str, Any]:
             name: 1e3 * _total(stretches, r, "training_s") / steps[r] for r, name in _NAMES.items()
         },
         "recorder_share": recorder_s / _total(stretches, True, "training_s"),
+        "recorder_processors": recorder_s / _total(stretches, True, "wall_s"),
         "recorded_mb": recorded_bytes / 1e6,
     }
 
@@ -167,34 +177,34 @@ def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
     return {"median": statistics.median(values), "low": low, "high": high, "values": [round(v, 4) for v in values]}
 
 
-class _Recorders:
+class Recorders:
     """Starts and stops a recorder process. Use it as a context manager: the end of the block kills the recorder."""
 
     def __init__(self, run: RunFolder, folder: Path) -> None:
-        self._run = run
+        self.run = run
         self._file = folder / "recorded.mcap"
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._bytes = 0
 
-    def __enter__(self) -> _Recorders:
+    def __enter__(self) -> Recorders:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process:
-            self._process.kill()
-            self._process.wait()
+        if self.process:
+            self.process.kill()
+            self.process.wait()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "td3_robot.recording.node", str(self._file), "--run", str(self._run.path)]
-        with (self._run.logs / "recorder.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        command = [sys.executable, "-m", "td3_robot.recording.node", str(self._file), "--run", str(self.run.path)]
+        with (self.run.logs / "recorder.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def stop(self) -> int:
         """Stop the recorder if it runs; return the bytes that all recorders have written."""
-        if self._process:
-            self._process.terminate()
-            self._process.wait(_STOP_TIMEOUT)
-            self._process = None
+        if self.process:
+            self.process.terminate()
+            self.process.wait(STOP_TIMEOUT)
+            self.process = None
             self._bytes += self._file.stat().st_size
             self._file.unlink()
         return self._bytes
@@ -205,17 +215,17 @@ class _Recorders:
         Raises:
             NodeError: the recorder has ended.
         """
-        assert self._process
-        if self._process.poll() is not None:
-            raise NodeError(f"the recorder ended too early; see {self._run.logs / 'recorder.log'}")
+        assert self.process
+        if self.process.poll() is not None:
+            raise NodeError(f"the recorder ended too early; see {self.run.logs / 'recorder.log'}")
         return self._file.exists() and self._file.stat().st_size > 0
 
     def processor_seconds(self) -> float:
-        return (processor_seconds(self._process.pid) or 0.0) if self._process else 0.0
+        return (processor_seconds(self.process.pid) or 0.0) if self.process else 0.0
 
 
 def _plan(
-    recorders: _Recorders, stretches: list[Stretch], blocks: int, seconds: float, warm_up: int
+    recorders: Recorders, stretches: list[Stretch], blocks: int, seconds: float, warm_up: int
 ) -> Generator[None, Point, None]:
     """A generator that receives points. It begins and ends stretches there, and starts and stops recorders."""
     point = yield
@@ -260,7 +270,7 @@ def _points_to(
     return watch
 
 
-def _lines(figures: harness.Report) -> Iterator[str]:
+def lines(figures: harness.Report) -> Iterator[str]:
     return (f"{name:28} {_figure(value)}" for name, value in figures.items() if name != "machine")
 
 

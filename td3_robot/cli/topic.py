@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -59,7 +58,12 @@ def main(arguments: Sequence[str]) -> int:
     if options.topic not in WATCHED:
         raise UsageError(f"topic {options.topic!r} cannot be watched; allowed: {', '.join(WATCHED)}")
     body = {"echo": _echo, "hz": _measure, "info": _describe}[options.command]
-    return run_node(MONITOR, options, lambda node: body(node, options))
+
+    def watch(node: Node) -> None:
+        node.listen(MONITOR, monitor_node.ACCEPTS)
+        body(node, options)
+
+    return run_node(MONITOR, options, watch)
 
 
 def _parser() -> Parser:
@@ -136,27 +140,19 @@ def fields(kind: type[Message]) -> list[dict[str, str]]:
 def _measure(node: Node, options: argparse.Namespace) -> None:
     """Print the rate of each publisher every ``--every`` seconds."""
     times: dict[str, deque[int]] = {}
-    begun = shown = time.monotonic()
 
     def receive(entry: Entry, message: Message, names: Names) -> None:
         del message, names
         if entry.topic == options.topic and options.node in (None, entry.publisher):
             times.setdefault(entry.publisher, deque(maxlen=options.window)).append(entry.published)
 
-    def after(monitor: Monitor) -> bool:
-        nonlocal shown
+    def show(monitor: Monitor) -> bool:
         del monitor
-        now = time.monotonic()
-        over = options.seconds is not None and now - begun >= options.seconds
-        if not over and now - shown < options.every:
-            return False
-        shown = now
         rows = [{"publisher": name, **figures} for name, stamps in sorted(times.items()) if (figures := rate(stamps))]
         lines = [json.dumps(row) if options.json else rate_line(row) for row in rows]
-        return not all(say(line) for line in lines or ([] if options.json else ["no rate yet"])) or over
+        return all(say(line) for line in lines or ([] if options.json else ["no rate yet"]))
 
-    node.listen(MONITOR, monitor_node.ACCEPTS)
-    monitor_node.watch(node, receive, after)
+    monitor_node.watch(node, receive, show, every=options.every, seconds=options.seconds)
 
 
 def rate(stamps: Sequence[int]) -> dict[str, float]:
@@ -181,7 +177,6 @@ def rate_line(row: Mapping[str, Any]) -> str:
 
 def _describe(node: Node, options: argparse.Namespace) -> None:
     """Watch for ``--seconds``, then print what is known about the topic."""
-    end = time.monotonic() + options.seconds
     publishers: Counter[str] = Counter()
     clients: dict[tuple[str, str], str] = {}  # the role of each node, by link and name
 
@@ -192,8 +187,7 @@ def _describe(node: Node, options: argparse.Namespace) -> None:
         if entry.topic == options.topic and options.node in (None, entry.publisher):
             publishers[entry.publisher] += 1
 
-    node.listen(MONITOR, monitor_node.ACCEPTS)
-    monitor_node.watch(node, receive, lambda _: time.monotonic() >= end)
+    monitor_node.watch(node, receive, lambda _: True, seconds=options.seconds)
     facts = {
         "topic": options.topic,
         "type": MESSAGES[options.topic].__name__,
@@ -240,8 +234,7 @@ def _echo(node: Node, options: argparse.Namespace) -> None:
         head = {"publisher": entry.publisher, "number": entry.sequence, "time": entry.published * 1e-9}
         read = say(json.dumps({**head, "message": whole(message, names)}, default=_plain))
 
-    node.listen(MONITOR, monitor_node.ACCEPTS)
-    monitor_node.watch(node, receive, lambda _: not read or printed == options.count)
+    monitor_node.watch(node, receive, lambda _: read and printed != options.count)
 
 
 def _plain(value: Any) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from td3_robot.errors import EXIT_GOOD, EndpointError, UsageError, exit_code_of
+from td3_robot.recording.poses import read_links
 from td3_robot.runtime.arguments import Parser, integer, run_or_config
 
 _PORT = 8421
@@ -35,6 +36,8 @@ and command the robots. Any number of people can open them.
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     _check(options)
+    if options.links:
+        read_links(options.links)
     import uvicorn
 
     from td3_robot.dashboard.guard import OPERATOR, VIEWER, Guard
@@ -51,11 +54,10 @@ def main(arguments: Sequence[str]) -> int:
     with _listening(options.host, options.port) as listener, contextlib.ExitStack() as stack:
         port = listener.getsockname()[1]
         scheme = "https" if options.cert else "http"
-        names = _names(options.host)
+        hosts = _hosts(options.host, port)
         tokens = {role: secrets.token_urlsafe(24) for role in (VIEWER, OPERATOR)}
         app = stack.enter_context(_app(options, lambda: server.should_exit))
-        hosts = frozenset(allowed for name in names for allowed in _hosts(name, port))
-        guard = Guard(app, scheme, hosts, tokens, f"td3_robot_{port}")
+        guard = Guard(app, scheme, frozenset(hosts), tokens, f"td3_robot_{port}")
         settings = uvicorn.Config(
             guard,
             log_config=None,  # an access log would hold the token
@@ -68,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
             ssl_keyfile=options.key,
         )
         server = Server(settings)
-        view, operate = (f"{scheme}://{names[0]}:{port}/?token={token}" for token in tokens.values())
+        view, operate = (f"{scheme}://{hosts[0]}/?token={token}" for token in tokens.values())
         for number in (signal.SIGTERM, signal.SIGHUP):  # uvicorn raises SIGTERM again after its own shutdown
             signal.signal(number, _leave)
         print(f"operate: {operate}\nview: {view}", flush=True)
@@ -81,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _app(options: argparse.Namespace, closing: Callable[[], bool]) -> Iterator[Any]:
-    """The application that the options name. A live view attaches to the nodes while the block runs."""
+    """The application of the pages. A live page attaches to the nodes while the block runs."""
     from td3_robot.dashboard.recordings import Recordings, recordings_in, recordings_of_runs
 
     if options.runs is not None:
@@ -90,21 +92,17 @@ def _app(options: argparse.Namespace, closing: Callable[[], bool]) -> Iterator[A
         if not options.runs.is_dir():
             raise UsageError(f"--runs {str(options.runs)!r}: there is no such folder")
         title = options.runs.absolute().name
-        with contextlib.closing(Recordings(title, "Compare", lambda: recordings_of_runs(options.runs))) as recordings:
-            yield compare.app(options.runs, recordings)
+        yield compare.app(options.runs, Recordings(title, "Compare", lambda: recordings_of_runs(options.runs)))
         return
     from td3_robot.dashboard.live import Live
     from td3_robot.dashboard.server import Dashboard
 
     folder, config = run_or_config("dashboard", options)
-    title = _title(options)
-    with contextlib.ExitStack() as stack:
-        live = stack.enter_context(contextlib.closing(Live(folder, config)))
+    title = folder.path.absolute().name if folder else Path(options.config).name
+    recordings = Recordings(title, "Live", lambda: recordings_in(folder.path)) if folder else None
+    with contextlib.closing(Live(folder, config)) as live:
         live.start()
-        run = Recordings(title, "Live", lambda: recordings_in(folder.path)) if folder else None
-        if run:
-            stack.enter_context(contextlib.closing(run))
-        yield Dashboard(title, live, folder, config, closing, run).app()
+        yield Dashboard(title, live, folder, config, closing, recordings).app()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cert", metavar="FILE", help="TLS certificate of HOST, in PEM format")
     parser.add_argument("--key", metavar="FILE", help="private key of the certificate, in PEM format")
+    parser.add_argument("--links", metavar="FILE", help="draw your own robot with the links in this file")
     parser.add_argument("--open", action="store_true", help="open the operator's page in a browser")
     return parser
 
@@ -147,7 +146,9 @@ def _check(options: argparse.Namespace) -> None:
     for option, file in (("--cert", options.cert), ("--key", options.key)):
         if file is not None and not os.path.isfile(file):
             raise UsageError(f"{option} {file!r}: there is no such file")
-    address = _address(options.host)
+    address = None
+    with contextlib.suppress(ValueError):  # a name
+        address = ipaddress.ip_address(options.host)
     if address is not None and address.is_unspecified:
         raise UsageError(f"--host is {options.host!r}; allowed: one name or address of this machine")
     loopback = options.host == "localhost" or (address is not None and address.is_loopback)
@@ -155,21 +156,11 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(f"--host {options.host!r} is not loopback, so it needs TLS: give --cert and --key")
 
 
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host)
-    return None
-
-
-def _names(host: str) -> list[str]:
-    """The names of the host in the address of the page, the printed name first."""
-    name = f"[{host}]" if ":" in host else host.lower()
-    return [name, "localhost"] if name == "127.0.0.1" else [name]
-
-
-def _hosts(name: str, port: int) -> list[str]:
-    """The values of the Host header for a name. Browsers leave out the usual port."""
-    return [f"{name}:{port}", name] if port in (80, 443) else [f"{name}:{port}"]
+def _hosts(host: str, port: int) -> list[str]:
+    """The allowed values of the Host header, the value in the printed address first."""
+    names = [host, "localhost"] if host == "127.0.0.1" else [f"[{host}]" if ":" in host else host.lower()]
+    ends = [f":{port}", ""] if port in (80, 443) else [f":{port}"]  # browsers leave out the usual port
+    return [name + end for name in names for end in ends]
 
 
 @contextlib.contextmanager
@@ -204,7 +195,3 @@ def _opened(address: str) -> Iterator[None]:
 def _leave(number: int, frame: Any) -> None:
     del frame
     raise SystemExit(exit_code_of(number))
-
-
-def _title(options: argparse.Namespace) -> str:
-    return str(options.run.absolute().name if options.run else Path(options.config).name)

@@ -19,55 +19,62 @@ _ROBOTS = 4  # maximum number of robots of a source that are drawn
 _STEPS = 1000  # maximum number of Steps of a source between two snapshots
 
 
+class _Source:
+    """The poses of the first robots of a source, and its Steps since the last snapshot."""
+
+    def __init__(self, spec: RobotSpec) -> None:
+        self.spec = spec
+        self.poses = [Poses(spec) for _ in range(_ROBOTS)]
+        self.steps: deque[Step] = deque(maxlen=_STEPS)
+
+    def frames(self, index: int) -> dict[str, Any]:
+        """Return the pictures of a robot, see :meth:`Drawing.take`."""
+        poses = self.poses[index]
+        observations = np.stack([step.observation[index] for step in self.steps])
+        places = poses.walk(observations, np.array([step.phase[index] == Phase.FIRST for step in self.steps]))
+        shown = np.unique(np.linspace(0, len(observations) - 1, FRAMES).round().astype(int))
+        frames = ends(poses.robot, poses.pose(observations[shown], places[shown]))
+        return {"radii": radii(poses.robot), "frames": frames.reshape(len(shown), -1).round(3).tolist()}
+
+
 class Drawing:
-    """Draws the first robots of each source whose links are known."""
+    """Draws the first robots of each source whose links are known.
+
+    Attributes:
+        sources: these sources by name.
+    """
 
     def __init__(self) -> None:
-        self._specs: dict[str, RobotSpec] = {}
-        self._poses: dict[str, Poses] = {}  # by source and index, as in ``sim-0/2``
-        self._steps: dict[str, deque[Step]] = {}
+        self.sources: dict[str, _Source] = {}
 
     def learn(self, hello: Hello) -> None:
         """Take the specification of a source from its Hello."""
         if hello.role not in ROBOT_ROLES:
             return
-        self._specs.pop(hello.name, None)
-        self._steps.pop(hello.name, None)
-        for index in range(_ROBOTS):
-            self._poses.pop(f"{hello.name}/{index}", None)
+        self.sources.pop(hello.name, None)
         try:
             spec = RobotSpec.from_description(hello.spec)
         except ConfigError:  # for example a Hello that a server refused
             return
         if known(spec):
-            self._specs[hello.name] = spec
+            self.sources[hello.name] = _Source(spec)
 
     def add(self, step: Step) -> None:
         """Keep a Step until the next snapshot."""
-        spec = self._specs.get(step.source)
-        if spec and step.observation.shape[1] == spec.observation_size:
-            self._steps.setdefault(step.source, deque(maxlen=_STEPS)).append(step)
+        source = self.sources.get(step.source)
+        if source and step.observation.shape[1] == source.spec.observation_size:
+            source.steps.append(step)
 
     def take(self) -> dict[str, dict[str, Any]]:
-        """Return the pictures since the last call, by source and index of the robot.
+        """Return the pictures since the last call, by source and index of the robot, as in ``sim-0/2``.
 
-        ``radii`` has the radius of each shape. Each of ``frames`` has, for each shape, x, y, z of its begin and of its
-        end, in m, in one list.
+        ``radii`` has the radius of each shape. Each of ``frames`` is one list: for each shape, x, y and z of its begin,
+        then of its end, in m.
         """
         drawn = {}
-        for source, steps in self._steps.items():
-            for index in range(min(_ROBOTS, *(len(step.phase) for step in steps))):
-                drawn[f"{source}/{index}"] = self._frames(source, index, list(steps))
-        self._steps.clear()
+        for name, source in self.sources.items():
+            robots = min((len(step.phase) for step in source.steps), default=0)
+            for index in range(min(_ROBOTS, robots)):
+                drawn[f"{name}/{index}"] = source.frames(index)
+            source.steps.clear()
         return drawn
-
-    def _frames(self, source: str, index: int, steps: list[Step]) -> dict[str, Any]:
-        name = f"{source}/{index}"
-        if name not in self._poses:
-            self._poses[name] = Poses(self._specs[source])
-        poses = self._poses[name]
-        observations = np.stack([step.observation[index] for step in steps])
-        places = poses.walk(observations, np.array([step.phase[index] == Phase.FIRST for step in steps]))
-        shown = np.unique(np.linspace(0, len(steps) - 1, FRAMES).round().astype(int))
-        frames = ends(poses.robot, poses.pose(observations[shown], places[shown]))
-        return {"radii": radii(poses.robot), "frames": frames.reshape(len(shown), -1).round(3).tolist()}

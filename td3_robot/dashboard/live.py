@@ -1,4 +1,4 @@
-"""Collects what the page shows live: the newest message of each node, and a bounded history of figures."""
+"""Collects what the page shows live: the newest message of each node, and a history of limited length."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +15,7 @@ from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.dashboard.drawing import Drawing
 from td3_robot.errors import Td3RobotError
-from td3_robot.messages import ActionOrigin, Hello, Message, Phase, Status, Step
+from td3_robot.messages import Action, ActionOrigin, Hello, Message, Phase, Status, Step, Weights
 from td3_robot.monitor.core import Monitor
 from td3_robot.monitor.node import ACCEPTS
 from td3_robot.recording.entries import Entry
@@ -33,30 +31,58 @@ PERIOD = 0.5
 HISTORY = 1200
 """The maximum number of points in the history, which is 10 minutes."""
 BINS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
-"""Upper edges of the bins of the latency histogram, in ms. The last bin has no upper edge."""
+"""Upper edges of the bins of a histogram of times, in ms. The last bin has no upper edge."""
 
+_PAUSE = 0.05  # seconds without reading, because each wake-up takes processor time from a training
 _ROBOTS = 16  # maximum number of robots of one source in a snapshot
 _NODES = 64  # maximum number of nodes whose newest messages are kept
+_PACE = (Step.NAME, Action.NAME, Weights.NAME)  # the topic that shows the pace of its publisher
 _TRENDS = ("steps_per_s", "updates_per_s", "replay_ratio", "staleness_updates", "return_mean")
 
 
-class Live:
-    """Attaches to the nodes of a run or a robot in a thread. Attaches again after a run starts again.
+def _no_times() -> list[int]:
+    return [0] * (len(BINS_MS) + 1)
 
-    Args:
-        folder: folder of the run; None without a run.
-        config: the configuration of the robot. A run's configuration is read from its folder.
+
+def _count(counts: list[int], milliseconds: float) -> None:
+    """Count a time in a histogram."""
+    counts[bisect.bisect_left(BINS_MS, milliseconds)] += 1
+
+
+class Pace:
+    """A histogram of the times between successive messages of a node, by the node's own clock.
 
     Attributes:
-        number: number of the newest snapshot, from 1. 0 means that there is no snapshot yet.
+        counts: number of times in each bin.
+    """
+
+    def __init__(self) -> None:
+        self.counts = _no_times()
+        self._last: Entry | None = None
+
+    def add(self, entry: Entry) -> None:
+        last, self._last = self._last, entry
+        if last and (last.stream, last.sequence + 1) == (entry.stream, entry.sequence):  # no message is missing
+            _count(self.counts, (entry.published - last.published) * 1e-6)
+
+
+class Live:
+    """A thread that attaches to the nodes of a run or a robot. When the run starts again, the thread attaches again.
+
+    Args:
+        folder: folder of the run, which holds its configuration; None without a run.
+        config: configuration of the robot, if there is no run.
+
+    Attributes:
+        number: number of the newest snapshot, from 1; 0 before the first snapshot.
         newest: the newest snapshot as JSON. Any thread may read it.
-        watched: whether a page is open. Robots are drawn only then.
+        viewers: number of open pages. The thread computes pictures of the robots only if there is one.
     """
 
     def __init__(self, folder: RunFolder | None, config: Config) -> None:
         self.number = 0
         self.newest = b"{}"
-        self.watched: Callable[[], bool] = lambda: False
+        self.viewers = 0
         self._folder, self._config = folder, config
         self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self._lock = threading.Lock()
@@ -80,7 +106,8 @@ class Live:
         self._clients: dict[str, Hello] = {}
         self._statuses: dict[str, Status] = {}
         self._steps: dict[str, Step] = {}
-        self._latency: dict[str, list[int]] = {}
+        self._latency: dict[str, list[int]] = {}  # histogram of loop times, by source
+        self._paces: dict[str, Pace] = {}  # by node
         self._drawing = Drawing()
 
     def _run(self) -> None:
@@ -98,7 +125,7 @@ class Live:
         """Receive messages until the dashboard ends, or until the run ends or starts again.
 
         Raises:
-            Td3RobotError: the run does not run, or the link for monitors cannot be served.
+            Td3RobotError: the run has ended, or this process cannot serve the link for monitors.
         """
         config = self._folder.config() if self._folder else self._config
         bus = Bus(keys=open_keys(config.endpoints.keys))
@@ -109,7 +136,10 @@ class Live:
             monitor = Monitor(time.time_ns() - time.monotonic_ns(), self._take)
             due = time.monotonic() + PERIOD
             while not self._ended.is_set():
-                monitor.step(bus.receive(0.05), time.monotonic())
+                if inputs := bus.receive(0.0):
+                    monitor.step(inputs, time.monotonic())
+                else:
+                    self._ended.wait(_PAUSE)
                 if time.monotonic() >= due:
                     due = time.monotonic() + PERIOD
                     self._publish(self._snapshot(monitor))
@@ -123,7 +153,10 @@ class Live:
 
     def _take(self, entry: Entry, message: Message, names: Names) -> None:
         """Keep the newest message of each kind that the page shows."""
-        del entry, names
+        del names
+        if entry.topic in _PACE:
+            _keep(self._paces, entry.publisher, self._paces.get(entry.publisher) or Pace())
+            self._paces[entry.publisher].add(entry)
         if isinstance(message, Hello):
             _keep(self._clients, message.name, message)
             self._drawing.learn(message)
@@ -131,14 +164,14 @@ class Live:
             _keep(self._statuses, message.node, message)
         elif isinstance(message, Step):
             _keep(self._steps, message.source, message)
-            if self.watched():
+            if self.viewers:
                 self._drawing.add(message)
 
     def _snapshot(self, monitor: Monitor) -> dict[str, Any]:
         for source, times in monitor.loop_ms.items():
-            counts = self._latency.setdefault(source, [0] * (len(BINS_MS) + 1))
+            counts = self._latency.setdefault(source, _no_times())
             for milliseconds in times:
-                counts[bisect.bisect_left(BINS_MS, milliseconds)] += 1
+                _count(counts, milliseconds)
         report = monitor.report(time.monotonic())
         figures = next((item.figures for item in self._statuses.values() if "env_steps" in item.figures), {})
         return {
@@ -148,7 +181,9 @@ class Live:
             "loop_ms": report["loop_ms"],
             "latency": self._latency,
             "faults": report["faults"][-50:],
+            "begun": report["time"] - report["elapsed_s"],
             "robots": [robot for step in self._steps.values() for robot in _robots(step)],
+            "drawable": list(self._drawing.sources),
             "drawn": self._drawing.take(),
             "specs": {name: hello.spec for name, hello in self._clients.items() if hello.role in ROBOT_ROLES},
         }
@@ -167,6 +202,7 @@ class Live:
                     "state": report["states"].get(name) or (status.state if status else ""),
                     "detail": status.detail if status else "",
                     "rate_hz": sum(topic["rate_hz"] or 0.0 for topic in own),
+                    "pace": self._paces[name].counts if name in self._paces else None,
                     "age_s": min((topic["age_s"] for topic in own), default=None),
                     "missing": sum(topic["missing"] for topic in own),
                     "counters": {key: value for key, value in status.counters.items() if value} if status else {},
@@ -188,13 +224,14 @@ class Live:
     def _metrics_version(self) -> str:
         """A text that changes when ``metrics.jsonl`` changes; empty without the file."""
         with contextlib.suppress(OSError):
-            found = (self._folder.metrics_file if self._folder else Path()).stat()
-            return f"{found.st_mtime_ns}-{found.st_size}" if self._folder else ""
+            if self._folder:
+                found = self._folder.metrics_file.stat()
+                return f"{found.st_mtime_ns}-{found.st_size}"
         return ""
 
 
-def _keep(newest: dict[str, Any], name: str, message: Message) -> None:
-    newest[name] = message
+def _keep(newest: dict[str, Any], name: str, value: Any) -> None:
+    newest[name] = value
     while len(newest) > _NODES:
         del newest[next(iter(newest))]
 

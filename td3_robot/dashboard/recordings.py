@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,7 +52,8 @@ class Recordings:
         self._title, self._home = title, home
         self._listed = listed
         self._reading = asyncio.Lock()
-        self._replay = _Replay()
+        self._replay: asyncio.Task[tuple[int, str]] | None = None
+        self._replayed = ""  # name of the recording of the newest replay
 
     def routes(self) -> list[Route]:
         return [
@@ -64,10 +63,6 @@ class Recordings:
             Route("/recordings/replay", self._show_replay, methods=["GET"]),
             Route("/recordings/replay", self._start_replay, methods=["POST"]),
         ]
-
-    def close(self) -> None:
-        """End a replay that runs."""
-        self._replay.close()
 
     async def _page(self, request: Request) -> Response:
         del request
@@ -102,64 +97,29 @@ class Recordings:
         file = await run_in_threadpool(self._file, request)
         if file is None:
             return _unknown()
-        if not self._replay.start(request.query_params["name"], file):
+        if self._replay and not self._replay.done():
             return PlainTextResponse("refused: another replay runs; wait until it ends\n", 409)
-        return _json(self._replay.report())
+        self._replayed = request.query_params["name"]
+        self._replay = asyncio.create_task(_replay(self._replayed, file))
+        return await self._show_replay(request)
 
     async def _show_replay(self, request: Request) -> Response:
+        """Name of the newest replayed recording, whether the replay runs, its exit code, and its output."""
         del request
-        return _json(self._replay.report())
+        running = self._replay is not None and not self._replay.done()
+        code, text = self._replay.result() if self._replay and not running else (None, "")
+        return _json({"name": self._replayed, "running": running, "code": code, "text": text})
 
 
-class _Replay:
-    """Runs ``td3-robot replay``, one at a time, and keeps the output of the newest one."""
-
-    def __init__(self) -> None:
-        self._name = ""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (close() closes it)
-
-    def start(self, name: str, file: Path) -> bool:
-        """Replay a recording. Returns False if a replay runs."""
-        if self._process and self._process.poll() is None:
-            return False
-        self._output.seek(0)
-        self._output.truncate()
-        self._name = name
-        self._process = subprocess.Popen(
-            [*_COMMAND, "replay", str(file)], stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT
-        )
-        _yield_processors(self._process.pid)
-        return True
-
-    def report(self) -> dict[str, Any]:
-        """Name of the recording, whether the replay runs, its exit code, and its output without the folder."""
-        code = self._process.poll() if self._process else None
-        running = self._process is not None and code is None
-        size = os.fstat(self._output.fileno()).st_size
-        text = os.pread(self._output.fileno(), _TEXT, 0).decode(errors="replace")
-        if self._process:
-            assert isinstance(self._process.args, list)
-            text = text.replace(str(self._process.args[-1]), self._name)
-        return {
-            "name": self._name,
-            "running": running,
-            "code": code,
-            "text": "" if running else text + ("…\n" if size > _TEXT else ""),
-        }
-
-    def close(self) -> None:
-        if self._process and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        self._output.close()
+async def _replay(name: str, file: Path) -> tuple[int, str]:
+    """Replay a recording. Return the exit code, and the output with the recording's name in place of its path."""
+    code, output, problem = await _run(("replay", str(file)))
+    text = (output.decode(errors="replace") + problem).replace(str(file), name)
+    return code, text[:_TEXT] + ("…\n" if len(text) > _TEXT else "")
 
 
 async def _run(words: tuple[str, ...]) -> tuple[int, bytes, str]:
-    """Run a command of td3-robot. The command ends when the task is cancelled.
-
-    Returns its exit code, its output and its errors.
-    """
+    """Run a command of td3-robot, and return its exit code, output and errors. A cancelled task ends the command."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *_COMMAND, *words, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -26,35 +27,25 @@ _POINTS = 2000  # maximum number of points of a curve
 _LOOK = 0.1  # seconds between two looks for a new snapshot
 
 
+@dataclass
 class Dashboard:
     """Answers the requests of the page.
 
-    Args:
+    Attributes:
         title: name of the run or configuration.
         live: the newest snapshot and the history.
         folder: folder of the run; None without a run.
-        config: the configuration of the robot, if there is no run.
+        config: configuration of the robot, if there is no run.
         closing: returns whether the server ends. Then the live streams end, too.
         recordings: the page of the run's recordings; None without a run.
     """
 
-    def __init__(
-        self,
-        title: str,
-        live: Live,
-        folder: RunFolder | None,
-        config: Config,
-        closing: Callable[[], bool],
-        recordings: Recordings | None,
-    ) -> None:
-        self._title = title
-        self._live = live
-        self._folder = folder
-        self._config = config
-        self._closing = closing
-        self._viewers = 0
-        live.watched = lambda: self._viewers > 0
-        self._recordings = recordings
+    title: str
+    live: Live
+    folder: RunFolder | None
+    config: Config
+    closing: Callable[[], bool]
+    recordings: Recordings | None
 
     def app(self) -> Starlette:
         return Starlette(
@@ -64,7 +55,7 @@ class Dashboard:
                 Route("/events", self._events),
                 Route("/metrics", self._metrics),
                 Route("/act", self._act, methods=["POST"]),
-                *(self._recordings.routes() if self._recordings else ()),
+                *(self.recordings.routes() if self.recordings else ()),
                 Mount("/static", StaticFiles(directory=STATIC)),
             ]
         )
@@ -74,8 +65,8 @@ class Dashboard:
         return FileResponse(STATIC / "index.html")
 
     async def _about(self, request: Request) -> Response:
-        facts = {"title": self._title, "role": request.scope[ROLE], "bins_ms": BINS_MS, "history": HISTORY}
-        return _json({**facts, "period_s": PERIOD, "recordings": self._recordings is not None})
+        facts = {"title": self.title, "role": request.scope[ROLE], "bins_ms": BINS_MS, "history": HISTORY}
+        return _json({**facts, "period_s": PERIOD, "recordings": self.recordings is not None})
 
     async def _events(self, request: Request) -> Response:
         del request
@@ -83,17 +74,17 @@ class Dashboard:
 
     async def _stream(self) -> AsyncIterator[bytes]:
         """Yield the history, then each new snapshot. A slow viewer misses snapshots: the server keeps none for it."""
-        yield b"retry: 1000\nevent: history\ndata: " + self._live.history() + b"\n\n"
+        yield b"retry: 1000\nevent: history\ndata: " + self.live.history() + b"\n\n"
         sent = 0
-        self._viewers += 1
+        self.live.viewers += 1
         try:
-            while not self._closing():
-                if self._live.number != sent:
-                    sent = self._live.number
-                    yield b"data: " + self._live.newest + b"\n\n"
+            while not self.closing():
+                if self.live.number != sent:
+                    sent = self.live.number
+                    yield b"data: " + self.live.newest + b"\n\n"
                 await asyncio.sleep(_LOOK)
         finally:
-            self._viewers -= 1
+            self.live.viewers -= 1
 
     async def _act(self, request: Request) -> Response:
         if request.scope[ROLE] != OPERATOR:
@@ -104,14 +95,14 @@ class Dashboard:
             if len(body) > LONGEST:
                 return PlainTextResponse(f"refused: the request is longer than {LONGEST} bytes\n", 413)
         try:
-            return _json(await run_in_threadpool(act, body, self._folder, self._config))
+            return _json(await run_in_threadpool(act, body, self.folder, self.config))
         except msgspec.DecodeError as error:  # a ValidationError is a DecodeError
             return PlainTextResponse(f"refused: {error}\n", 400)
 
     def _metrics(self, request: Request) -> Response:
         """The records of ``metrics.jsonl`` as columns. Starlette calls this function in a thread."""
         del request
-        file = self._folder.metrics_file if self._folder else None
+        file = self.folder.metrics_file if self.folder else None
         kinds = ("train", "evaluation")
         return _json({kind: columns(metrics.read(file, kind) if file and file.exists() else []) for kind in kinds})
 

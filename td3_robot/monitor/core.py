@@ -18,7 +18,7 @@ from td3_robot.recording.faults import Faults
 from td3_robot.recording.stream import Stream
 from td3_robot.recording.values import Names, names_of
 
-_STEPS = 2000  # number of Steps whose times the monitor keeps, to compute loop times
+_STEPS = 2000  # number of newest Steps whose times the monitor keeps, to compute loop times
 
 Listener = Callable[[Entry, Message, Names], None]
 
@@ -29,7 +29,7 @@ class Row:
 
     incarnation: int
     stream: Stream
-    last: dict[str, Any]  # facts of the newest decoded message
+    last: Message | None = None  # the newest decoded message
     reported: int = 0  # number of messages at the last report
 
 
@@ -69,8 +69,8 @@ class Monitor:
     def report(self, now: float) -> dict[str, Any]:
         """The report, as plain JSON values. Rates and loop times cover the time since the last report.
 
-        ``loop_ms`` is the time from an observation to the next observation after its action, on the clock of the
-        source.
+        ``loop_ms`` has for each source the time from an observation to the observation after its action, by the
+        source's clock.
         """
         begun = now if self._begun is None else self._begun
         elapsed, self._reported = now - self._reported, now
@@ -104,14 +104,14 @@ class Monitor:
             "gaps": stream.gaps,
             "missing": stream.missing,
             "age_s": round(max(0.0, now - (stream.last - self._epoch) * 1e-9), 3),
-            "last": row.last,
+            "last": facts(row.last) if row.last else {},
         }
 
     def _take(self, entry: Entry) -> None:
         self.counters["messages"] += 1
         row = self._rows.get((entry.publisher, entry.topic))
         if row is None or row.incarnation != entry.incarnation:
-            row = Row(entry.incarnation, Stream(entry), {})
+            row = Row(entry.incarnation, Stream(entry))
             self._rows[entry.publisher, entry.topic] = row
         row.stream.add(entry)
         if not self._decode.knows(entry):  # no Hello or Step of its source has arrived yet
@@ -126,7 +126,7 @@ class Monitor:
             self.counters["unreadable"] += 1
             self._unreadable = str(error)
             return
-        row.last = facts(message)
+        row.last = message
         self._faults.add(entry, message)
         if isinstance(message, Step):
             self._measure(message)

@@ -19,6 +19,7 @@ from td3_robot.monitor.core import Listener, Monitor
 from td3_robot.monitor.plotjuggler import PlotJuggler
 from td3_robot.recording.entries import Entry, printable
 from td3_robot.recording.faults import line
+from td3_robot.recording.poses import read_links
 from td3_robot.recording.values import Names
 from td3_robot.runtime.arguments import Parser, integer, node_parser, real
 from td3_robot.runtime.node import Figures, Node
@@ -63,26 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="PORT",
         help="serve Foxglove and Lichtblick on this machine (default: 8765; 0 for a free port)",
     )
+    parser.add_argument("--links", metavar="FILE", help="draw your own robot in --foxglove with the links in this file")
     parser.add_argument("--anywhere", action="store_true", help="allow other machines to read --plotjuggler")
     options = parser.parse_args(arguments)
     if options.anywhere and not options.plotjuggler:
         raise UsageError("--anywhere needs --plotjuggler")
+    if options.links:
+        read_links(options.links)
     return run_node(MONITOR, options, lambda node: _watch(node, options))
 
 
 def _watch(node: Node, options: argparse.Namespace) -> None:
     heads: list[str] = []
-    begun = shown = time.monotonic()
-
-    def after(monitor: Monitor) -> bool:
-        nonlocal shown
-        now = time.monotonic()
-        over = options.seconds is not None and now - begun >= options.seconds
-        if over or now - shown >= options.every:
-            shown = now
-            over = not _show(monitor.report(now), options.json, heads) or over
-        return over
-
     with contextlib.ExitStack() as stack:
         viewers: list[Any] = []
         if options.plotjuggler:
@@ -103,7 +96,11 @@ def _watch(node: Node, options: argparse.Namespace) -> None:
         if not options.json:
             for head in heads:
                 print(head, flush=True)
-        watch(node, publish if viewers else None, after)
+
+        def show(monitor: Monitor) -> bool:
+            return _show(monitor.report(time.monotonic()), options.json, heads)
+
+        watch(node, publish if viewers else None, show, every=options.every, seconds=options.seconds)
 
 
 def watcher_parser(description: str, epilog: str) -> Parser:
@@ -114,15 +111,35 @@ def watcher_parser(description: str, epilog: str) -> Parser:
     return result
 
 
-def watch(node: Node, listener: Listener | None, after: Callable[[Monitor], bool]) -> None:
-    """Receive messages until a signal arrives or ``after`` returns True. Calls ``after`` once in each turn."""
+def watch(
+    node: Node,
+    listener: Listener | None,
+    show: Callable[[Monitor], bool],
+    *,
+    every: float = 0.0,
+    seconds: float | None = None,
+) -> None:
+    """Receive messages until a signal arrives, ``seconds`` are over, or ``show`` returns False.
+
+    Calls ``show`` every ``every`` seconds, and once at the end of ``seconds``.
+    """
     logging.getLogger().setLevel(logging.WARNING)
     monitor = Monitor(time.time_ns() - time.monotonic_ns(), listener)
+    begun = shown = time.monotonic()
+
+    def after() -> bool:
+        nonlocal shown
+        now = time.monotonic()
+        over = seconds is not None and now - begun >= seconds
+        if not over and now - shown < every:
+            return False
+        shown = now
+        return not show(monitor) or over
 
     def report() -> Figures:
         return Figures(counters=dict(monitor.counters))
 
-    node.spin(monitor, busy=lambda: False, report=report, after=lambda: after(monitor))
+    node.spin(monitor, busy=lambda: False, report=report, after=after)
 
 
 def _show(report: dict[str, Any], as_json: bool, heads: list[str]) -> bool:

@@ -21,6 +21,7 @@ from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
 from td3_robot.messages import MESSAGES, FieldType, Message, wire_fields
 from td3_robot.recording import viewer_file
 from td3_robot.recording.entries import Entry, printable
+from td3_robot.recording.poses import read_links
 from td3_robot.recording.reader import Session
 from td3_robot.recording.values import Names, names_of
 from td3_robot.recording.values import rows as by_robot
@@ -270,10 +271,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the tables, made if missing")
     parser.add_argument("--format", default="csv", choices=[*FORMATS, *_WITHOUT_TABLES], help="(default: csv)")
     parser.add_argument("--dataset", metavar="NAME-vN", help="name for --format minari (default: FILE-v0)")
+    parser.add_argument("--links", metavar="FILE", help="for --format foxglove: links of your own robot")
     parser.add_argument("--topics", nargs="+", default=[], metavar="TOPIC", help="(default: all)")
     parser.add_argument("--force", action="store_true", help="replace files that exist")
     parser.add_argument("--json", action="store_true", help="print the rows of each table as one JSON object")
     options = parser.parse_args(arguments)
+    if options.links:
+        read_links(options.links)
     if unknown := sorted(set(options.topics) - MESSAGES.keys()):
         raise UsageError(f"--topics: {unknown[0]!r} is not a topic; allowed: {', '.join(MESSAGES)}")
     if options.topics and options.format in _WITHOUT_TABLES:

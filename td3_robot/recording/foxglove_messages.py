@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -45,7 +47,7 @@ LAYOUT = Path(__file__).with_name("foxglove_layout.json")
 """A layout of panels for the first robot of a training."""
 _WORLD = "world"  # name of the frame that does not move
 _APART = 2.0  # m between the tracks of two robots
-_SCENE_EVERY = 60  # steps; a viewer that begins in the middle has the shapes of the links after at most so many
+_SCENE_EVERY = 60  # steps between two messages with the shapes of the links; a new viewer waits for the next one
 _COLOR = fox.Color(r=0.9, g=0.6, b=0.3, a=1.0)
 
 
@@ -67,7 +69,7 @@ class Draft(NamedTuple):
         return "json" if isinstance(self.message, dict) else "protobuf"
 
     def schema(self) -> Schema:
-        """Return the definition of the type. That of a map follows from its values."""
+        """Return the definition of the type. For a map, the values give the definition."""
         if isinstance(self.message, dict):
             return Schema(self.name, "jsonschema", json.dumps(_schema(self.message)).encode())
         schema = type(self.message).get_schema()
@@ -79,7 +81,7 @@ class Draft(NamedTuple):
 
 
 class Converter:
-    """Converts the messages of a run, in their order. It is a :class:`td3_robot.recording.viewer_file.Converter`."""
+    """Converts the messages of a run, in their order. See :class:`td3_robot.recording.viewer_file.Converter`."""
 
     profile = ""
     converted: ClassVar[tuple[type[Message], ...]] = (
@@ -88,23 +90,20 @@ class Converter:
     )
 
     def __init__(self) -> None:
-        self._names: dict[str, Names] = {}
-        self._specs: dict[str, RobotSpec] = {}
-        self._robots: dict[str, list[_Robot]] = {}  # of each source
-        self._told: dict[str, tuple[str, str]] = {}  # state and detail of each node
+        self._sources: dict[str, _Source] = {}
+        self._logged: dict[str, tuple[str, str]] = {}  # state and detail of each node
 
     def learn(self, hello: Hello) -> None:
-        """Take the names of a source's channels from its Hello."""
+        """Take the specification of a source from its Hello."""
         if hello.role not in ROBOT_ROLES:
             return
         try:
             spec = RobotSpec.from_description(hello.spec)
         except ConfigError:  # for example a Hello that a server refused
             return
-        self._names[hello.name] = names_of(hello) or {}
-        if spec != self._specs.get(hello.name):
-            self._specs[hello.name] = spec
-            self._robots.pop(hello.name, None)
+        source = self._sources.get(hello.name)
+        if source is None or source.spec != spec:
+            self._sources[hello.name] = _Source(spec, names_of(hello) or {})
 
     def convert(self, entry: Entry, message: Message) -> Iterator[Draft]:
         """Yield the messages for a message. A message whose type is not in ``converted`` yields nothing."""
@@ -112,12 +111,12 @@ class Converter:
             return
         if isinstance(message, Hello):
             self.learn(message)
-        names = self._names.get(getattr(message, "source", ""), {})
-        for topic, values in by_topic(entry, message, names):
+        source = self._sources.get(getattr(message, "source", ""))
+        for topic, values in by_topic(entry, message, source.names if source else {}):
             yield Draft(f"/{topic}", f"td3_robot.{type(message).__name__}", _plain(values))
         time = fox.Timestamp(*divmod(entry.published, 1_000_000_000))
-        if isinstance(message, Step):
-            yield from self._drawn(message, time)
+        if source and isinstance(message, Step):
+            yield from self._drawn(source, message, time)
         elif isinstance(message, Status):
             yield from self._log(time, message.node, message.state, message.detail, failed=message.state == "failed")
         elif isinstance(message, LifecycleChange):
@@ -126,53 +125,61 @@ class Converter:
 
     def layout(self) -> bytes:
         """Return the shipped layout, for the first robot instead of ``sim-0``."""
-        first = next((robots[0] for robots in self._robots.values()), None)
+        first = next((source.robots[0] for source in self._sources.values() if source.robots), None)
         if first is None:
             return LAYOUT.read_bytes()
-        text = LAYOUT.read_text(encoding="utf-8").replace("sim-0/step", first.steps)
-        return text.replace("sim-0/", f"{first.name}/").encode()
+        new = {"sim-0/step": first.steps, "sim-0/": f"{first.name}/"}
+        return re.sub("|".join(new), lambda found: new[found[0]], LAYOUT.read_text(encoding="utf-8")).encode()
 
     def remarks(self) -> list[str]:
-        """Return no line, because JSON holds every value but the bytes of weights."""
+        """Return no line. JSON holds every value except the bytes of weights."""
         return []
 
-    def _drawn(self, step: Step, time: fox.Timestamp) -> Iterator[Draft]:
-        """Yield the joints and links of each robot of a source whose specification is known."""
-        spec = self._specs.get(step.source)
-        count, size = step.observation.shape
-        if spec is None or size != spec.observation_size or step.action.shape[1] != spec.action_size:
+    def _drawn(self, source: _Source, step: Step, time: fox.Timestamp) -> Iterator[Draft]:
+        """Yield the joints and links of each robot of a source."""
+        spec, (count, size) = source.spec, step.observation.shape
+        if size != spec.observation_size or step.action.shape[1] != spec.action_size:
             return
-        robots = self._robots.get(step.source, [])
-        if len(robots) != count:
-            before = sum(len(others) for source, others in self._robots.items() if source != step.source)
+        if len(source.robots) != count:
+            source.robots.clear()
+            before = sum(len(other.robots) for other in self._sources.values())
             ends = [""] if count == 1 else [f"/{index}" for index in range(count)]
-            robots = [_Robot(step.source, end, spec, _APART * (before + index)) for index, end in enumerate(ends)]
-            self._robots[step.source] = robots
-        for index, robot in enumerate(robots):
+            tracks = (_APART * (before + index) for index in range(count))
+            source.robots.extend(_Robot(step.source, end, spec, y) for end, y in zip(ends, tracks, strict=True))
+        for index, robot in enumerate(source.robots):
             yield from robot.joints(step, index, time)
             yield from robot.links(step, index, time)
 
     def _log(self, time: fox.Timestamp, name: str, state: str, detail: str, *, failed: bool) -> Iterator[Draft]:
-        """Yield a line of the log if the state is a new one."""
-        if self._told.get(name) == (state, detail):
+        """Yield a line of the log if the state or its detail is new."""
+        if self._logged.get(name) == (state, detail):
             return
-        self._told[name] = (state, detail)
+        self._logged[name] = (state, detail)
         text = f"{state}: {detail}" if detail else state
         level = fox.LogLevel.Error if failed else fox.LogLevel.Info
         yield Draft("/log", "foxglove.Log", fox.Log(timestamp=time, level=level, message=text, name=name))
+
+
+@dataclass
+class _Source:
+    """A simulator or driver: the specification and the channel names of its robots, and the robots."""
+
+    spec: RobotSpec
+    names: Names
+    robots: list[_Robot] = field(default_factory=list)
 
 
 class _Robot:
     """One robot of a source: its joints, and its links if they are known.
 
     Attributes:
-        name: name of the robot; its topics and frames begin with it.
+        name: name of the robot; its topics and frames begin with this name.
         steps: topic of its Steps.
 
     Args:
         source: name of the simulator or driver.
-        end: its index in the source, after a slash; empty for the only one.
-        track: y in m of its place in the world when an episode begins, so that robots stand beside each other.
+        end: a slash and the index of the robot in its source; empty for the only robot of a source.
+        track: y in m at which the robot begins each episode, so that robots stand beside each other.
     """
 
     def __init__(self, source: str, end: str, spec: RobotSpec, track: float) -> None:
@@ -198,7 +205,7 @@ class _Robot:
         yield Draft(f"/{self.name}/joint_states", "foxglove.JointStates", message)
 
     def links(self, step: Step, index: int, time: fox.Timestamp) -> Iterator[Draft]:
-        """Yield the frames of the links, and now and then their shapes."""
+        """Yield the frames of the links and, every _SCENE_EVERY steps, their shapes."""
         if self._poses is None:
             return
         pose = self._poses.step(step.observation[index], first=step.phase[index] == Phase.FIRST)

@@ -1,9 +1,8 @@
-"""Computes where the links of a walking robot are, from its observation, so that viewers can draw it.
+"""Computes where the links of a robot are, from its observation, so that viewers can draw the robot.
 
-A simulator or driver sends nothing more for this: the observation holds the height and attitude of the torso and all
-joint angles. ``links.json`` holds the links of the robots in PyBullet; it is written by
-``python -m td3_robot_sims.backends.bullet.links``. A real robot is drawn if its specification has the name and the
-channels of one of these robots.
+A simulator or driver sends nothing more for this. The observation holds all joint angles and, for a walking robot, the
+height and attitude of its torso. ``links.json`` holds the links of the walking robots, as in PyBullet.
+``python -m td3_robot_sims.backends.bullet.links`` writes this file. :func:`read_links` adds other robots.
 
 Frames follow REP 103: x ahead, y to the left, z up, in m.
 """
@@ -18,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from td3_robot.errors import UsageError
 from td3_robot.specs import Float32, Float64, RobotSpec
 
 LINKS = Path(__file__).with_name("links.json")
@@ -31,7 +31,7 @@ Vector = tuple[float, float, float]
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """A capsule in the frame of its link: all points within a radius (m) of a line. A sphere begins where it ends."""
+    """A capsule in the frame of its link: all points within a radius (m) of a line. A line of length 0 is a sphere."""
 
     begin: Vector
     end: Vector
@@ -42,32 +42,41 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     """A link that a joint turns. While its joint is at 0, it is parallel to its parent.
 
     Attributes:
-        name: name of its joint, or ``torso``.
+        name: name of its joint, or ``torso``. The channel ``NAME.position`` observes the angle of the joint.
         parent: index of its parent in the robot's links; -1 for the torso.
-        origin: place of its joint in the frame of its parent, in m. It is the origin of the link's own frame.
+        origin: place of its joint in the frame of its parent, in m. The frame of the link begins there.
         axis: direction of the joint's axis, a unit vector.
         low: joint angle in rad at which the observation is -1.
-        high: joint angle in rad at which the observation is 1.
+        high: joint angle in rad at which the observation is 1. The defaults fit an observation in rad.
     """
 
     name: str
     parent: int
     origin: Vector = (0.0, 0.0, 0.0)
     axis: Vector = (0.0, 0.0, 0.0)
-    low: float = 0.0
-    high: float = 0.0
+    low: float = -1.0
+    high: float = 1.0
     shapes: tuple[Shape, ...] = ()
 
 
 class Robot(msgspec.Struct, frozen=True):
-    """The links of a robot. The first is the torso.
+    """The links of a robot. The first link is the torso, or the fixed base of an arm. A parent precedes its children.
 
     Attributes:
-        height: height of the torso in m when the observed height is 0.
+        height: height of the torso in m when the observed height is 0, or height of the fixed base.
     """
 
     height: float
     links: tuple[Link, ...]
+
+    def __post_init__(self) -> None:
+        if not self.links or self.links[0].parent != -1:
+            raise ValueError("the parent of the first link must be -1")
+        for index, link in enumerate(self.links[1:], 1):
+            if not 0 <= link.parent < index:
+                raise ValueError(f"link {link.name!r} has parent {link.parent}; allowed: 0 to {index - 1}")
+        if not any(link.shapes for link in self.links):
+            raise ValueError("no link has a shape")
 
 
 class Pose(NamedTuple):
@@ -88,12 +97,24 @@ def robots() -> dict[str, Robot]:
     return msgspec.json.decode(LINKS.read_bytes(), type=dict[str, Robot])
 
 
+def read_links(path: str) -> None:
+    """Add the robots in a file like ``links.json``.
+
+    Raises:
+        UsageError: the file is missing or malformed.
+    """
+    try:
+        robots().update(msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Robot]))
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"--links {path!r}: {error}") from None
+
+
 class Poses:
     """Computes the pose of one robot, step by step.
 
-    Height, attitude and joints follow from one observation. The place on the floor does not: it is the sum of the
-    observed velocities since the beginning of the episode. The heading is right while the target is far ahead, as in
-    PyBullet.
+    Height, attitude and joints follow from one observation. The place on the floor is the sum of the observed
+    velocities since the beginning of the episode. The heading is right while the target is far ahead, as in PyBullet.
+    A robot whose observation lacks one of the channels in _TORSO has a fixed base.
 
     Args:
         spec: a specification for which :func:`known` is true.
@@ -102,7 +123,8 @@ class Poses:
     def __init__(self, spec: RobotSpec) -> None:
         self.robot = robots()[spec.name]
         index = {channel.name: place for place, channel in enumerate(spec.observations)}
-        self._torso = {name: index[channel] for name, channel in _TORSO.items()}
+        self._torso = {name: index[channel] for name, channel in _TORSO.items() if channel in index}
+        self._fixed = len(self._torso) < len(_TORSO)
         self._joints = [index[f"{link.name}.position"] for link in self.robot.links[1:]]
         self._period = spec.control_period
         self._place = np.zeros(2)
@@ -114,6 +136,8 @@ class Poses:
             observations: observations of the robot, float32[T, O], in the units of its specification.
             first: whether a step is the first of its episode, bool[T]. An episode begins at (0, 0).
         """
+        if self._fixed:
+            return np.zeros((len(observations), 2))
         yaw = self._yaw(observations)
         ahead, left = (observations[:, self._torso[name]] / _SPEED for name in ("velocity_x", "velocity_y"))
         velocity = np.stack([np.cos(yaw) * ahead - np.sin(yaw) * left, np.sin(yaw) * ahead + np.cos(yaw) * left], 1)
@@ -127,11 +151,12 @@ class Poses:
         """Return the pose at steps with these observations, float32[T, O], and places on the floor, float64[T, 2]."""
         links, steps = self.robot.links, len(observations)
         positions, rotations = np.zeros((steps, len(links), 3)), np.zeros((steps, len(links), 3, 3))
-        positions[:, 0, :2] = places
-        positions[:, 0, 2] = self.robot.height + observations[:, self._torso["height"]]
-        pitch, roll = (observations[:, self._torso[name]] for name in ("pitch", "roll"))
-        yawed = _turns((0.0, 0.0, 1.0), self._yaw(observations))
-        rotations[:, 0] = yawed @ _turns((0.0, 1.0, 0.0), pitch) @ _turns((1.0, 0.0, 0.0), roll)
+        positions[:, 0, :2], positions[:, 0, 2], rotations[:, 0] = places, self.robot.height, np.eye(3)
+        if not self._fixed:
+            positions[:, 0, 2] += observations[:, self._torso["height"]]
+            pitch, roll = (observations[:, self._torso[name]] for name in ("pitch", "roll"))
+            yawed = _turns((0.0, 0.0, 1.0), self._yaw(observations))
+            rotations[:, 0] = yawed @ _turns((0.0, 1.0, 0.0), pitch) @ _turns((1.0, 0.0, 0.0), roll)
         for index, (link, channel) in enumerate(zip(links[1:], self._joints, strict=True), 1):
             angles = link.low + (observations[:, channel] + 1.0) / 2 * (link.high - link.low)
             parent = rotations[:, link.parent]
@@ -169,12 +194,11 @@ def radii(robot: Robot) -> list[float]:
 
 
 def known(spec: RobotSpec) -> bool:
-    """Return whether the links of this robot are known and its observation has the channels that place them."""
+    """Return whether the links of this robot are known, and its observation has the angles of all joints."""
     robot = robots().get(spec.name)
     if robot is None:
         return False
-    needed = {*_TORSO.values(), *(f"{link.name}.position" for link in robot.links[1:])}
-    return needed <= {channel.name for channel in spec.observations}
+    return {f"{link.name}.position" for link in robot.links[1:]} <= {channel.name for channel in spec.observations}
 
 
 def _turns(axis: Vector, angles: Float64 | Float32) -> Float64:

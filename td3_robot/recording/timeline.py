@@ -13,9 +13,7 @@ from td3_robot.recording.entries import ON_THE_WAY_NS, Entry
 
 _EVENTS = 500  # maximum number of events of one kind
 _SOURCES = 200  # maximum number of sources whose robots can be selected
-_POINTS = (
-    2000  # minimum number of points of a channel, if the robot has so many Steps; the maximum is twice this number
-)
+_POINTS = 2000  # minimum number of points of a long channel; the maximum is twice as many
 _KINDS = (("observation", "observations"), ("action", "actions"))
 
 
@@ -36,7 +34,7 @@ class Timeline:
         self._robots: dict[str, int] = {}  # number of robots of each source
         self._rows: list[tuple[int, list[float | None]]] = []  # time (ns since 1970), values
         self._steps = 0  # Steps of the selected robot
-        self._every = 1  # the rows are each n-th Step
+        self._every = 1  # n; the rows are every n-th Step
         self._offset: int | None = None  # ns from the source's clock to the recorder's clock
         self._sizes: tuple[int, int] | None = None  # O and A of the rows
 
@@ -86,18 +84,15 @@ class Timeline:
         if source in self._robots or len(self._robots) < _SOURCES:
             self._robots[source] = max(len(step.phase), self._robots.get(source, 0))
         self._robot = self._robot or f"{source}/0"
-        if not self._robot.startswith(f"{source}/") or not self._selected(source, len(step.phase)):
+        if self._robot not in {f"{source}/{index}" for index in range(len(step.phase))}:
             return
         sizes = step.observation.shape[1], step.action.shape[1]
         self._sizes = self._sizes or sizes
         if self._sizes == sizes:
             self._add_row(entry, step, int(self._robot.rpartition("/")[2]))
 
-    def _selected(self, source: str, robots: int) -> bool:
-        return self._robot in {f"{source}/{index}" for index in range(robots)}
-
     def _add_row(self, entry: Entry, step: Step, index: int) -> None:
-        """Keep the values of each n-th Step. n doubles when there are too many rows."""
+        """Keep the values of every n-th Step. n doubles when there are too many rows."""
         time = self._time(entry)
         if self._steps % self._every == 0:
             values = [*step.observation[index].tolist(), *step.action[index].tolist()]
@@ -110,8 +105,8 @@ class Timeline:
     def _time(self, entry: Entry) -> int:
         """The time of a Step, in ns on the recorder's clock.
 
-        Messages arrive in groups, so the source's clock gives the time between Steps. Somebody may change that clock:
-        then the recorder's clock counts.
+        Messages arrive in groups, so the source's clock gives the time between Steps. After a change of that clock, the
+        recorder's clock gives the new offset.
         """
         if self._offset is None or abs(entry.published + self._offset - entry.received) > ON_THE_WAY_NS:
             self._offset = entry.received - entry.published

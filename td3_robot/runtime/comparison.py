@@ -56,7 +56,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def videos_of(run: Path) -> list[Path]:
-    return sorted(run.glob("*.mp4"))
+    return sorted(file for file in run.iterdir() if file.suffix in (".mp4", ".webm"))
 
 
 def _evaluations(path: Path) -> list[dict[str, Any]]:
@@ -104,8 +104,10 @@ def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _label(differences: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> str:
-    """A short name of a group of runs: what makes it different, or the name of its only run."""
+    """A short name of a group of runs: its few differences, or the names of its runs."""
     if len(group) == 1:
         return str(group[0]["name"])
-    settings = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in list(differences.items())[:3])
+    if len(differences) > 3:
+        return f"{group[0]['name']} to {group[-1]['name']} ({len(group)} seeds)"
+    settings = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in differences.items())
     return f"{settings or 'all runs'} ({len(group)} seeds)"

@@ -31,7 +31,7 @@ from td3_robot.transport.tap import RECORDED
 
 log = logging.getLogger(__name__)
 
-STATUS_PERIOD = 0.5  # seconds between two reports to the supervisor
+STATUS_PERIOD = 0.5  # seconds between two reports
 _LOOK_PERIOD = 1.0  # seconds between two checks whether the run still runs
 _IDLE = 0.05  # seconds that a core without work waits for input
 _POLL_ERROR = 0.002  # seconds by which polling can be late; ZeroMQ counts in milliseconds
@@ -230,7 +230,7 @@ class Node:
             self.outbox.add(core.step(inputs, time.monotonic()))
             self.outbox.flush()
             finished = after() or self._run_ended()
-            if self.supervised and time.monotonic() >= self._next_status:  # a report may take long to compute
+            if time.monotonic() >= self._next_status:  # a report may take long to compute
                 self.status(report())
         self.outbox.close()
         self.status(report())
@@ -252,10 +252,9 @@ class Node:
         return self.bus.receive(0.0)
 
     def status(self, figures: Figures) -> None:
-        """Report to the supervisor if this node has one."""
-        if self.supervised:
-            self._next_status = time.monotonic() + STATUS_PERIOD
-            self.bus.send("supervisor", self.status_message(figures))
+        """Report to the supervisor. A node without a supervisor reports to recorders and monitors only."""
+        self._next_status = time.monotonic() + STATUS_PERIOD
+        self.bus.send("supervisor" if self.supervised else RECORDER, self.status_message(figures))
 
     def status_message(self, figures: Figures) -> Status:
         """Make a Status from the figures and the node's counters."""

@@ -82,8 +82,10 @@ class Page:
             self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
     def press(self, key: str, code: int) -> None:
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+        """Press and release a key. ``code`` is its number in Windows. A key of one character also types it."""
+        text = {"text": key} if len(key) == 1 else {}
+        for kind, more in (("keyDown" if text else "rawKeyDown", text), ("keyUp", {})):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **more)
 
     def layout(self, width: int, height: int, *, dark: bool = False) -> None:
         """Show the page in a window of this size, in light or dark colours."""

@@ -40,15 +40,17 @@ def test_the_stop_button_stops_a_robot_within_its_deadline(
     page.wait("!document.querySelector('#estop').disabled")
     page.wait("document.querySelector('[data-node=leg]')?.cells[1].textContent === 'active'")
     assert SAFE not in robot.record()[running:]  # a viewer's click did nothing
+    for node, count in (("leg", "steps "), ("policy", "actions ")):  # counters of nodes without a supervisor
+        page.wait(f"document.querySelector('[data-node={node}] + .more').textContent.includes('{count}')")
     begin = len(robot.record())
     page.click("#estop")
     safe = robot.wait_for(SAFE, begin)
     assert periods(robot.record()[begin:safe]) <= DEADLINE
-    page.wait(f"{RESULT}.startsWith('estop: done, confirmed by leg; the policy server is fault')")
+    page.wait(f"{RESULT}.startsWith('estop: done, confirmed by leg; state of the policy server: fault')")
     page.wait("document.querySelector('[data-node=leg]').cells[1].textContent === 'fault'")
 
     page.run("window.confirm = () => true")
-    for verb, state in (("activate", "an emergency stop is in force"), ("reset", "server is inactive")):
+    for verb, state in (("activate", "an emergency stop is in force"), ("reset", "server: inactive")):
         page.click(f"#actions [data-verb={verb}]")
         page.wait(f"{RESULT}.startsWith('{verb}: ') && {RESULT}.includes('{state}')")
     page.click("#actions [data-verb=activate]")
@@ -68,6 +70,7 @@ def test_the_stop_button_stops_a_robot_within_its_deadline(
 
     server.kill()
     server.wait()
+    page.wait("document.querySelector('[data-node=policy]').cells[1].textContent.startsWith('silent, was ')")
     robot.serve(log="again.log")
     page.wait("/^(in)?active$/.test(document.querySelector('[data-node=policy]')?.cells[1].textContent)")
     page.wait("document.querySelector('#connection').textContent === 'live'")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from td3_robot.cli.main import main
@@ -51,6 +52,20 @@ def test_runs_of_a_folder_are_compared(page: Page, serve: Callable[..., Site], t
     for path in ("/video/a1/metrics.jsonl", "/video/..%2Fa1/walk.mp4", "/video/a1/..%2F..%2Fb%2Fconfig.yaml"):
         assert site.get(path, cookie)[0] == 404
     assert [problem for problem in page.problems if "walk.mp4" not in problem] == []
+
+
+def test_a_video_of_eval_plays(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
+    imageio = pytest.importorskip("imageio.v2", reason="needs imageio, which is not installed")
+    make_runs(tmp_path / "runs")
+    with imageio.get_writer(tmp_path / "runs" / "a1" / "walk.mp4", fps=10) as film:
+        for shade in range(20):
+            film.append_data(np.full((64, 96, 3), 10 * shade, np.uint8))
+    page.open(serve("--runs", "runs").address)
+    page.wait("document.querySelectorAll('video').length === 1")
+    page.run("document.querySelector('video').muted = true, document.querySelector('video').play()")
+    page.wait("document.querySelector('video').currentTime > 0.2")
+    assert page.run("document.querySelector('video').videoWidth") == 96
+    assert page.problems == []
 
 
 def test_a_folder_that_does_not_exist_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,6 +102,22 @@ def test_metrics_and_stream_of_a_run_that_has_ended(site: Site) -> None:
         assert site.token not in site.process.output().replace(site.address, "")
 
 
+def test_viewers_that_read_nothing_stop_nobody(site: Site) -> None:
+    """Each of 30 viewers reads at its own speed. The last one reads nothing."""
+    cookie = {"Cookie": site.get(f"/?token={site.token}")[1]["set-cookie"].split(";")[0]}
+    with contextlib.ExitStack() as stack:
+        streams = []
+        for _ in range(30):
+            connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=60)
+            stack.enter_context(contextlib.closing(connection))
+            connection.request("GET", "/events", headers=cookie)
+            streams.append(connection.getresponse())
+        for stream in streams[:-1]:
+            lines = (stream.readline() for _ in range(100))
+            assert next(line for line in lines if b'"problem":' in line)
+        assert site.get("/metrics", cookie)[0] == 200
+
+
 def test_sigterm_ends_the_server(site: Site) -> None:
     site.process.process.send_signal(signal.SIGTERM)
     assert site.process.finish(30) == 143, site.process.output()

@@ -49,6 +49,59 @@ def test_the_layout_fits_phones_and_desktops(
     assert page.problems == []
 
 
+def test_the_emergency_stop_needs_only_the_keyboard(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    site = serve("--run", "run")
+    for address, operator in ((site.address, False), (site.operate, True)):
+        page.open(address)
+        page.wait("document.querySelector('#why').textContent")
+        focused = []
+        for _ in range(4):
+            page.press("Tab", 9)
+            focused.append(page.run("document.activeElement.textContent"))
+        assert focused[:3] == ["Skip to the content", "Live", "Recordings"]
+        assert (focused[3] == "EMERGENCY STOP") == operator  # the keyboard skips disabled buttons
+    page.press(" ", 32)
+    page.wait("document.querySelector('#result').textContent.includes('start its training first')")
+    assert page.problems == []
+
+
+SNAPSHOT = """number => ({
+  problem: "", metrics: metricsVersion, begun: 0, faults: [{what: `fault ${number}`, first_s: 1, count: 2}],
+  figures: {env_steps: number}, point: {time: number, steps_per_s: 5, updates_per_s: 6, staleness_updates: 7},
+  nodes: [{name: "sim-0", role: "simulator", state: "active", detail: "", rate_hz: 60, age_s: 0.1, missing: 0,
+           pace: [0, 0, 0, 0, 0, 0, number, 1, 0, 0, 0, 0, 0], counters: {steps: number}, figures: {rate: 1.5}}],
+  robots: [{source: "sim-0", index: 0, robots: 1, phase: "mid", episode: 0, episode_step: number, reward: 0.5,
+            origin: "policy", observation: [1, 2, number], action: [0.25]}],
+  specs: {}, latency: {"sim-0": [0, 0, 0, 0, 0, 0, number, 1, 0, 0, 0, 0, 0]}, drawable: ["sim-0"],
+  drawn: {"sim-0/0": {radii: [0.1], frames: Array(10).fill([0, 0, 0, 0, 0, 1])}},
+})"""
+"""A function of JavaScript that returns the live data number N."""
+
+
+def test_a_page_left_open_grows_no_memory(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
+    """The page keeps 50 points here instead of 1200, so that it forgets points after 50 snapshots."""
+    make_run(tmp_path / "run")
+    page.open(serve("--run", "run").address)
+    page.wait("document.querySelector('#why').textContent && returns.data")
+    page.run("connect = () => null, show_ = show, show = () => null, about.history = 50, true")
+
+    def feed(begin: int, count: int) -> tuple[float, float]:
+        """Show snapshots. Return the size of the heap in bytes, and the number of nodes of the document."""
+        page.run(f"for (let n = {begin}; n < {begin + count}; n++) show_(({SNAPSHOT})(n))")
+        page.call("HeapProfiler.collectGarbage")
+        return page.call("Runtime.getHeapUsage")["usedSize"], page.call("Memory.getDOMCounters")["nodes"]
+
+    feed(1000, 200)
+    heap, nodes = feed(2000, 100)
+    later_heap, later_nodes = feed(3000, 600)
+    assert later_heap - heap < 300_000  # 600 snapshots have a size of about 1 MB
+    assert later_nodes <= nodes + 100
+    assert page.run("[trend.length, channelHistory.times.length, channelHistory.rows.length]") == [50, 50, 50]
+    assert page.run("[trend.at(-1).time, channelHistory.rows.at(-1)]") == [3599, [1, 2, 3599, 0.25]]
+    assert page.problems == []
+
+
 @pytest.mark.slow
 def test_the_page_follows_a_training_and_connects_again_to_the_next_one(
     page: Page, serve: Callable[..., Site], train: Callable[..., Any], command: Callable[..., Any]

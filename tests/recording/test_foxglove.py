@@ -145,6 +145,16 @@ def test_the_layout_shows_topics_of_the_file(tmp_path: Path) -> None:
     assert json.dumps(layout["layout"]).count("!") == len(panels)
 
 
+def test_the_layout_names_the_first_of_several_robots(tmp_path: Path) -> None:
+    assert main(["export", str(SESSIONS / "walkers.mcap"), "--out", str(tmp_path), "--format", "foxglove"]) == 0
+    panels = json.loads((tmp_path / "foxglove_layout.json").read_text())["configById"]
+    shown = {panels["RawMessages!step"]["topicPath"], *panels["3D!robot"]["topics"]}
+    assert shown == {"/sim-0/step/0", "/sim-0/0/scene"}
+    assert shown <= set(read(tmp_path / "foxglove.mcap"))
+    assert panels["Plot!reward"]["paths"][0]["value"] == "/sim-0/step/0.reward"
+    assert panels["3D!robot"]["followTf"] == "sim-0/0/torso"
+
+
 def test_the_shipped_layout_fits_a_training(tmp_path: Path) -> None:
     from td3_robot.recording.foxglove_messages import LAYOUT
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from td3_robot.recording.poses import Pose, Poses, ends, known, radii, robots
+from td3_robot.cli.main import main
+from td3_robot.recording.poses import Pose, Poses, Robot, ends, known, radii, read_links, robots
 from td3_robot.specs import Channel, RobotSpec
 
 pybullet = pytest.importorskip("pybullet")
@@ -121,3 +125,60 @@ def test_a_robot_with_other_channels_is_not_known() -> None:
     assert known(spec)
     assert not known(replace(spec, observations=renamed))
     assert not known(RobotSpec("Leg", (Channel("torso.height", "m", -1, 1),), spec.actions, 0.02))
+
+
+ARM: dict[str, Any] = {
+    "height": 0.5,
+    "links": [
+        {"name": "torso", "parent": -1, "shapes": [{"begin": [0, 0, -0.5], "end": [0, 0, 0], "radius": 0.05}]},
+        {
+            "name": "elbow",
+            "parent": 0,
+            "origin": [0, 0, 0.25],
+            "axis": [0, 1, 0],
+            "shapes": [{"begin": [0, 0, 0], "end": [0, 0, 0.25], "radius": 0.02}],
+        },
+    ],
+}
+
+
+def test_links_in_a_file_draw_another_robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An arm on a base of 0.5 m. Its forearm of 0.25 m begins at 0.75 m, and lies along x at an angle of 90°."""
+    known_robots: dict[str, Robot] = {}
+    monkeypatch.setattr("td3_robot.recording.poses.robots", lambda: known_robots)
+    spec = RobotSpec("Arm", (Channel("elbow.position", "rad", -2, 2),), (Channel("elbow.torque", "N·m", -1, 1),), 0.02)
+    assert not known(spec)
+    (tmp_path / "arm.json").write_text(json.dumps({"Arm": ARM}))
+    read_links(str(tmp_path / "arm.json"))
+    assert known(spec)
+    poses, observations = Poses(spec), np.array([[0.0], [np.pi / 2]], np.float32)
+    upright, bent = ends(poses.robot, poses.pose(observations, poses.walk(observations, np.array([True, False]))))
+    np.testing.assert_allclose(upright, [[[0, 0, 0], [0, 0, 0.5]], [[0, 0, 0.75], [0, 0, 1]]], atol=1e-6)
+    np.testing.assert_allclose(bent, [[[0, 0, 0], [0, 0, 0.5]], [[0, 0, 0.75], [0.25, 0, 0.75]]], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "Input data was truncated"),
+        ("[]", "Expected `object`"),
+        ('{"A": {"height": 1, "links": []}}', "the parent of the first link must be -1"),
+        (json.dumps({"A": {**ARM, "links": [ARM["links"][0], {"name": "x", "parent": 1}]}}), "allowed: 0 to 0"),
+        (json.dumps({"A": {**ARM, "links": [{"name": "torso", "parent": -1}]}}), "no link has a shape"),
+    ],
+)
+def test_a_malformed_file_of_links_gives_one_line_of_error(
+    text: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "arm.json"
+    file.write_text(text)
+    for words in (
+        ["dashboard", "--config", "x"],
+        ["monitor", "--config", "x"],
+        ["export", "x", "--out", str(tmp_path)],
+    ):
+        assert main([*words, "--links", str(file)]) == 2
+        error = capsys.readouterr().err
+        assert f"--links {str(file)!r}: " in error
+        assert problem in error
+        assert error.count("\n") == 1

@@ -8,14 +8,42 @@ const charts = [];
 function number(value, digits = 4) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
-  return Number.isInteger(value) ? value.toLocaleString("en") : Number(value.toPrecision(digits)).toLocaleString("en", { maximumSignificantDigits: digits });
+  return Number.isInteger(value) ? (value + 0).toLocaleString("en") : Number(value.toPrecision(digits)).toLocaleString("en", { maximumSignificantDigits: digits });
 }
+
+const timeOfDay = (seconds) => new Date(1000 * seconds).toTimeString().slice(0, 8);
 
 function cell(row, text, kind = "td", name = "") {
   const made = row.appendChild(document.createElement(kind));
   made.textContent = text;
   if (name) made.className = name;
   return made;
+}
+
+// Shows named values as tiles.
+function showTiles(place, facts, digits) {
+  place.replaceChildren(...facts.map(([name, value]) => {
+    const tile = document.createElement("div");
+    tile.dataset.fact = name;
+    cell(tile, name, "dt");
+    cell(tile, number(value, digits), "dd");
+    return tile;
+  }));
+}
+
+// Fills a table with one row for each channel, and a box that selects the channel for a chart. The texts of a row begin with
+// the name of the channel.
+function listChannels(body, names, selected, redraw, texts) {
+  body.replaceChildren();
+  names.forEach((name, index) => {
+    const row = body.insertRow(), box = document.createElement("input");
+    row.dataset.channel = name;
+    Object.assign(box, { type: "checkbox", checked: selected.has(name) });
+    box.setAttribute("aria-label", `plot ${name}`);
+    box.onchange = () => { box.checked ? selected.add(name) : selected.delete(name); redraw(); };
+    cell(row, "").append(box);
+    texts[index].forEach((text, column) => (column ? cell(row, text) : (cell(row, text, "th").scope = "row")));
+  });
 }
 
 // A chart that follows its place's width and the colour scheme. Its labels name the series. With points, each series is a row
@@ -31,10 +59,11 @@ class Chart {
     return { width: Math.max(200, this.place.clientWidth), height: 230 };
   }
 
-  // Bands fill the space between two series: { series: [upper, lower], fill: colour }. Colours name one for each series.
-  set(labels, data, { bands = [], colours = COLOURS } = {}) {
-    const same = this.plot && labels.join("\n") === this.labels.join("\n");
-    Object.assign(this, { labels, data, bands, colours });
+  // Bands fill the space between two series: { series: [upper, lower], fill: colour }. A series without a label is not in
+  // the legend. The range is that of the horizontal axis; null fits it to the data.
+  set(labels, data, { bands = [], colours = COLOURS, range = null } = {}) {
+    const same = this.plot && labels.join("\n") === this.labels.join("\n") && String(range) === String(this.range);
+    Object.assign(this, { labels, data, bands, colours, range });
     if (same) this.plot.setData(data);
     else this.draw();
   }
@@ -47,14 +76,15 @@ class Chart {
     const axis = { stroke: style.getPropertyValue("--quiet"), grid: { stroke: style.getPropertyValue("--grid"), width: 1 }, ticks: { stroke: style.getPropertyValue("--grid") } };
     const paths = this.bars ? uPlot.paths.bars({ size: [0.8] }) : this.points ? () => null : undefined;
     const series = this.labels.map((label, index) => ({
-      label, stroke: this.colours[index % this.colours.length], width: 1.5, spanGaps: true, paths, ...(this.points && { points: { show: true, size: 8 } }),
+      label, class: label ? undefined : "unnamed", stroke: this.colours[index % this.colours.length], width: 1.5, spanGaps: true, paths, ...(this.points && { points: { show: true, size: 8 } }),
       fill: this.bars ? this.colours[index % this.colours.length] + "80" : undefined,
     }));
-    const first = { ...axis, values: this.values ? (plot, splits) => splits.map(this.values) : undefined };
-    const x = this.values ? { label: "bin", value: (plot, raw) => (raw === null ? "–" : this.values(raw)) } : this.time ? { label: "time" } : { label: this.label };
+    const words = this.time ? timeOfDay : this.values;
+    const first = { ...axis, ...(words && { values: (plot, splits) => splits.map(words) }), ...(this.time && { space: 55 }) };
+    const x = { label: this.values ? "bin" : this.time ? "time" : this.label, ...(words && { value: (plot, raw) => (raw === null ? "–" : words(raw)) }) };
     const rows = this.labels.map((_, index) => index);
     const second = this.points ? { ...axis, splits: () => rows, values: () => this.labels } : axis;
-    const scales = { x: { time: this.time }, ...(this.points && { y: { range: [-0.5, rows.length - 0.5] } }) };
+    const scales = { x: { time: this.time, ...(this.range && { range: this.range }) }, ...(this.points && { y: { range: [-0.5, rows.length - 0.5] } }) };
     this.plot = new uPlot(
       { ...this.size(), bands: this.bands, scales, axes: [first, { ...second, size: this.points ? 90 : 70 }], series: [x, ...series] },
       this.data, this.place);

@@ -22,7 +22,7 @@ function showBands(bands) {
   const labels = [], tables = [], fills = [], colours = [];
   bands.forEach((band, index) => {
     const colour = COLOURS[index % COLOURS.length];
-    labels.push(band.label, `${band.label}, highest`, `${band.label}, lowest`);
+    labels.push(band.label, "", "");
     tables.push([band.env_steps, band.mean, band.high, band.low]);
     colours.push(colour, colour + "60", colour + "60");
     fills.push({ series: [3 * index + 2, 3 * index + 3], fill: colour + "30" });
@@ -35,7 +35,7 @@ function showRuns(runs, keys) {
   head.replaceChildren();
   body.replaceChildren();
   const top = head.insertRow();
-  for (const name of ["run", "last return", "± of its episodes", "at steps", ...keys]) cell(top, name, "th").scope = "col";
+  for (const name of ["run", "last return", "± (episodes)", "at steps", ...keys]) cell(top, name, "th").scope = "col";
   for (const run of runs) {
     const row = body.insertRow();
     row.dataset.run = run.name;

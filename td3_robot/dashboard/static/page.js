@@ -49,15 +49,9 @@ async function loadMetrics() {
     }
 }
 
-function showTiles(figures) {
-  const tiles = [["environment steps", figures.env_steps], ["updates", figures.updates], ["steps/s", figures.steps_per_s], ["updates/s", figures.updates_per_s],
-    ["replay ratio", figures.replay_ratio], ["age of weights (updates)", figures.staleness_updates], ["return of training", figures.return_mean]];
-  $("tiles").replaceChildren(...tiles.map(([name, value]) => {
-    const tile = document.createElement("div");
-    cell(tile, name, "dt");
-    cell(tile, number(value), "dd");
-    return tile;
-  }));
+function showFigures(figures) {
+  showTiles($("tiles"), [["environment steps", figures.env_steps], ["updates", figures.updates], ["steps/s", figures.steps_per_s], ["updates/s", figures.updates_per_s],
+    ["replay ratio", figures.replay_ratio], ["age of weights (updates)", figures.staleness_updates], ["return of training", figures.return_mean]]);
 }
 
 function showHistory() {
@@ -67,28 +61,56 @@ function showHistory() {
   staleness.set(["age"], [times, column("staleness_updates")]);
 }
 
+// A small histogram of the times between the messages of a node.
+function bars(counts) {
+  const all = counts.reduce((sum, count) => sum + count, 0), most = Math.max(...counts), place = document.createElement("span");
+  if (!all) return "–";
+  const shares = counts.map((count, index) => (count ? `${binName(index)}: ${number((100 * count) / all, 3)} %` : "")).filter(Boolean);
+  place.className = "bars";
+  place.title = shares.join("\n");
+  place.setAttribute("role", "img");
+  place.setAttribute("aria-label", shares.join(", "));
+  for (const count of counts) place.appendChild(document.createElement("i")).style.height = `${(100 * count) / most}%`;
+  return place;
+}
+
+// The bin that holds the median.
+function medianBin(counts) {
+  const half = counts.reduce((sum, count) => sum + count, 0) / 2;
+  let seen = 0;
+  return half ? binName(counts.findIndex((count) => (seen += count) >= half)) : "";
+}
+
 const listed = (map) => Object.entries(map).map(([name, value]) => `${name} ${number(value)}`).join(", ");
 
-function showNodes(nodes, faults) {
+// Begun is the time at which the dashboard attached to the nodes, in seconds since 1970.
+function showNodes({ nodes, faults, begun }) {
   const body = $("nodes").tBodies[0];
   body.replaceChildren();
   for (const node of nodes) {
     const row = body.insertRow();
     row.dataset.node = node.name;
-    const name = cell(row, node.name + (node.role && node.role !== "node" ? ` (${node.role})` : ""), "th");
-    name.scope = "row";
+    cell(row, node.name + (["", "node", node.name].includes(node.role) ? "" : ` (${node.role})`), "th").scope = "row";
     const silent = node.age_s !== null && node.age_s > 3;
     const trouble = silent || ["fault", "failed"].includes(node.state);
     cell(row, (silent ? "silent, was " : "") + (node.state || "–") + (node.detail ? `: ${node.detail}` : ""), "td", trouble ? "bad" : "good");
     cell(row, number(node.rate_hz, 3));
+    if (node.pace) cell(row, "").append(bars(node.pace), ` ${medianBin(node.pace)}`);
+    else cell(row, "–");
     cell(row, node.age_s === null ? "–" : `${node.age_s.toFixed(1)} s ago`);
     cell(row, number(node.missing));
-    cell(row, listed(node.counters), "td", "long");
-    cell(row, listed(node.figures), "td", "long");
+    for (const made of row.cells) made.dataset.label = $("nodes").tHead.rows[0].cells[made.cellIndex].textContent;
+    for (const [label, values] of [["counters", node.counters], ["measurements", node.figures]]) {
+      if (!Object.keys(values).length) continue;
+      const more = body.insertRow();
+      more.className = "more";
+      cell(more, `${label}: ${listed(values)}`, "td", "long").colSpan = row.cells.length;
+    }
   }
   $("faults").replaceChildren(...(faults ?? []).map((fault) => {
     const item = document.createElement("li");
-    item.textContent = `${fault.what} (at ${fault.first_s} s, ${fault.count} times)`;
+    const first = fault.first_s === null ? "" : `, first at ${timeOfDay(begun + fault.first_s)}`;
+    item.textContent = `${fault.what} (${fault.count === 1 ? "once" : `${fault.count} times`}${first})`;
     return item;
   }));
 }
@@ -109,6 +131,7 @@ function showRobots(live) {
     return;
   }
   $("robot-facts").textContent = `action from: ${robot.origin}. Episode ${robot.episode}, step ${robot.episode_step}, ${robot.phase}. Reward ${number(robot.reward)}`;
+  $("undrawn").hidden = live.drawable.includes(robot.source);
   const drawn = live.drawn?.[keyOf(robot)];
   if (drawn) {
     $("body").hidden = false;
@@ -121,6 +144,7 @@ function showRobots(live) {
 
 function forgetChannels() {
   $("body").hidden = true;
+  body.forget();
   channelHistory = { times: [], rows: [] };
   selected = new Set();
   $("channels").tBodies[0].replaceChildren();
@@ -137,20 +161,11 @@ function showChannels(robot, spec, time) {
   if ([...body.rows].map((row) => row.dataset.channel).join("\n") !== names.join("\n")) {
     forgetChannels();
     if (!selected.size) names.slice(-robot.action.length).slice(0, 4).forEach((name) => selected.add(name));
-    all.forEach((channel, index) => {
-      const row = body.insertRow();
-      row.dataset.channel = names[index];
-      const box = document.createElement("input");
-      Object.assign(box, { type: "checkbox", checked: selected.has(names[index]) });
-      box.setAttribute("aria-label", `plot ${names[index]}`);
-      box.onchange = () => { box.checked ? selected.add(names[index]) : selected.delete(names[index]); drawChannels(names); };
-      cell(row, "").append(box);
-      cell(row, channel.name, "th").scope = "row";
-      [channel.kind, "", channel.unit, number(channel.low), number(channel.high)].forEach((text) => cell(row, text));
-    });
+    const texts = all.map(({ name, unit, kind, low, high }) => [name, "", unit, kind, number(low), number(high)]);
+    listChannels(body, names, selected, () => drawChannels(names), texts);
   }
   all.forEach((channel, index) => {
-    const shown = body.rows[index].cells[3];
+    const shown = body.rows[index].cells[2];
     shown.textContent = number(channel.value);
     shown.className = outside(channel) ? "bad" : "";
   });
@@ -177,12 +192,12 @@ function show(live) {
   $("problem").textContent = live.problem;
   if (live.figures && "env_steps" in live.figures) {
     $("training").hidden = false;
-    showTiles(live.figures);
+    showFigures(live.figures);
   }
   if (trend.at(-1)?.time !== live.point.time) trend.push(live.point); // the history may hold it already
   if (trend.length > about.history) trend.shift();
   showHistory();
-  showNodes(live.nodes, live.faults);
+  showNodes(live);
   showRobots(live);
   if (live.metrics !== metricsVersion) {
     metricsVersion = live.metrics;
@@ -205,6 +220,7 @@ function connect() {
   };
 }
 
+const WATCHING = "You can only watch. To stop or command the robots, open the address that td3-robot dashboard printed after “operate:”.";
 const QUESTIONS = {
   activate: "Activate? The policy then moves the robots.",
   load: "Load this policy? The robots use it from the next action on.",
@@ -223,7 +239,7 @@ async function act(verb) {
     if (!answer.ok) return tell(`${verb}: ${await answer.text()}`, false);
     const { done, text, state, confirmed } = await answer.json();
     const robots = confirmed.length ? `, confirmed by ${confirmed.join(", ")}` : "";
-    const server = state ? `; the policy server is ${state}` : "";
+    const server = state ? `; state of the policy server: ${state}` : "";
     tell(`${verb}: ${done ? "done" : `NOT done: ${text}`}${robots}${server} (${Math.round(performance.now() - begun)} ms)`, done);
   } catch (error) {
     tell(`${verb}: NO CONNECTION to td3-robot dashboard (${error.message}). Use the robot's own emergency stop.`, false);
@@ -234,12 +250,13 @@ function allowActions() {
   const operator = about.role === "operator";
   for (const button of document.querySelectorAll("[data-verb]")) {
     button.disabled = !operator;
+    button.title = operator ? "" : WATCHING;
     button.onclick = () => act(button.dataset.verb);
   }
   $("policy").disabled = !operator;
   $("why").textContent = operator
     ? "Commands go to the policy server and its robots. The emergency stop needs one click. It does not replace the robot's own emergency stop."
-    : "You can only watch. To stop or command the robots, open the address that td3-robot dashboard printed after “operate:”.";
+    : WATCHING;
 }
 
 async function start() {

@@ -64,18 +64,11 @@ function showFacts(report) {
     ["robot steps", Object.values(report.robot_steps).reduce((sum, count) => sum + count, 0)], ["episodes that ended", report.robot_steps.terminated + report.robot_steps.truncated],
     ["policies", versions.count], ["steps without an action in time", report.fallback_steps], ["steps under an operator", report.operator_steps],
     ["faults", report.faults.reduce((sum, fault) => sum + fault.count, 0)]];
-  $("facts").replaceChildren(...facts.map(([label, value]) => {
-    const tile = document.createElement("div");
-    tile.dataset.fact = label;
-    cell(tile, label, "dt");
-    cell(tile, number(value, 6), "dd");
-    return tile;
-  }));
-  const lines = report.damages.map((damage) => `Damaged at ${damage}`);
-  if (report.being_written) lines.unshift("A recorder is writing this file. Its last messages are not shown yet.");
-  $("damages").replaceChildren(...lines.map((line) => {
+  showTiles($("facts"), facts, 6);
+  $("written").hidden = !report.being_written;
+  $("damages").replaceChildren(...report.damages.map((damage) => {
     const item = document.createElement("li");
-    item.textContent = line;
+    item.textContent = `Damaged at ${damage}`;
     return item;
   }));
 }
@@ -98,7 +91,8 @@ function showEvents(report) {
   const left = report.events_left_out ? ` The page leaves out ${report.events_left_out} more.` : "";
   $("events-facts").textContent = (found.length ? `${found.length} events.` : "No events.") + left;
   const kinds = Object.keys(KINDS).filter((kind) => found.some((event) => event.kind === kind));
-  events.set(kinds, [found.map((event) => event.time_s), ...kinds.map((kind, row) => found.map((event) => (event.kind === kind ? row : null)))], { colours: kinds.map((kind) => KINDS[kind]) });
+  events.set(kinds, [found.map((event) => event.time_s), ...kinds.map((kind, row) => found.map((event) => (event.kind === kind ? row : null)))],
+    { colours: kinds.map((kind) => KINDS[kind]), range: [0, report.duration_s] });
   const body = $("events").tBodies[0];
   body.replaceChildren();
   for (const event of found) {
@@ -113,24 +107,17 @@ function showRobot({ robots, robot }) {
   $("robot").replaceChildren(...robots.map((one) => new Option(one, one)));
   shown = robot;
   const body = $("channels").tBodies[0];
-  body.replaceChildren();
-  $("robot-facts").textContent = robot ? `${robot.steps} Steps${robot.every > 1 ? `; the chart shows each ${robot.every}th` : ""}` : "The recording has no Step.";
+  $("robot-facts").textContent = robot ? `${number(robot.steps)} Steps.${robot.every > 1 ? ` The chart shows every ${robot.every}th Step.` : ""}` : "The recording has no Step.";
   $("robot").parentElement.hidden = !robot;
-  if (!robot) return channels.set([], [[]]);
+  if (!robot) {
+    body.replaceChildren();
+    return channels.set([], [[]]);
+  }
   $("robot").value = robot.name;
   const names = robot.channels.map((channel) => `${channel.kind}: ${channel.name}`);
   selected = new Set(names.filter((one) => selected.has(one)));
   if (!selected.size) names.slice(0, 4).forEach((one) => selected.add(one));
-  robot.channels.forEach((channel, index) => {
-    const row = body.insertRow(), box = document.createElement("input");
-    row.dataset.channel = names[index];
-    Object.assign(box, { type: "checkbox", checked: selected.has(names[index]) });
-    box.setAttribute("aria-label", `plot ${names[index]}`);
-    box.onchange = () => { box.checked ? selected.add(names[index]) : selected.delete(names[index]); drawChannels(); };
-    cell(row, "").append(box);
-    cell(row, channel.name, "th").scope = "row";
-    for (const text of [channel.kind, channel.unit]) cell(row, text);
-  });
+  listChannels(body, names, selected, drawChannels, robot.channels.map(({ name, kind, unit }) => [name, kind, unit]));
   drawChannels();
 }
 

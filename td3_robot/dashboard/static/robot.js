@@ -2,14 +2,20 @@
 "use strict";
 
 const AROUND = 0.45, ABOVE = 0.25; // rad
-const SHOWN = 3.2; // metres across the canvas
+const ROOM = 1.8; // height of the canvas, as a multiple of the robot's size
 
 class Robot {
   constructor(id, period) {
     this.canvas = $(id);
     this.period = period; // seconds between two deliveries of frames
     this.timers = [];
+    this.forget();
+  }
+
+  // Forgets the robot and its size, before another robot is drawn.
+  forget() {
     this.frame = null;
+    this.size = 0; // m; the largest distance so far of a part from the floor, or from the middle of the torso on the floor
   }
 
   // Shows the frames one after the other until the next frames come.
@@ -26,8 +32,12 @@ class Robot {
     const { canvas } = this, ratio = devicePixelRatio, style = getComputedStyle(document.body);
     canvas.width = canvas.clientWidth * ratio;
     canvas.height = canvas.clientHeight * ratio;
-    const pen = canvas.getContext("2d"), scale = Math.max(canvas.width / SHOWN / 2, canvas.height / SHOWN);
-    const [cx, cy] = [(frame[0] + frame[3]) / 2, (frame[1] + frame[4]) / 2]; // the middle of the torso
+    const pen = canvas.getContext("2d"), [cx, cy] = [(frame[0] + frame[3]) / 2, (frame[1] + frame[4]) / 2]; // the middle of the torso
+    for (let point = 0; point < frame.length; point += 3) {
+      const radius = this.radii[Math.floor(point / 6)];
+      this.size = Math.max(this.size, radius + Math.max(Math.abs(frame[point] - cx), Math.abs(frame[point + 1] - cy), frame[point + 2]));
+    }
+    const scale = canvas.height / (ROOM * this.size);
     const place = (x, y, z) => {
       const ahead = x - cx, left = y - cy;
       const across = ahead * Math.cos(AROUND) - left * Math.sin(AROUND), depth = ahead * Math.sin(AROUND) + left * Math.cos(AROUND);
@@ -42,9 +52,9 @@ class Robot {
       pen.stroke();
     };
     pen.lineCap = "round";
-    const grid = style.getPropertyValue("--line");
-    for (let x = Math.floor(cx) - 4; x <= cx + 5; x += 0.5) line(place(x, cy - 2, 0), place(x, cy + 2, 0), ratio * (Number.isInteger(x) ? 2 : 1), grid);
-    for (let y = Math.ceil(cy) - 2; y <= cy + 2; y += 1) line(place(cx - 5, y, 0), place(cx + 5, y, 0), ratio, grid);
+    const grid = style.getPropertyValue("--line"), reach = Math.ceil(canvas.width / scale / 2) + 1;
+    for (let x = Math.floor(cx) - reach; x <= cx + reach; x += 0.5) line(place(x, cy - 2, 0), place(x, cy + 2, 0), ratio * (Number.isInteger(x) ? 2 : 1), grid);
+    for (let y = Math.ceil(cy) - 2; y <= cy + 2; y += 1) line(place(cx - reach, y, 0), place(cx + reach, y, 0), ratio, grid);
     const parts = this.radii.map((radius, part) => {
       const from = place(...frame.slice(6 * part, 6 * part + 3)), to = place(...frame.slice(6 * part + 3, 6 * part + 6));
       return { from, to, radius, depth: (from[2] + to[2]) / 2 };
