@@ -69,11 +69,19 @@ class Load(NamedTuple):
 
 
 class _Moment(NamedTuple):
-    """State of the learner's process when one of its reports arrives. Processor times are in s."""
+    """State of the learner's process when one of its reports arrives.
+
+    Attributes:
+        main, io, all: processor time (s) of the main thread, of the threads for input and output, and of all threads.
+        kept_waiting: time (s) during which the main thread waited for a core that another process used.
+        slices: number of times that the main thread got a core.
+    """
 
     time: float
     status: Status
     main: float
+    kept_waiting: float
+    slices: int
     io: float
     all: float
 
@@ -159,10 +167,14 @@ class _Bench:
     def ray(self) -> dict[str, Any]:
         """Two sources with 16 robots beside programs of Ray that carry the same transitions."""
         others, missing = scale_ray.contestants(self._steps, sources=2, robots=16, seconds=self._seconds)
-        contestants = dict(others)
         with scale_ray.running(), self._learner(_INTAKE) as learner:
-            contestants["td3-robot"] = partial(self._measure, learner, Load(2, 16))
-            turns = harness.take_turns(contestants, self._rounds)
+
+            def ours() -> dict[str, float]:
+                figures = self._measure(learner, Load(2, 16))
+                whole = {"family_us": figures["all_us"] + figures["source_us"]}
+                return {name: figures[name] for name in ("steps_per_s", "all_us")} | whole
+
+            turns = harness.take_turns({"td3-robot": ours, **others}, self._rounds)
         return {"rows": {name: _medians(rounds) for name, rounds in turns.items()}, "not_measured": missing}
 
     def _cells(self, loads: list[Load], settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -213,7 +225,7 @@ class _Bench:
         replayed = ["--robots", str(load.robots), "--rate", str(load.rate), "--steps", str(self._steps)]
         with contextlib.ExitStack() as stack:
             servers = stack.enter_context(_process("policies", *words, str(load.servers))) if load.servers else None
-            begin = _moment(learner)
+            begin = _settled(learner)
             sources = stack.enter_context(_process("sources", *words, str(load.sources), *replayed))
             _next_status(learner.bus, lambda status: status.counters.get("steps", 0) - begin.steps >= 20 * load.sources)
             time.sleep(_WARM_UP)
@@ -286,15 +298,25 @@ def _next_status(bus: Bus, wanted: Callable[[Status], bool]) -> Status:
 def _moment(learner: _Learner) -> _Moment:
     """Return the next report of the learner, with the processor times of its threads at this moment."""
     status = _next_status(learner.bus, lambda _: True)
-    main = io = total = 0.0
+    main = kept_waiting = io = total = 0.0
+    slices = 0
     for task in Path(f"/proc/{learner.process}/task").iterdir():
         with contextlib.suppress(OSError):  # the thread has ended
-            seconds = int((task / "schedstat").read_text().split()[0]) / 1e9
-            name = (task / "comm").read_text()
+            ran, waited, times = map(int, (task / "schedstat").read_text().split())
+            name, seconds = (task / "comm").read_text(), ran / 1e9
             total += seconds
-            main += seconds * (task.name == str(learner.process))
+            if task.name == str(learner.process):
+                main, kept_waiting, slices = seconds, waited / 1e9, times
             io += seconds * name.startswith("ZMQbg/IO")
-    return _Moment(time.monotonic(), status, main, io, total)
+    return _Moment(time.monotonic(), status, main, kept_waiting, slices, io, total)
+
+
+def _settled(learner: _Learner) -> _Moment:
+    """Wait until the learner has taken all Steps of earlier sources."""
+    before, after = _moment(learner), _moment(learner)
+    while after.steps > before.steps:
+        before, after = after, _moment(learner)
+    return after
 
 
 def _figures(before: _Moment, after: _Moment) -> dict[str, float]:
@@ -306,6 +328,8 @@ def _figures(before: _Moment, after: _Moment) -> dict[str, float]:
         "transitions_per_s": transitions / passed,
         "turns_per_step": turns / steps,
         "missed": after.status.counters["missed"] - before.status.counters["missed"],
+        "kept_waiting": (after.kept_waiting - before.kept_waiting) / passed,
+        "slice_ms": (after.main - before.main) / max(after.slices - before.slices, 1) * 1e3,
         "main_us": (after.main - before.main) / steps * 1e6,
         "io_us": (after.io - before.io) / steps * 1e6,
         "all_us": (after.all - before.all) / steps * 1e6,

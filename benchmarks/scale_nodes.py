@@ -36,7 +36,7 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ClientLink
 
-_LOOK = 0.002  # seconds between two looks for Throttles while Steps are due
+_LOOK = 0.01  # seconds between two looks for Throttles while Steps are due
 _BURST = 8  # Steps that a source sends at full speed before the next source has its turn
 _TCP_BYTES = struct.Struct("=120xQQ")  # tcpi_bytes_acked and tcpi_bytes_received of struct tcp_info
 
@@ -79,6 +79,8 @@ class _Clients:
     """
 
     def __init__(self, options: argparse.Namespace, role: str, accepts: Any, **hello: Any) -> None:
+        self.stopped = False
+        signal.signal(signal.SIGTERM, self._stop)
         run = RunFolder.open(options.run)
         config = run.config()
         self.bus = Bus(keys=open_keys(config.endpoints.keys))
@@ -95,8 +97,6 @@ class _Clients:
                 **hello,
             )
             self.bus.connect(endpoint, ClientLink(link, greeting, accepts))
-        self.stopped = False
-        signal.signal(signal.SIGTERM, self._stop)
 
     def _stop(self, *_: object) -> None:
         self.stopped = True

@@ -160,7 +160,7 @@ def resumed_run(
 
 
 def _on_cluster(config: Config) -> Config:
-    """Return the configuration with the number of simulators on a cluster.
+    """Return the configuration with the highest number of simulators on a cluster.
 
     Raises:
         ConfigError: the configuration cannot train on a cluster.
@@ -170,7 +170,7 @@ def _on_cluster(config: Config) -> Config:
     for key in (*LINKS, "keys"):
         if value := getattr(config.endpoints, key):
             raise ConfigError(f"endpoints.{key} is {value!r}; with --cluster it must be null: each run makes its own")
-    return replace(config, simulators=config.cluster.simulators or config.simulators)
+    return replace(config, simulators=config.cluster.range(config.simulators)[1])
 
 
 def _check_steps(run: RunFolder, total: int, what: str) -> None:
