@@ -5,7 +5,8 @@
 
 The simulators replay recorded Steps of a walking robot: they compute no physics. The learner is the real process. All
 links are TCP connections with keys, as on a cluster. The results go to FILE, which is by default
-benchmarks/results/scale/scale.json. A run with ``--only`` keeps the other parts of the file. ``--report`` writes them into docs/explanation/scale.md.
+benchmarks/results/scale/scale.json. A run with ``--only`` keeps the other parts of the file. ``--report`` writes them
+into docs/explanation/scale.md.
 """
 
 from __future__ import annotations

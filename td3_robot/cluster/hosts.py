@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shlex
 import shutil
 import signal
 import socket
@@ -80,6 +81,8 @@ class RayHosts:
             self._find_hosts()
             resources.callback(self._end)
             self._where[LEARNER] = self._host_for_learner()
+            words = shlex.join(["td3-robot", "train", "--resume", str(self._run.path), "--cluster", self._address])
+            self._say(f"if Ray's head dies, the run ends with everything learned saved; to continue it: {words}")
             self._resources = resources.pop_all()
         return self
 
