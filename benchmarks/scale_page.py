@@ -168,8 +168,13 @@ def _thousand(report: Report) -> Iterator[str]:
     )
     yield ""
     yield (
+        f"A link with 1 Gbit/s carries {1e9 / 8 / _weights_bytes(report):.0f} sets of weights per second, and all other "
+        "traffic comes on top."
+    )
+    yield ""
+    yield (
         f"If the robots are simulated, they need {60_000 * report['costs']['simulator_us'] / 1e6:.0f} cores "
-        f"({report['costs']['simulator_us']:.0f} µs for a step of {report['machine'].get('task', 'Walker2D')}). A "
+        f"({report['costs']['simulator_us']:.0f} µs for a step of Walker2D). A "
         f"recorder needs {recording['1']['recorder_us']:.0f} µs for a Step of one robot and "
         f"{recording['64']['recorder_us']:.0f} µs for a Step of 64."
     )

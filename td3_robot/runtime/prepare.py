@@ -70,6 +70,8 @@ def new_run(
     Raises:
         UsageError, ConfigError, BundleError, …: a check failed; nothing was written.
     """
+    if out and re.match(r"\w+:/", str(out)):
+        raise UsageError(f"--out is {str(out)!r}, which is a URL; it must be a folder: mount this storage first")
     if source is None:
         wanted = configuration.parse({}, overrides, "the default configuration", flags)
     else:
