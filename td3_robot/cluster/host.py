@@ -13,8 +13,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from td3_robot.cluster.agent import Agent, Report
-from td3_robot.runtime.hosts import Running, Start
+from td3_robot.cluster.agent import Agent, Program, Report
+from td3_robot.runtime.hosts import Running
 
 ANSWER = 60.0
 """Seconds within which a host answers."""
@@ -70,11 +70,16 @@ class Host:
             self.agent = actor.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=where).remote()
             self.folder = self.ask("folder")
 
-    def start(self, start: Start, run: str) -> Running:
+    def start(self, start: Program, run: str) -> Running:
         self._take(wait=True)  # a report from before the start does not count
         self.ask("start", start, run)
         self._codes[start.name], self._logs[start.name] = None, start.log
         return _Remote(self, start.name)
+
+    @property
+    def running(self) -> int:
+        """Number of processes that run."""
+        return sum(code is None for code in self._codes.values())
 
     def code(self, name: str) -> int | None:
         """Return the exit code of a process; None while it runs."""

@@ -73,7 +73,7 @@ class RayHosts:
         with contextlib.ExitStack() as resources:
             resources.enter_context(self._here)
             resources.callback(ray.shutdown)
-            _connect(self._address)
+            connect(self._address)
             resources.callback(self._remove_keys)
             self._remove_keys()  # a killed supervisor has left its keys
             self._keys.create("run")
@@ -108,17 +108,17 @@ class RayHosts:
         """
         addresses = self._config.cluster.addresses
         marker = self._keys.public_file
-        probe: Any = ray.remote(_probe)
+        asking: Any = ray.remote(probe)
         for node in ray.nodes():
             if not node["Alive"] or node["NodeID"] in self._hosts:
                 continue
             has, shown = node["Resources"], node["NodeManagerAddress"]
             where, address = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False), addresses.get(shown, shown)
-            asked = probe.options(num_cpus=0, scheduling_strategy=where)
+            asked = asking.options(num_cpus=0, scheduling_strategy=where)
             try:
                 version, sees = ray.get(asked.remote(str(marker), marker.read_text()), timeout=ANSWER)
             except RayTaskError as error:  # for example, this program is not installed there
-                raise NodeError(f"host {address} of the cluster: {_first_line(error)}") from None
+                raise NodeError(f"host {address} of the cluster: {first_line(error)}") from None
             except LOST:  # Ray has not yet noticed that the host died
                 self._say(f"host {address} of the cluster does not answer; the run does not use it")
                 continue
@@ -147,7 +147,7 @@ class RayHosts:
                 f"host {host.address} of the cluster has not {cpus:g} free cores: other jobs of the cluster use them"
             ) from None
         except RayError as error:
-            raise NodeError(f"host {host.address} of the cluster: {_first_line(error)}") from None
+            raise NodeError(f"host {host.address} of the cluster: {first_line(error)}") from None
 
     def place(self, processes: Sequence[Process]) -> list[Process]:
         """Return the processes, with one policy server for each host that gets simulators."""
@@ -302,7 +302,7 @@ def share(count: int, hosts: Sequence[Host], each: float) -> Iterable[Host]:
         yield host
 
 
-def _probe(file: str, content: str) -> tuple[str, bool]:
+def probe(file: str, content: str) -> tuple[str, bool]:
     """Return the version of this program on a host, and whether the host reads the run folder."""
     return __version__, Agent.sees(file, content)
 
@@ -324,7 +324,7 @@ def check_address(address: str) -> None:
         raise UsageError(f"--cluster is {address!r}: nothing answers there ({error.strerror or error})") from None
 
 
-def _connect(address: str) -> None:
+def connect(address: str) -> None:
     """Connect to the cluster.
 
     Raises:
@@ -334,10 +334,10 @@ def _connect(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises many types: ConnectionError, ValueError, RuntimeError, …
         advice = "start one on this machine: ray start --head, or ray start --address HEAD:PORT"
-        raise NodeError(f"--cluster is {address!r}: {_first_line(error)}; {advice}") from None
+        raise NodeError(f"--cluster is {address!r}: {first_line(error)}; {advice}") from None
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return what an error says in one line: the cause of an error on another host, else the first line."""
     cause = getattr(error, "cause", None) or error
     lines = [line for line in str(cause).splitlines() if line.strip()]

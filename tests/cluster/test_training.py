@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import signal
@@ -141,3 +142,22 @@ def test_the_death_of_the_head_leaves_a_run_that_can_be_continued(
     assert run.finish() != 0
     poll_until(lambda: not [it for it in cluster.left_behind() if "--incarnation" in it], cluster.left_behind.__str__)
     assert list((tmp_path / "run" / "checkpoint").glob("checkpoint-*.safetensors"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [("2", "2")], indirect=True)
+def test_a_sweep_uses_the_hosts_of_a_cluster(command: Callable[..., Command], cluster: Cluster, tmp_path: Path) -> None:
+    """Each of the two hosts has room for one training. The second sweep continues with the runs that are missing."""
+    sets = ("network.hidden=[8]", "learner.batch_size=16", "learner.learning_starts=100", "evaluation.every=200")
+    words = [word for item in (*sets, "evaluation.episodes=1", "learner.compile=false") for word in ("--set", item)]
+    arguments = ("sweep", "pendulum", "--steps", "400", "--out", "s", "--cluster", cluster.address, *words)
+    first = command(*arguments, "--seeds", "0..1", environment=cluster.environment)
+    assert first.finish() == 0, first.output()
+    second = command(*arguments, "--seeds", "0..2", environment=cluster.environment)
+    assert second.finish() == 0, second.output()
+    assert "2 of 3 runs are finished already" in second.output()
+    with (tmp_path / "s" / "sweep.csv").open() as file:
+        assert [row["run"] for row in csv.DictReader(file)] == ["seed0", "seed1", "seed2"]
+    assert (tmp_path / "s" / "sweep.png").exists()
+    assert "final policy: mean return" in (tmp_path / "s" / "seed2.log").read_text()
+    poll_until(lambda: not cluster.left_behind(), lambda: f"left behind: {cluster.left_behind()}")
