@@ -15,18 +15,23 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from td3_robot.config import loading as configuration
 from td3_robot.errors import EXIT_GOOD, UsageError, exit_code_of
 from td3_robot.runtime import metrics
 from td3_robot.runtime.arguments import Parser, integer
+from td3_robot.runtime.hosts import Running
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util.machine import available_cores
+
+if TYPE_CHECKING:
+    from td3_robot.cluster.sweep_hosts import SweepHosts
 
 _EXAMPLES = """examples:
   td3-robot sweep pendulum --seeds 0..4
   td3-robot sweep walker2d_fast --seeds 0..9 --vary learner.learning_rate=3e-4,7e-4 --out runs/rates
+  td3-robot sweep ant --seeds 0..9 --cluster auto --out /shared/runs/ant
   td3-robot sweep pendulum --seeds 1,5 --vary network.hidden=[64,64],[256,256] --vary learner.n_step=1,3
 
 The same command again continues a stopped sweep. It skips finished runs.
@@ -57,9 +62,19 @@ def main(arguments: Sequence[str]) -> int:
         configuration.load(options.config, _overrides(options, training))
     out: Path = options.out or Path("runs") / f"{Path(options.config).stem}-sweep"
     out.mkdir(parents=True, exist_ok=True)
-    failed = _train_all(trainings, options, out)
+    with contextlib.ExitStack() as stack:
+        hosts = None
+        if options.cluster:
+            from td3_robot.cluster.sweep_hosts import SweepHosts  # only a sweep on a cluster needs Ray
+
+            hosts = stack.enter_context(SweepHosts(options.cluster, out))
+        failed = _train_all(trainings, options, out, hosts)
     _report([training for training in trainings if final_of(out / training.name)], options, out)
     return 1 if failed else EXIT_GOOD
+
+
+def _slots_here() -> int:
+    return max(1, available_cores() // 2)
 
 
 def _parser() -> Parser:
@@ -86,9 +101,13 @@ def _parser() -> Parser:
     parser.add_argument(
         "--at-once",
         type=integer(1),
-        default=max(1, available_cores() // 2),
         metavar="N",
-        help="runs at a time (default: one for two cores, here %(default)s)",
+        help=f"runs at a time (default: one for two cores, on this machine {_slots_here()})",
+    )
+    parser.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="train on the hosts of a Ray cluster: auto, or HOST:PORT; all hosts must see the folder of the runs",
     )
     return parser
 
@@ -134,18 +153,18 @@ def _overrides(options: argparse.Namespace, training: Training) -> list[str]:
     return [*options.overrides, *values, f"seed={training.seed}", *steps]
 
 
-def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: Path) -> bool:
+def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: Path, hosts: SweepHosts | None) -> bool:
     """Train all unfinished runs, and print a line when each one ends. Return whether a run failed."""
     waiting = [training for training in trainings if not final_of(out / training.name)]
     done, failed = len(trainings) - len(waiting), False
     if done:
         print(f"{done} of {len(trainings)} runs are finished already", flush=True)
-    running: dict[Training, subprocess.Popen[bytes]] = {}
+    running: dict[Training, Running] = {}
     with _caught_signals() as caught:
         while (waiting or running) and not caught:
-            while waiting and len(running) < options.at_once:
+            while waiting and len(running) < (options.at_once or (hosts.slots if hosts else _slots_here())):
                 training = waiting.pop(0)
-                running[training] = _start(training, options, out)
+                running[training] = _start(training, options, out, hosts)
             time.sleep(_PERIOD)
             for training, process in list(running.items()):
                 if (code := process.poll()) is None:
@@ -179,18 +198,27 @@ def _caught_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _start(training: Training, options: argparse.Namespace, out: Path) -> subprocess.Popen[bytes]:
-    run = RunFolder(out / training.name)
-    words = ["--resume", str(run.path)] if run.config_file.exists() else [options.config, "--out", str(run.path)]
-    sets = [word for override in _overrides(options, training) for word in ("--set", override)]
-    with open(f"{run.path}.log", "ab") as log:
+def _start(training: Training, options: argparse.Namespace, out: Path, hosts: SweepHosts | None) -> Running:
+    run = RunFolder((out / training.name).resolve())
+    words = ["--resume", str(run.path)] if run.config_file.exists() else [_config(options), "--out", str(run.path)]
+    words += [word for override in _overrides(options, training) for word in ("--set", override)]
+    log = Path(f"{run.path}.log")
+    if hosts:
+        return hosts.start(training.name, words, log)
+    with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "td3_robot", "train", *words, *sets],
+            [sys.executable, "-m", "td3_robot", "train", *words],
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches only the sweep, which forwards it once
         )
+
+
+def _config(options: argparse.Namespace) -> str:
+    """Return the name of a shipped configuration, or the whole path of a file."""
+    file = Path(options.config)
+    return str(file.resolve()) if file.exists() else str(options.config)
 
 
 def final_of(folder: Path) -> dict[str, Any] | None:

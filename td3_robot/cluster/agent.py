@@ -12,9 +12,9 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from td3_robot.runtime.hosts import Lifeline, Start
+from td3_robot.runtime.hosts import Lifeline
 from td3_robot.transport import endpoints
 from td3_robot.util import files
 
@@ -32,6 +32,22 @@ print(process.wait(), flush=True)
 When an actor ends, Ray kills its children. It does not kill their children, so a learner can save its checkpoint.
 """
 _KILLED = -int(signal.SIGKILL)
+
+
+class Program(Protocol):
+    """A program to start. :class:`~td3_robot.runtime.hosts.Start` is one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def environment(self) -> Mapping[str, str]: ...
+
+    @property
+    def log(self) -> Path: ...
+
+    def command(self, run: str) -> list[str]:
+        """Return the command line; ``run`` is a folder on the host."""
 
 
 class Report(NamedTuple):
@@ -78,7 +94,7 @@ class Agent:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             files.write_atomically(path, content, 0o600)
 
-    def start(self, start: Start, run: str) -> None:
+    def start(self, start: Program, run: str) -> None:
         """Start a process.
 
         Args:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shlex
 import shutil
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -23,10 +23,11 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from td3_robot.cluster.agent import Agent, Report
+from td3_robot.cluster.agent import Agent
+from td3_robot.cluster.host import ANSWER, LOST, Host
 from td3_robot.config.schema import Config
 from td3_robot.errors import NodeError, UsageError
-from td3_robot.runtime.hosts import Running, Start, ThisMachine
+from td3_robot.runtime.hosts import NoRoomError, Running, Start, ThisMachine
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import LISTENERS
@@ -35,114 +36,8 @@ from td3_robot.util.version import __version__
 
 LEARNER, POLICY, SIMULATOR = "learner", "policy", "sim"
 """Names of processes in the launch description. All other processes run beside the supervisor."""
-_ANSWER = 60.0  # seconds within which a host answers
 _CONNECT = 5.0  # seconds within which the head of the cluster accepts a connection
-_PERIOD = 0.1  # seconds between two reports of a host
-_KILLED = -int(signal.SIGKILL)
-_LOST = (RayError, GetTimeoutError)
-
-
-@dataclass
-class Host:
-    """One host of the cluster, with the agent that starts its processes.
-
-    Attributes:
-        node: number of the host in Ray.
-        address: the address at which other hosts reach this host.
-        cpus, gpus: how many the host has.
-        sees_run: whether the host can read the run folder.
-        lost: whether the host, or its agent, has died.
-    """
-
-    node: str
-    address: str
-    cpus: float
-    gpus: float
-    sees_run: bool
-    lost: bool = False
-    simulators: int = 0
-    agent: Any = None
-    folder: str = ""
-    _codes: dict[str, int | None] = field(default_factory=dict)
-    _logs: dict[str, Path] = field(default_factory=dict)
-    _asked: Any = None
-    _asked_at: float = float("-inf")
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the agent and return its result.
-
-        Raises:
-            RayError: the host has died, or does not answer.
-        """
-        try:
-            return ray.get(getattr(self.agent, method).remote(*arguments), timeout=_ANSWER)
-        except _LOST:
-            self.lost = True
-            raise
-
-    def begin(self, cpus: float, gpus: float) -> None:
-        """Start the agent, and reserve cores and GPUs for its processes."""
-        if self.agent is None:
-            actor: Any = ray.remote(Agent)
-            where = NodeAffinitySchedulingStrategy(self.node, soft=False)
-            self.agent = actor.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=where).remote()
-            self.folder = self.ask("folder")
-
-    def start(self, start: Start, run: str) -> Running:
-        self._take(wait=True)  # a report from before the start does not count
-        self.ask("start", start, run)
-        self._codes[start.name], self._logs[start.name] = None, start.log
-        return _Remote(self, start.name)
-
-    def code(self, name: str) -> int | None:
-        """Return the exit code of a process; None while it runs."""
-        self._take()
-        if self.lost and self._codes[name] is None:
-            self._codes[name] = _KILLED
-        return self._codes[name]
-
-    def send_signal(self, name: str, number: int) -> None:
-        if self.lost:
-            raise ProcessLookupError
-        self.agent.send_signal.remote(name, int(number))
-
-    def _take(self, *, wait: bool = False) -> None:
-        """Take the newest reports if they have come, and ask for the next ones."""
-        if self.lost:
-            return
-        if self._asked is not None and (wait or ray.wait([self._asked], timeout=0)[0]):
-            asked, self._asked = self._asked, None
-            try:
-                reports: Mapping[str, Report] = ray.get(asked, timeout=_ANSWER)
-            except _LOST:
-                self.lost = True
-                return
-            for name, report in reports.items():
-                self._codes[name] = report.code
-                with self._logs[name].open("ab") as log:
-                    log.write(report.output)
-        now = time.monotonic()
-        if not wait and self._asked is None and now - self._asked_at >= _PERIOD:
-            self._asked, self._asked_at = self.agent.reports.remote(), now
-
-
-@dataclass(frozen=True)
-class _Remote:
-    """A process on another host."""
-
-    host: Host
-    name: str
-
-    def poll(self) -> int | None:
-        return self.host.code(self.name)
-
-    def wait(self) -> int:
-        while (code := self.poll()) is None:
-            time.sleep(_PERIOD)
-        return code
-
-    def send_signal(self, sig: int) -> None:
-        self.host.send_signal(self.name, sig)
+_LOOK = 5.0  # seconds between two looks for hosts that have joined
 
 
 class RayHosts:
@@ -166,13 +61,19 @@ class RayHosts:
         self._where: dict[str, Host] = {}  # by name of the learner or of a policy server
         self._policy_of: dict[str, str] = {}  # policy server of each simulator and policy server
         self._endpoints: dict[str, str] = {}
+        self._least, _ = config.cluster.range(config.simulators)
+        self._policy: Process  # of the launch description
+        self._simulators: dict[str, Process] = {}  # by name
+        self._absent: list[Process] = []  # simulators for which the cluster has no room now
+        self._given_up: set[str] = set()  # policy servers whose host was lost, and whose simulators are absent
+        self._looked_at = 0.0
         self._keys = KeyFolder(run.path.resolve() / "keys")
 
     def __enter__(self) -> RayHosts:
         with contextlib.ExitStack() as resources:
             resources.enter_context(self._here)
             resources.callback(ray.shutdown)
-            _connect(self._address)
+            connect(self._address)
             resources.callback(self._remove_keys)
             self._remove_keys()  # a killed supervisor has left its keys
             self._keys.create("run")
@@ -180,6 +81,8 @@ class RayHosts:
             self._find_hosts()
             resources.callback(self._end)
             self._where[LEARNER] = self._host_for_learner()
+            words = shlex.join(["td3-robot", "train", "--resume", str(self._run.path), "--cluster", self._address])
+            self._say(f"if Ray's head dies, the run ends with everything learned saved; to continue it: {words}")
             self._resources = resources.pop_all()
         return self
 
@@ -189,7 +92,7 @@ class RayHosts:
     def _end(self) -> None:
         for host in self._hosts.values():
             if host.agent is not None and not host.lost:
-                with contextlib.suppress(*_LOST):
+                with contextlib.suppress(*LOST):
                     host.ask("close")
 
     def _remove_keys(self) -> None:
@@ -205,18 +108,18 @@ class RayHosts:
         """
         addresses = self._config.cluster.addresses
         marker = self._keys.public_file
-        probe: Any = ray.remote(_probe)
+        asking: Any = ray.remote(probe)
         for node in ray.nodes():
             if not node["Alive"] or node["NodeID"] in self._hosts:
                 continue
             has, shown = node["Resources"], node["NodeManagerAddress"]
             where, address = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False), addresses.get(shown, shown)
-            asked = probe.options(num_cpus=0, scheduling_strategy=where)
+            asked = asking.options(num_cpus=0, scheduling_strategy=where)
             try:
-                version, sees = ray.get(asked.remote(str(marker), marker.read_text()), timeout=_ANSWER)
+                version, sees = ray.get(asked.remote(str(marker), marker.read_text()), timeout=ANSWER)
             except RayTaskError as error:  # for example, this program is not installed there
-                raise NodeError(f"host {address} of the cluster: {_first_line(error)}") from None
-            except _LOST:  # Ray has not yet noticed that the host died
+                raise NodeError(f"host {address} of the cluster: {first_line(error)}") from None
+            except LOST:  # Ray has not yet noticed that the host died
                 self._say(f"host {address} of the cluster does not answer; the run does not use it")
                 continue
             if version != __version__:
@@ -244,33 +147,54 @@ class RayHosts:
                 f"host {host.address} of the cluster has not {cpus:g} free cores: other jobs of the cluster use them"
             ) from None
         except RayError as error:
-            raise NodeError(f"host {host.address} of the cluster: {_first_line(error)}") from None
+            raise NodeError(f"host {host.address} of the cluster: {first_line(error)}") from None
 
     def place(self, processes: Sequence[Process]) -> list[Process]:
         """Return the processes, with one policy server for each host that gets simulators."""
         simulators = [process for process in processes if process.name.startswith(f"{SIMULATOR}-")]
-        policy = next(process for process in processes if process.name == POLICY)
+        self._simulators = {process.name: process for process in simulators}
+        self._policy = next(process for process in processes if process.name == POLICY)
         others = [it for it in self._hosts.values() if it is not self._where[LEARNER]] or [self._where[LEARNER]]
-        each = self._config.cluster.simulator_cpus
-        if sum(host.cpus for host in others) < len(simulators) * each:
+        each, cpus = self._config.cluster.simulator_cpus, sum(host.cpus for host in others)
+        room = int(cpus / each) if each else len(simulators)
+        if room < self._least:
             raise NodeError(
-                f"the cluster has {sum(host.cpus for host in others):g} cores for simulators; {len(simulators)} "
-                f"simulators with cluster.simulator_cpus {each:g} need {len(simulators) * each:g}"
+                f"the cluster has {cpus:g} cores for simulators; {self._least} "
+                f"simulators with cluster.simulator_cpus {each:g} need {self._least * each:g}"
             )
-        for host in share(len(simulators), others, each):
-            host.simulators += 1
-        result = [process for process in processes if process.name != POLICY and process not in simulators]
+        present, self._absent = simulators[:room], simulators[room:]
+        result = [process for process in processes if process is not self._policy and process not in simulators]
+        shares = list(share(len(present), others, each))
         for host in others:
-            if not host.simulators:
-                continue
-            server = f"{POLICY}-{len(self._where) - 1}"
-            self._where[server] = host
-            self._begin(host, host.simulators * each)
-            mine, simulators = simulators[: host.simulators], simulators[host.simulators :]
-            self._policy_of |= dict.fromkeys([server, *(process.name for process in mine)], server)
-            result += [replace(policy, name=server), *mine]
-            self._say(f"host {host.address}: {server}, {len(mine)} simulators")
+            if count := shares.count(host):
+                result += self._place_on(host, present[:count])
+                present = present[count:]
         self._say(f"host {self._where[LEARNER].address}: learner")
+        return result
+
+    def _place_on(self, host: Host, simulators: Sequence[Process]) -> list[Process]:
+        """Give a host these simulators and a policy server. Return these processes."""
+        server = f"{POLICY}-{len(self._where) - 1}"
+        self._where[server] = host
+        host.simulators += len(simulators)
+        self._begin(host, host.simulators * self._config.cluster.simulator_cpus)
+        self._policy_of |= dict.fromkeys([server, *(process.name for process in simulators)], server)
+        self._say(f"host {host.address}: {server}, {len(simulators)} simulators")
+        return [replace(self._policy, name=server), *simulators]
+
+    def joined(self) -> Sequence[Process]:
+        """Return simulators, and their policy servers, for hosts that have joined and have room."""
+        now = time.monotonic()
+        if not self._absent or now - self._looked_at < _LOOK:
+            return ()
+        self._looked_at = now
+        self._find_hosts()
+        each, result = self._config.cluster.simulator_cpus, list[Process]()
+        for host in self._hosts.values():
+            if host.agent is None and not host.lost:
+                room = int(host.cpus / each) if each else len(self._absent)
+                mine, self._absent = self._absent[:room], self._absent[room:]
+                result += self._place_on(host, mine) if mine else []
         return result
 
     def endpoints(self) -> Mapping[str, str]:
@@ -291,16 +215,19 @@ class RayHosts:
 
         Raises:
             NodeError: no other host can run the process.
+            NoRoomError: no other host has room for the process, and the run has enough other simulators.
         """
         server = self._policy_of.get(start.name, start.name)
         if server not in self._where:
             self._local[start.name] = self._here.start(start)
             return self._local[start.name]
         while True:
-            if self._where[server].lost:
+            if self._where[server].lost and server not in self._given_up:
                 self._move(server)
+            if server in self._given_up:
+                raise NoRoomError
             host = self._where[server]
-            with contextlib.suppress(*_LOST):
+            with contextlib.suppress(*LOST):
                 if server == LEARNER:
                     return host.start(start, str(self._run.path.resolve()))
                 folder = f"{host.folder}/{server}"
@@ -329,17 +256,32 @@ class RayHosts:
             self._publish_learner()
             self._run.write_run(endpoints={**self._run.read_run().get("endpoints", {}), **self._endpoints})
             self._restart_others()
-        else:
-            alive = [host for host in self._hosts.values() if not host.lost]
-            if not alive:
-                raise NodeError("no host of the cluster is alive")
-            workers = [host for host in alive if host is not self._where[LEARNER]] or alive
-            each = self._config.cluster.simulator_cpus
-            host = next(iter(share(1, workers, each)))
-            self._begin(host, lost.simulators * each)
-            host.simulators += lost.simulators
-            self._where[server] = host
+        elif not self._move_simulators(server):
+            return
         self._say(f"host {lost.address} was lost; {server} continues on host {self._where[server].address}")
+
+    def _move_simulators(self, server: str) -> bool:
+        """Choose another host for a policy server and its simulators. Return False if the run continues without them.
+
+        Raises:
+            NodeError: no host is alive.
+        """
+        alive = [host for host in self._hosts.values() if not host.lost]
+        if not alive:
+            raise NodeError("no host of the cluster is alive")
+        workers = [host for host in alive if host is not self._where[LEARNER]] or alive
+        each = self._config.cluster.simulator_cpus
+        mine = [name for name, owner in self._policy_of.items() if owner == server and name in self._simulators]
+        host = next(iter(share(1, workers, each)))
+        present = len(self._simulators) - len(self._absent)
+        if host.cpus < (host.simulators + len(mine)) * each and present - len(mine) >= self._least:
+            self._given_up.add(server)
+            self._absent += [self._simulators[name] for name in mine]
+            return False
+        self._begin(host, len(mine) * each)
+        host.simulators += len(mine)
+        self._where[server] = host
+        return True
 
     def _restart_others(self) -> None:
         """End the processes that know only the old address of the learner. The supervisor starts them again."""
@@ -360,7 +302,7 @@ def share(count: int, hosts: Sequence[Host], each: float) -> Iterable[Host]:
         yield host
 
 
-def _probe(file: str, content: str) -> tuple[str, bool]:
+def probe(file: str, content: str) -> tuple[str, bool]:
     """Return the version of this program on a host, and whether the host reads the run folder."""
     return __version__, Agent.sees(file, content)
 
@@ -382,7 +324,7 @@ def check_address(address: str) -> None:
         raise UsageError(f"--cluster is {address!r}: nothing answers there ({error.strerror or error})") from None
 
 
-def _connect(address: str) -> None:
+def connect(address: str) -> None:
     """Connect to the cluster.
 
     Raises:
@@ -392,10 +334,10 @@ def _connect(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises many types: ConnectionError, ValueError, RuntimeError, …
         advice = "start one on this machine: ray start --head, or ray start --address HEAD:PORT"
-        raise NodeError(f"--cluster is {address!r}: {_first_line(error)}; {advice}") from None
+        raise NodeError(f"--cluster is {address!r}: {first_line(error)}; {advice}") from None
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return what an error says in one line: the cause of an error on another host, else the first line."""
     cause = getattr(error, "cause", None) or error
     lines = [line for line in str(cause).splitlines() if line.strip()]

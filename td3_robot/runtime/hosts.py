@@ -63,7 +63,18 @@ class Hosts(Protocol):
         """Return the endpoints of links that other hosts must reach, by link. All other links are private sockets."""
 
     def start(self, start: Start) -> Running:
-        """Start a process."""
+        """Start a process.
+
+        Raises:
+            NoRoomError: no host has room for the process, and the run continues without it.
+        """
+
+    def joined(self) -> Sequence[Process]:
+        """Return the processes to start on hosts that have joined since the last call."""
+
+
+class NoRoomError(Exception):
+    """The host of a process was lost, and no other host has room. The run continues without this process."""
 
 
 class Lifeline:
@@ -104,6 +115,9 @@ class ThisMachine:
 
     def endpoints(self) -> Mapping[str, str]:
         return {}
+
+    def joined(self) -> Sequence[Process]:
+        return ()
 
     def start(self, start: Start) -> Running:
         with start.log.open("ab") as output:

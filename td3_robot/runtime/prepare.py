@@ -63,6 +63,8 @@ def new_run(
         flags: command-line option or argument that sets a key, by the full name of the key, for errors.
         cluster: whether the run trains on a cluster.
     """
+    if out and re.match(r"\w+:/", str(out)):
+        raise UsageError(f"--out is {str(out)!r}, which is a URL; it must be a folder: mount this storage first")
     if source is None:
         wanted = configuration.parse({}, overrides, "the default configuration", flags)
     else:
@@ -154,13 +156,13 @@ def _sizes(task: str) -> tuple[int, int]:
 
 
 def _on_cluster(config: Config) -> Config:
-    """Set the number of simulators on a cluster. Raise ConfigError if the configuration cannot train there."""
+    """Set the highest number of simulators on a cluster. Raise ConfigError if the configuration cannot train there."""
     if config.timing == "lockstep":
         raise ConfigError("timing is 'lockstep', which trains on one machine only; with --cluster it must be free")
     for key in (*LINKS, "keys"):
         if value := getattr(config.endpoints, key):
             raise ConfigError(f"endpoints.{key} is {value!r}; with --cluster it must be null: each run makes its own")
-    return replace(config, simulators=config.cluster.simulators or config.simulators)
+    return replace(config, simulators=config.cluster.range(config.simulators)[1])
 
 
 def _check_steps(run: RunFolder, total: int, what: str) -> None:

@@ -52,7 +52,7 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
         _apply_settings(role, arguments.name, config, bus)
         node = Node(role, arguments.name, arguments.incarnation, folder, config, bus)
         _catch_signals(node)
-        _follow_lifeline()
+        follow_lifeline()
         _connect_listeners(node, bus)
         node.status(Figures("starting"))
         body(node)
@@ -142,7 +142,7 @@ def _catch_signals(node: Node) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # Ray blocks SIGINT in its processes and their children
 
 
-def _follow_lifeline() -> None:
+def follow_lifeline() -> None:
     """Stop this process when the supervisor ends for any reason. The kernel then closes the pipe and ends the wait."""
     descriptor = os.environ.get(LIFELINE)
     if descriptor is None:

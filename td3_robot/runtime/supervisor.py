@@ -19,7 +19,7 @@ from td3_robot.core_types import Peer
 from td3_robot.errors import EXIT_USAGE, NodeError, exit_code_of
 from td3_robot.messages import Status
 from td3_robot.runtime.child import STOPPED_CODES, Child, ChildState
-from td3_robot.runtime.hosts import Hosts, ThisMachine
+from td3_robot.runtime.hosts import Hosts, NoRoomError, ThisMachine
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import LINKS
@@ -100,8 +100,9 @@ class Supervisor:
         resources.callback(self._withdraw_endpoints)
         self.run.write_run(endpoints=addresses, sockets=str(sockets), starts=start, supervisor_pid=os.getpid())
         self.children = [Child(process, self.run, self._hosts) for process in self._hosts.place(self._processes)]
+        self._first = start * _STARTS
         for child in self.children:
-            child.incarnation = start * _STARTS
+            child.incarnation = self._first
         self.bus = Bus(keys=open_keys(self.run.config().endpoints.keys))
         resources.callback(self.bus.close)
         accepts = {"node": (Status,)}
@@ -134,6 +135,7 @@ class Supervisor:
             self._clock += min(now - last, _LONGEST_TURN)
             last = now
             self._reap()
+            self._add_joined()
             if any(child.state is ChildState.OVER and child.row.ends_run for child in self.children):
                 break
             for child in self.children:
@@ -156,6 +158,19 @@ class Supervisor:
     def restarts(self) -> dict[str, int]:
         """Name of each restarted process, mapped to its number of restarts."""
         return {child.name: len(child.deaths) for child in self.children if child.deaths}
+
+    def _add_joined(self) -> None:
+        """Start the processes for hosts that have joined."""
+        children = {child.name: child for child in self.children}
+        for process in self._hosts.joined():
+            child = children.get(process.name)
+            if child:  # it ended because its host was lost
+                child.prepare_restart()
+            else:
+                child = Child(process, self.run, self._hosts)
+                child.incarnation = self._first
+                self.children.append(child)
+            child.start(self._clock)
 
     def _reap(self) -> None:
         """Handle the processes that have ended."""
@@ -180,7 +195,11 @@ class Supervisor:
             reason = "" if code in STOPPED_CODES or code < 0 else f" ({child.last_log_line()})"
             self._say(f"{child.name} {what}{reason}; starting it again")
             child.prepare_restart()
-            child.start(self._clock)
+            try:
+                child.start(self._clock)
+            except NoRoomError:
+                child.state = ChildState.OVER
+                self._say(f"no host has room for {child.name}; the run continues without it")
         elif child.row.essential:
             rule = child.row.restart
             raise NodeError(

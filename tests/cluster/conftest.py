@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,11 @@ class Cluster:
         address: address of the head.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cores: Sequence[str]) -> None:
         self.folder = folder
         self.environment = {"TMPDIR": str(folder), "RAY_TMPDIR": str(folder), "XDG_RUNTIME_DIR": ""}
         self._process = subprocess.Popen(
-            [sys.executable, str(MACHINES), *CORES],
+            [sys.executable, str(MACHINES), *cores],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -49,8 +49,14 @@ class Cluster:
 
     def kill(self, number: int) -> None:
         """Kill all processes of a host at once."""
-        print(number, file=self._orders, flush=True)
+        print("kill", number, file=self._orders, flush=True)
         assert self._answers.readline() == "killed\n"
+
+    def add(self, cores: int) -> int:
+        """Add a host, and return its number."""
+        print("add", cores, file=self._orders, flush=True)
+        self._nodes.append(self._answers.readline().strip())
+        return len(self._nodes) - 1
 
     def host_of(self, name: str) -> int:
         """Return the number of the host on which a process of a training runs."""
@@ -83,10 +89,11 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster with the hosts of ``CORES``; a test may pass other hosts as an indirect parameter."""
     pytest.importorskip("ray")
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # Ray's socket paths do not fit below tmp_path
-    made = Cluster(folder)
+    made = Cluster(folder, getattr(request, "param", CORES))
     yield made
     made.close()
     shutil.rmtree(folder, ignore_errors=True)

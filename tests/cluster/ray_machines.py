@@ -1,25 +1,36 @@
 """A Ray cluster on this machine, as a program: ``python ray_machines.py CORES CORES …``, with the cores of each host.
 
-It prints the address of the head. A line ``N`` on standard input kills all processes of host N at once. The end of the
-input ends the cluster. All hosts have the same IP address.
+It prints the address of the head. A line ``kill N`` on standard input kills all processes of host N at once. A line
+``add CORES`` adds a host. The end of the input ends the cluster. All hosts have the same IP address.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 from ray.cluster_utils import Cluster
 
 
 def main() -> None:
     cluster = Cluster()
-    nodes = [cluster.add_node(num_cpus=int(cores), include_dashboard=False) for cores in sys.argv[1:]]
-    cluster.wait_for_nodes()
-    print(json.dumps({"address": cluster.address, "nodes": [node.node_id for node in nodes]}), flush=True)
+    nodes: list[Any] = []
+
+    def add(cores: str) -> str:
+        nodes.append(cluster.add_node(num_cpus=int(cores), include_dashboard=False))
+        cluster.wait_for_nodes()
+        return str(nodes[-1].node_id)
+
+    made = [add(cores) for cores in sys.argv[1:]]
+    print(json.dumps({"address": cluster.address, "nodes": made}), flush=True)
     for line in sys.stdin:
-        cluster.remove_node(nodes[int(line)], allow_graceful=False)
-        print("killed", flush=True)
+        order, argument = line.split()
+        if order == "add":
+            print(add(argument), flush=True)
+        else:
+            cluster.remove_node(nodes[int(argument)], allow_graceful=False)
+            print("killed", flush=True)
     cluster.shutdown()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from td3_robot.cli.main import main
 from td3_robot.config import loading as configuration
-from td3_robot.errors import ConfigError
+from td3_robot.errors import ConfigError, UsageError
 from td3_robot.runtime.prepare import new_run
 from tests.conftest import Command
 
@@ -40,6 +40,8 @@ def test_settings_that_do_not_fit_a_cluster_are_named(override: str, message: st
     [
         ("cluster.simulators=0", "cluster.simulators is 0; it must be a whole number >= 1"),
         ("cluster.simulators=65", "cluster.simulators is 65; it must be a whole number <= 64"),
+        ("cluster.simulators=[5, 2]", "cluster.simulators is [5, 2]; allowed: two numbers from 1 to 64, lower first"),
+        ("cluster.simulators=[0, 2]", "cluster.simulators is [0, 2]"),
         ("cluster.simulator_cpus=-1", "cluster.simulator_cpus is -1"),
         ("cluster.simulator=4", "cluster.simulator"),
     ],
@@ -48,6 +50,17 @@ def test_wrong_values_are_named(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         configuration.parse({}, [override])
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("null", 3), ("5", 5), ("[2, 7]", 7)])
+def test_a_run_on_a_cluster_has_the_highest_number_of_simulators(value: str, expected: int, tmp_path: Path) -> None:
+    overrides = [f"cluster.simulators={value}", "simulators=3"]
+    assert new_run("pendulum", overrides, tmp_path / "run", cluster=True).config.simulators == expected
+
+
+def test_a_url_is_no_run_folder() -> None:
+    with pytest.raises(UsageError, match="--out is 's3:/bucket/run', which is a URL; it must be a folder"):
+        new_run("pendulum", [], Path("s3://bucket/run"))
 
 
 @pytest.mark.parametrize(

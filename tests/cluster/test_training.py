@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import signal
@@ -101,3 +102,62 @@ def test_nothing_is_left_after_the_death_of_the_supervisor(
     again = train("evaluation.every=0", "total_steps=1500", options=("--resume", "run"))
     assert again.finish() == 0, again.output()
     nothing_is_left(cluster, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [("2", "4")], indirect=True)
+def test_simulators_join_with_a_host_and_leave_with_it(
+    train: Callable[..., Command], cluster: Cluster, tmp_path: Path
+) -> None:
+    """The learner runs on the host with 4 cores. So there is room for 2 simulators, and for 2 more on a third host."""
+    run = train("cluster.simulators=[1, 4]", "evaluation.every=0", "total_steps=1_000_000")
+    run.wait_for("^ready: .*policy-0.*sim-1$")
+    run.wait_for_steps(600)
+    added = cluster.add(2)
+    run.wait_for("^host .*: policy-1, 2 simulators")
+    poll_until(lambda: joined(tmp_path / "run") == 4, run.output)
+    assert cluster.host_of("sim-3") == added
+    cluster.kill(added)
+    run.wait_for("^no host has room for sim-3; the run continues without it")
+    run.wait_for_more_steps(500)
+    run.interrupt()
+    assert run.finish() == 130, run.output()
+    nothing_is_left(cluster, tmp_path / "run")
+
+
+def joined(run: Path) -> int:
+    """Return how many simulators have joined the learner."""
+    log = (run / "logs" / "learner.log").read_text()
+    return len(set(re.findall(r"simulator (sim-\d+) joined", log)))
+
+
+@pytest.mark.slow
+def test_the_death_of_the_head_leaves_a_run_that_can_be_continued(
+    train: Callable[..., Command], cluster: Cluster, tmp_path: Path
+) -> None:
+    run = train("evaluation.every=0", "total_steps=1_000_000")
+    run.wait_for_steps(1200)
+    assert f"td3-robot train --resume run --cluster {cluster.address}" in run.output()
+    cluster.kill(0)
+    assert run.finish() != 0
+    poll_until(lambda: not [it for it in cluster.left_behind() if "--incarnation" in it], cluster.left_behind.__str__)
+    assert list((tmp_path / "run" / "checkpoint").glob("checkpoint-*.safetensors"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [("2", "2")], indirect=True)
+def test_a_sweep_uses_the_hosts_of_a_cluster(command: Callable[..., Command], cluster: Cluster, tmp_path: Path) -> None:
+    """Each of the two hosts has room for one training. The second sweep continues with the runs that are missing."""
+    sets = ("network.hidden=[8]", "learner.batch_size=16", "learner.learning_starts=100", "evaluation.every=200")
+    words = [word for item in (*sets, "evaluation.episodes=1", "learner.compile=false") for word in ("--set", item)]
+    arguments = ("sweep", "pendulum", "--steps", "400", "--out", "s", "--cluster", cluster.address, *words)
+    first = command(*arguments, "--seeds", "0..1", environment=cluster.environment)
+    assert first.finish() == 0, first.output()
+    second = command(*arguments, "--seeds", "0..2", environment=cluster.environment)
+    assert second.finish() == 0, second.output()
+    assert "2 of 3 runs are finished already" in second.output()
+    with (tmp_path / "s" / "sweep.csv").open() as file:
+        assert [row["run"] for row in csv.DictReader(file)] == ["seed0", "seed1", "seed2"]
+    assert (tmp_path / "s" / "sweep.png").exists()
+    assert "final policy: mean return" in (tmp_path / "s" / "seed2.log").read_text()
+    poll_until(lambda: not cluster.left_behind(), lambda: f"left behind: {cluster.left_behind()}")

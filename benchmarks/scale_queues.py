@@ -1,0 +1,127 @@
+"""A simulation of the learner's queue: sources in real time, and one thread that takes their Steps in turns.
+
+The learner's main thread takes all waiting Steps in one turn. So a turn costs ``turn + turn_source · sources``, and
+each Step in it costs ``step + step_robot · robots``. On a shared machine, other processes interrupt the thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_DRAIN = 0.001  # seconds in which the learner reads Steps before a turn
+_READ = 0.5  # share of a Step's cost that is spent on reading it
+_IDLE = 0.05  # seconds that a learner without Steps waits
+
+
+class Costs(NamedTuple):
+    """Processor time of the learner's main thread, in s."""
+
+    turn: float
+    turn_source: float
+    step: float
+    step_robot: float
+
+    def of_turn(self, sources: int, robots: int, steps: int) -> float:
+        return self.turn + self.turn_source * sources + steps * (self.step + self.step_robot * robots)
+
+
+class Outcome(NamedTuple):
+    """Result of a simulation.
+
+    Attributes:
+        steps_per_s: Steps that the learner took.
+        busy: share of the time in which its thread computed.
+        turns_per_step: turns divided by Steps.
+        delay_ms: 99th percentile of the time from a Step's arrival to the end of its turn.
+        waiting: Steps that wait at the end.
+    """
+
+    steps_per_s: float
+    busy: float
+    turns_per_step: float
+    delay_ms: float
+    waiting: int
+
+
+def fit(cells: Sequence[Mapping[str, Any]]) -> Costs:
+    """Fit the costs to measured cells (least squares of the relative errors)."""
+    rows = np.array(
+        [(it["turns_per_step"], it["turns_per_step"] * it["sources"], 1.0, float(it["robots"])) for it in cells]
+    )
+    measured = np.array([it["main_us"] for it in cells])
+    weighted = rows / measured[:, None]
+    best, error = np.zeros(4), np.inf
+    for used in range(1, 16):  # no cost may be negative: try all subsets of the costs
+        columns = [index for index in range(4) if used >> index & 1]
+        found = np.linalg.lstsq(weighted[:, columns], np.ones(len(cells)), rcond=None)[0]
+        costs = np.zeros(4)
+        costs[columns] = found
+        missed = float(np.square(weighted @ costs - 1).sum())
+        if (found >= 0).all() and missed < error - 1e-12:
+            best, error = costs, missed
+    return Costs(*(best / 1e6).tolist())
+
+
+def simulate(
+    sources: int,
+    robots: int,
+    rate: float,
+    costs: Costs,
+    *,
+    seconds: float = 10.0,
+    share: float = 1.0,
+    run: float = 0.003,
+) -> Outcome:
+    """Simulate sources that each send a Step every 1/rate seconds.
+
+    Args:
+        share: share of the time in which the thread has a core when it wants one.
+        run: seconds for which the thread keeps a core when other processes wait for it.
+    """
+    rng = np.random.default_rng(0)
+    due = [float(start) for start in rng.uniform(0, 1 / rate, sources)]
+    heapq.heapify(due)
+    waiting: list[float] = []
+    delays: list[float] = []
+    now = busy = 0.0
+    turns, left = 0, run
+    most = max(1, int(_DRAIN / (_READ * (costs.step + costs.step_robot * robots))))
+    pause = run * (1 - share) / share
+
+    def arrive() -> None:
+        while due[0] <= now:
+            waiting.append(due[0])
+            heapq.heapreplace(due, due[0] + 1 / rate)
+
+    while now < seconds:
+        arrive()
+        if not waiting:
+            now = min(due[0], now + _IDLE)
+            arrive()
+            if share < 1:  # the thread has slept, so it first waits for a core
+                now += float(rng.exponential(pause))
+                arrive()
+        taken, waiting = waiting[:most], waiting[most:]
+        cost = costs.of_turn(sources, robots, len(taken))
+        busy, left, turns = busy + cost, left - cost, turns + 1
+        now += cost
+        while left < 0:
+            left, now = left + run, now + pause
+        delays += [now - arrived for arrived in taken]
+    taken_steps = max(len(delays), 1)
+    delay = float(np.percentile(delays, 99)) * 1e3 if delays else 0.0
+    return Outcome(len(delays) / now, busy / now, turns / taken_steps, delay, len(waiting))
+
+
+def most_sources(robots: int, rate: float, costs: Costs) -> int:
+    """Return how many sources the thread can serve: the most for which Steps do not pile up."""
+    low, high = 1, 8192
+    while high - low > max(1, low // 50):
+        middle = (low + high) // 2
+        outcome = simulate(middle, robots, rate, costs, seconds=2.0)
+        low, high = (middle, high) if outcome.steps_per_s >= 0.98 * middle * rate else (low, middle)
+    return low

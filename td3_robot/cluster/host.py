@@ -1,0 +1,132 @@
+"""One host of a Ray cluster, and the processes of a run on it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from td3_robot.cluster.agent import Agent, Program, Report
+from td3_robot.runtime.hosts import Running
+
+ANSWER = 60.0
+"""Seconds within which a host answers."""
+LOST = (RayError, GetTimeoutError)
+"""Errors of a call to a host that has died, or that does not answer."""
+_PERIOD = 0.1  # seconds between two reports of a host
+_KILLED = -int(signal.SIGKILL)
+
+
+@dataclass
+class Host:
+    """One host of the cluster, with the agent that starts its processes.
+
+    Attributes:
+        node: number of the host in Ray.
+        address: the address at which other hosts reach this host.
+        cpus, gpus: how many the host has.
+        sees_run: whether the host can read the run folder.
+        lost: whether the host, or its agent, has died.
+    """
+
+    node: str
+    address: str
+    cpus: float
+    gpus: float
+    sees_run: bool
+    lost: bool = False
+    simulators: int = 0
+    agent: Any = None
+    folder: str = ""
+    _codes: dict[str, int | None] = field(default_factory=dict)
+    _logs: dict[str, Path] = field(default_factory=dict)
+    _asked: Any = None
+    _asked_at: float = float("-inf")
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the agent and return its result.
+
+        Raises:
+            RayError: the host has died, or does not answer.
+        """
+        try:
+            return ray.get(getattr(self.agent, method).remote(*arguments), timeout=ANSWER)
+        except LOST:
+            self.lost = True
+            raise
+
+    def begin(self, cpus: float, gpus: float) -> None:
+        """Start the agent, and reserve cores and GPUs for its processes."""
+        if self.agent is None:
+            actor: Any = ray.remote(Agent)
+            where = NodeAffinitySchedulingStrategy(self.node, soft=False)
+            self.agent = actor.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=where).remote()
+            self.folder = self.ask("folder")
+
+    def start(self, start: Program, run: str) -> Running:
+        self._take(wait=True)  # a report from before the start does not count
+        self.ask("start", start, run)
+        self._codes[start.name], self._logs[start.name] = None, start.log
+        return _Remote(self, start.name)
+
+    @property
+    def running(self) -> int:
+        """Number of processes that run."""
+        return sum(code is None for code in self._codes.values())
+
+    def code(self, name: str) -> int | None:
+        """Return the exit code of a process; None while it runs."""
+        self._take()
+        if self.lost and self._codes[name] is None:
+            self._codes[name] = _KILLED
+        return self._codes[name]
+
+    def send_signal(self, name: str, number: int) -> None:
+        if self.lost:
+            raise ProcessLookupError
+        self.agent.send_signal.remote(name, int(number))
+
+    def _take(self, *, wait: bool = False) -> None:
+        """Take the newest reports if they have come, and ask for the next ones."""
+        if self.lost:
+            return
+        if self._asked is not None and (wait or ray.wait([self._asked], timeout=0)[0]):
+            asked, self._asked = self._asked, None
+            try:
+                reports: Mapping[str, Report] = ray.get(asked, timeout=ANSWER)
+            except LOST:
+                self.lost = True
+                return
+            for name, report in reports.items():
+                self._codes[name] = report.code
+                with self._logs[name].open("ab") as log:
+                    log.write(report.output)
+        now = time.monotonic()
+        if not wait and self._asked is None and now - self._asked_at >= _PERIOD:
+            self._asked, self._asked_at = self.agent.reports.remote(), now
+
+
+@dataclass(frozen=True)
+class _Remote:
+    """A process on another host."""
+
+    host: Host
+    name: str
+
+    def poll(self) -> int | None:
+        return self.host.code(self.name)
+
+    def wait(self) -> int:
+        while (code := self.poll()) is None:
+            time.sleep(_PERIOD)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        self.host.send_signal(self.name, sig)

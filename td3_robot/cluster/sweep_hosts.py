@@ -1,0 +1,115 @@
+"""The hosts of a Ray cluster for the trainings of a sweep. Each training runs on one host."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from td3_robot.cluster.host import ANSWER, LOST, Host
+from td3_robot.cluster.hosts import check_address, connect, first_line, probe
+from td3_robot.errors import NodeError
+from td3_robot.runtime.hosts import Running
+from td3_robot.util.version import __version__
+
+_CORES = 2  # cores of one training
+
+
+class Training(NamedTuple):
+    """A training to start on a host."""
+
+    name: str
+    arguments: Sequence[str]
+    log: Path
+    environment: Mapping[str, str] = {}
+
+    def command(self, run: str) -> list[str]:
+        del run
+        return [sys.executable, "-m", "td3_robot.cluster.training", *self.arguments]
+
+
+class SweepHosts:
+    """Starts trainings on the hosts of a cluster that see the folder of the sweep.
+
+    Args:
+        address: address of the cluster: ``auto`` or ``HOST:PORT``.
+        folder: folder of the sweep.
+    """
+
+    def __init__(self, address: str, folder: Path) -> None:
+        check_address(address)
+        self._address = address
+        self._folder = folder.resolve()
+        self._hosts: list[Host] = []
+
+    def __enter__(self) -> SweepHosts:
+        with contextlib.ExitStack() as resources:
+            resources.callback(ray.shutdown)
+            connect(self._address)
+            self._find_hosts()
+            resources.callback(self._end)
+            self._resources = resources.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._resources.close()
+
+    @property
+    def slots(self) -> int:
+        """Number of trainings for which the living hosts have cores."""
+        return sum(max(1, int(host.cpus // _CORES)) for host in self._hosts if not host.lost)
+
+    def start(self, name: str, arguments: Sequence[str], log: Path) -> Running:
+        """Start ``td3-robot train`` with these arguments on the host with the most free cores.
+
+        Raises:
+            NodeError: no host is alive.
+        """
+        while alive := [host for host in self._hosts if not host.lost]:
+            host = max(alive, key=lambda it: it.cpus - _CORES * it.running)
+            with contextlib.suppress(*LOST):
+                host.begin(host.cpus, 0.0)
+                return host.start(Training(name, arguments, log), "")
+            host.lost = True
+        raise NodeError("no host of the cluster is alive")
+
+    def _find_hosts(self) -> None:
+        """Find the hosts that run this version and see the folder of the sweep.
+
+        Raises:
+            NodeError: there is no such host.
+        """
+        marker, content = self._folder / ".sweep", secrets.token_hex()
+        marker.write_text(content)
+        asking: Any = ray.remote(probe)
+        reasons = []
+        for node in ray.nodes():
+            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            address = node["NodeManagerAddress"]
+            try:
+                asked = asking.options(num_cpus=0, scheduling_strategy=where).remote(str(marker), content)
+                version, sees = ray.get(asked, timeout=ANSWER)
+            except LOST as error:
+                reasons.append(f"{address}: {first_line(error)}")
+                continue
+            if version != __version__ or not sees:
+                reasons.append(
+                    f"{address}: td3-robot {version}, " + ("sees" if sees else "does not see") + " the folder"
+                )
+                continue
+            self._hosts.append(Host(node["NodeID"], address, node["Resources"].get("CPU", 0.0), 0.0, sees))
+        marker.unlink()
+        if not self._hosts:
+            raise NodeError(f"no host of the cluster can train in {str(self._folder)!r}: {'; '.join(reasons)}")
+
+    def _end(self) -> None:
+        for host in self._hosts:
+            if host.agent is not None and not host.lost:
+                with contextlib.suppress(*LOST):
+                    host.ask("close")

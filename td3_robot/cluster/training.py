@@ -1,0 +1,17 @@
+"""A training of a sweep on a cluster: ``python -m td3_robot.cluster.training`` acts like ``td3-robot train``.
+
+It stops, and saves a checkpoint, when the sweep ends for any reason.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from td3_robot.cli.main import main
+from td3_robot.runtime.process import LIFELINE, follow_lifeline
+
+if __name__ == "__main__":
+    follow_lifeline()
+    os.environ.pop(LIFELINE, None)  # the processes of the training follow the training
+    sys.exit(main(["train", *sys.argv[1:]]))

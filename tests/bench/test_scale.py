@@ -1,0 +1,90 @@
+"""The benchmark of growth (benchmarks/scale.py): its simulation of the queue, and its tables in the documents."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import scale_queues
+
+    yield scale_queues
+    sys.modules.pop("scale_queues", None)
+
+
+def test_few_sources_are_served_one_step_at_a_time(queues: Any) -> None:
+    """One source sends 50 Steps per second, and each takes 1 ms: the thread is busy for 5 % of the time."""
+    outcome = queues.simulate(1, 1, 50.0, queues.Costs(0.0008, 0.0, 0.0002, 0.0))
+    assert outcome.turns_per_step == 1
+    assert outcome.busy == pytest.approx(0.05, rel=0.01)
+    assert outcome.steps_per_s == pytest.approx(50, rel=0.01)
+    assert outcome.delay_ms == pytest.approx(1.0)
+
+
+def test_a_full_thread_takes_what_its_costs_allow(queues: Any) -> None:
+    """100 sources send 6,000 Steps per second, and each takes 1 ms: the thread takes 1,000. The rest waits."""
+    outcome = queues.simulate(100, 1, 60.0, queues.Costs(0.0, 0.0, 0.001, 0.0), seconds=2.0)
+    assert outcome.busy > 0.99
+    assert outcome.steps_per_s == pytest.approx(1000, rel=0.01)
+    assert outcome.waiting == pytest.approx(10_000, rel=0.02)
+
+
+def test_waiting_steps_share_the_cost_of_a_turn(queues: Any) -> None:
+    """A turn costs 2 ms, a Step 0.1 ms. 40 sources send 2,400 Steps per second: alone, each Step would take 2.1 ms."""
+    outcome = queues.simulate(40, 1, 60.0, queues.Costs(0.002, 0.0, 0.0001, 0.0))
+    assert outcome.turns_per_step < 0.3
+    assert outcome.steps_per_s == pytest.approx(2400, rel=0.01)
+
+
+def test_a_thread_with_half_a_core_makes_fewer_turns(queues: Any) -> None:
+    costs = queues.Costs(0.0004, 0.0, 0.0001, 0.0)
+    alone, shared = (queues.simulate(16, 1, 60.0, costs, share=share) for share in (1.0, 0.5))
+    assert shared.turns_per_step < alone.turns_per_step
+    assert shared.delay_ms > alone.delay_ms
+    assert shared.steps_per_s == pytest.approx(16 * 60, rel=0.02)
+
+
+def test_most_sources_follow_from_the_costs(queues: Any) -> None:
+    """A Step takes 1 ms, so 1,000 Steps per second fill the thread: 16.7 sources of 60 Steps per second."""
+    assert queues.most_sources(1, 60.0, queues.Costs(0.0, 0.0, 0.001, 0.0)) in (16, 17)
+
+
+def test_the_fit_finds_the_costs_again(queues: Any) -> None:
+    costs = queues.Costs(200e-6, 3e-6, 80e-6, 0.5e-6)
+    cells = [
+        {
+            "sources": sources,
+            "robots": robots,
+            "turns_per_step": turns,
+            "main_us": costs.of_turn(sources, robots, 1) * 1e6
+            - (1 - turns) * (costs.turn + costs.turn_source * sources) * 1e6,
+        }
+        for sources in (1, 2, 4)
+        for robots in (1, 16)
+        for turns in (1.0, 0.2)
+    ]
+    assert queues.fit(cells) == pytest.approx(costs)
+
+
+def test_the_page_shows_the_measured_figures(queues: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    del queues
+    import scale_page
+
+    copy = tmp_path / "scale.md"
+    shutil.copy(scale_page.PAGE, copy)
+    monkeypatch.setattr(scale_page, "PAGE", copy)
+    monkeypatch.setattr(scale_page, "draw", lambda _: None)
+    scale_page.write(json.loads(scale_page.DATA.read_text()))
+    assert copy.read_text() == (ROOT / "docs" / "explanation" / "scale.md").read_text()
