@@ -83,4 +83,4 @@ def _notes(output: str) -> list[str]:
     """Return what the supervisor says about the end of a process."""
     if back := re.search(r"learner is back from its checkpoint: (.*) lost", output):
         return [f"lost since the checkpoint: {back[1]}"]
-    return sorted(set(re.findall(r"^(.*); starting it again$", output, re.MULTILINE)))
+    return sorted(set(re.findall(r"^(.*?)(?: \(.*\))?; starting it again$", output, re.MULTILINE)))

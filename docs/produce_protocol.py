@@ -15,6 +15,7 @@ from td3_robot.messages import (
     MESSAGES,
     PROTOCOL_VERSION,
     Action,
+    Evaluation,
     FieldType,
     Heartbeat,
     Latches,
@@ -25,8 +26,12 @@ from td3_robot.messages import (
     RobotReport,
     SimulatorState,
     Start,
+    Status,
     Step,
+    Teleop,
+    Throttle,
     Turn,
+    Weights,
     Welcome,
     wire_fields,
 )
@@ -92,13 +97,15 @@ def topics() -> str:
     return table(["Topic", "From", "To", "Link", "Rate", "Queue", "Recorded"], rows)
 
 
+OTHERS = (Throttle, Weights, Evaluation, Status, Teleop)
+"""Messages that the policy server and a driver do not exchange."""
 LOCKSTEP, RECORDING = (SimulatorState,), (Record,)
 INTERNAL = (Start, Turn, RobotReport, MotorCommand, Latches)
 
 
 def messages() -> str:
-    later = (*LOCKSTEP, *RECORDING, *INTERNAL)
-    return _messages([message for message in MESSAGES.values() if message not in later])
+    later = (*OTHERS, *LOCKSTEP, *RECORDING, *INTERNAL)
+    return _messages([*(message for message in MESSAGES.values() if message not in later), *OTHERS])
 
 
 def _messages(kinds: Iterable[type[Message]]) -> str:
