@@ -17,7 +17,6 @@ from td3_robot.messages import (
     Action,
     Evaluation,
     FieldType,
-    Heartbeat,
     Latches,
     Message,
     MotorCommand,
@@ -132,17 +131,6 @@ def _kind(wire: FieldType) -> str:
     return _KINDS[wire.kind]
 
 
-def example() -> str:
-    payload = codec.encode(Heartbeat(1_500_000_000, 7))
-    return (
-        "```\n"
-        f'frame 1   {Heartbeat.NAME.encode().hex(" ")}    "{Heartbeat.NAME}"\n'
-        f"frame 2   {payload.hex(' ')}\n"
-        '          {"stamp": 1500000000, "session": 7}\n'
-        "```"
-    )
-
-
 def exchange() -> str:
     """A driver joins and gets one Action: the fields and the bytes of each message."""
     robot = RobotSpec("Leg", (Channel("angle", "rad", -1.5, 1.5),), (Channel("torque", "N·m", -2.0, 2.0),), 0.02)
@@ -190,7 +178,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "constants": constants,
     "topics": topics,
     "messages": messages,
-    "example": example,
     "exchange": exchange,
     "lockstep messages": lambda: _messages(LOCKSTEP),
     "recording messages": lambda: _messages(RECORDING),
