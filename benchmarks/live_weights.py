@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import multiprocessing
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -28,25 +29,28 @@ from td3_robot.bundle import Bundle, sha256
 from td3_robot.errors import NodeError
 from td3_robot.messages import Weights
 from td3_robot.transport.bus import Bus
+from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ServerLink
 
 _TURN = 1.0  # seconds
 _BOUNDS_MS = (1, 2, 5)
 
 
-def learn(publishing: Event, endpoint: str, bundle: Bundle, every: float) -> None:
-    """Publish a policy as new weights every ``every`` seconds while the event is set. Versions begin after its own."""
-    bus = Bus()
-    link = ServerLink("learner", "learner", {"policy": ()}, {}, 1)
-    bus.serve(endpoint, link)
+def learn(publishing: Event, endpoint: str, bundle: Bundle, every: float, keys: str | None = None) -> None:
+    """Publish a policy as new weights every ``every`` seconds while the event is set.
+
+    The versions are above those of the bundle and of the policy servers that have joined.
+    """
+    bus = Bus(keys=open_keys(keys))
+    bus.serve(endpoint, ServerLink("learner", "learner", {"policy": ()}, {}, secrets.randbits(63)))
     version, due = int(bundle.provenance["version"]), 0.0
     while True:
         bus.receive(0.01)
-        now = time.monotonic()
-        if publishing.is_set() and now >= due:
-            version, due = version + 1, now + every
+        now, peers = time.monotonic(), bus.peers("learner")
+        if publishing.is_set() and peers and now >= due:
+            version, due = 1 + max([version, *(peer.hello.weights_version for peer in peers)]), now + every
             payload = dataclasses.replace(bundle, provenance={"version": version}).encode()
-            for peer in bus.peers("learner"):
+            for peer in peers:
                 bus.send(peer, Weights(version, 0, 0, sha256(payload), payload))
 
 

@@ -18,33 +18,29 @@ import contextlib
 import csv
 import json
 import math
-import multiprocessing
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-from live_weights import learn
+from processes import Processes
 from reliability import DATA, write_soak
 from soak_driver import SPEC
 
-import td3_robot as tr
 from td3_robot.bench import harness
 from td3_robot.bundle import Bundle, layer_shapes
-from td3_robot.errors import CommandError, NodeError
+from td3_robot.errors import NodeError
 from td3_robot.messages import Action, Step
 from td3_robot.recording import info
 from td3_robot.recording.reader import Session
 from td3_robot.runtime.run_folder import RunFolder
 
-HERE = Path(__file__).parent
 TRAINING = (
     "pacing.mode=realtime",
     "network.hidden=[64, 64]",
@@ -55,7 +51,6 @@ TRAINING = (
     "learner.buffer_size=5000",  # full within the warm-up, so that the buffer takes no more memory after it
     "evaluation.every=0",
     "record.enabled=true",
-    "record.weights_every=100",
 )
 WARM_UP = 0.25  # share of the time before the first sample that counts
 MEMORY_MB_PER_H, MEMORY_SHARE = 4.0, 0.05
@@ -66,113 +61,43 @@ _Sample = dict[str, float]
 """Columns of one sample: ``rss`` and ``uss`` in MB, ``files``, ``threads``, ``cpu`` in s, ``disk`` in MB."""
 
 
-def operate(endpoint: str, robot: str, action: list[float]) -> None:
-    """Take over a robot for 5 s, give it back, ask for the state, and begin again 30 s later."""
-    operator = tr.connect(endpoint, timeout=30)
-    while True:
-        due = time.monotonic() + 30
-        with contextlib.suppress(CommandError), operator.takeover(robot) as takeover:
-            end = time.monotonic() + 5
-            while time.monotonic() < end:
-                takeover.command(action)
-                takeover.wait()
-        with contextlib.suppress(CommandError):
-            operator.state()
-        time.sleep(max(0.0, due - time.monotonic()))
+def take_samples(processes: Processes) -> dict[str, _Sample]:
+    """Return a sample of each process.
+
+    Raises:
+        NodeError: a process has ended.
+    """
+    samples = {}
+    for name, process in processes.found.items():
+        try:
+            with process.oneshot():
+                memory, used = process.memory_full_info(), process.cpu_times()
+                samples[name] = {
+                    "rss": memory.rss / 1e6,
+                    "uss": memory.uss / 1e6,
+                    "files": process.num_fds(),
+                    "threads": process.num_threads(),
+                    "cpu": used.user + used.system,
+                }
+        except (psutil.NoSuchProcess, psutil.ZombieProcess) as error:
+            raise NodeError(f"{name} has ended; see {processes.folder / name}.log") from error
+    return samples
 
 
-def teach(endpoint: str, bundle: Bundle, every: float) -> None:
-    """Publish new weights every ``every`` seconds."""
-    publishing = multiprocessing.Event()
-    publishing.set()
-    learn(publishing, endpoint, bundle, every)
-
-
-class Processes:
-    """The processes of a soak test, by name, and their logs in ``folder``."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.found: dict[str, psutil.Process] = {}
-        self._commands: list[subprocess.Popen[bytes]] = []
-        self._functions: list[Any] = []
-
-    def command(self, name: str, *words: str) -> None:
-        """Start a Python command in the folder."""
-        with (self._folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen([sys.executable, *words], cwd=self._folder, stdout=log, stderr=log)
-        self._commands.append(process)
-        self.found[name] = psutil.Process(process.pid)
-
-    def verb(self, name: str, *words: str) -> None:
-        """Start a td3-robot command in the folder."""
-        self.command(name, "-m", "td3_robot.cli.main", *words)
-
-    def function(self, name: str, target: Callable[..., None], *arguments: Any) -> None:
-        """Run a function in a new process."""
-        process = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
-        process.start()
-        assert process.pid
-        self._functions.append(process)
-        self.found[name] = psutil.Process(process.pid)
-
-    def adopt_children(self, name: str) -> None:
-        """Add the children of a command under their names in the run."""
-        for child in self.found[name].children():
-            words = child.cmdline()
-            if "--name" in words:
-                self.found[words[words.index("--name") + 1]] = child
-
-    def sample(self) -> dict[str, _Sample]:
-        """Return a sample of each process.
-
-        Raises:
-            NodeError: a process has ended.
-        """
-        samples = {}
-        for name, process in self.found.items():
-            try:
-                with process.oneshot():
-                    memory, used = process.memory_full_info(), process.cpu_times()
-                    samples[name] = {
-                        "rss": memory.rss / 1e6,
-                        "uss": memory.uss / 1e6,
-                        "files": process.num_fds(),
-                        "threads": process.num_threads(),
-                        "cpu": used.user + used.system,
-                    }
-            except (psutil.NoSuchProcess, psutil.ZombieProcess) as error:
-                raise NodeError(f"{name} has ended; see {self._folder / name}.log") from error
-        return samples
-
-    def end(self) -> None:
-        """Stop the functions, then the commands, the newest first. The recordings are whole after it."""
-        for function in self._functions:
-            function.terminate()
-            function.join(30)
-        for process in reversed(self._commands):
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def start_training(processes: Processes, folder: Path) -> None:
+def start_training(processes: Processes) -> None:
     sets = [word for item in TRAINING for word in ("--set", item)]
     processes.verb("supervisor", "train", "pendulum", "--out", "run", "--steps", "100000000", *sets)
-    wait(folder / "supervisor.log", "ready:")
+    processes.wait("supervisor", "ready:")
     processes.adopt_children("supervisor")
     processes.verb("monitor", "monitor", "--run", "run", "--json", "--every", "60")
-    run = RunFolder(folder / "run")
-    processes.function("operator", operate, run.endpoint("policy", run.config()), "sim-0", [0.5])
+    run = RunFolder(processes.folder / "run")
+    processes.script("operator", "soak_operator.py", run.endpoint("policy", run.config()), "sim-0")
 
 
-def start_deployment(processes: Processes, folder: Path) -> None:
+def start_deployment(processes: Processes) -> None:
+    folder = processes.folder
     tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(SPEC, (64, 64)).items()}
-    bundle = Bundle(SPEC, (64, 64), tensors, provenance={"version": 1})
-    bundle.save(folder / "policy.safetensors")
+    Bundle(SPEC, (64, 64), tensors, provenance={"version": 1}).save(folder / "policy.safetensors")
     endpoints = {name: f"ipc://{folder}/{name}" for name in ("policy", "learner", "recorder")}
     config = {
         "endpoints": endpoints,
@@ -186,29 +111,16 @@ def start_deployment(processes: Processes, folder: Path) -> None:
     deployed = ("--config", "robot.yaml")
     recording = ("run/session.mcap", "--split-s", "600", "--weights-every", "100")
     processes.verb("recorder", "record", *recording, *deployed)
-    wait(folder / "recorder.log", "recording into")
+    processes.wait("recorder", "recording into")
     processes.verb("policy", "policy", "--bundle", "policy.safetensors", *deployed)
-    processes.function("learner", teach, endpoints["learner"], bundle, 1.0)
-    processes.command("driver", str(HERE / "soak_driver.py"), "--config", "driver.yaml")
-    wait(folder / "driver.log", "inactive -> active")
+    processes.script("learner", "soak_learner.py", endpoints["learner"], "policy.safetensors", "1")
+    processes.script("driver", "soak_driver.py", "--config", "driver.yaml")
+    processes.wait("driver", "inactive -> active")
     processes.verb("monitor", "monitor", *deployed, "--json", "--every", "60")
-    processes.function("operator", operate, endpoints["policy"], "leg", [0.5])
+    processes.script("operator", "soak_operator.py", endpoints["policy"], "leg")
 
 
 START = {"train": start_training, "deploy": start_deployment}
-
-
-def wait(log: Path, text: str) -> None:
-    """Wait until a log contains a text.
-
-    Raises:
-        NodeError: the text does not come within a minute.
-    """
-    end = time.monotonic() + 60
-    while text not in log.read_text():
-        if time.monotonic() > end:
-            raise NodeError(f"{log.name} does not contain {text!r} after 60 s:\n{log.read_text()}")
-        time.sleep(0.1)
 
 
 def size(folder: Path) -> float:
@@ -229,10 +141,10 @@ def soak(kind: str, minutes: float, every: float, folder: Path) -> tuple[_Rows, 
     rows: _Rows = defaultdict(list)
     processes = Processes(folder)
     try:
-        START[kind](processes, folder)
+        START[kind](processes)
         begun, wall = time.monotonic(), time.time()
         while (passed := time.monotonic() - begun) < 60 * minutes:
-            for name, sample in processes.sample().items():
+            for name, sample in take_samples(processes).items():
                 rows[name].append((passed, sample))
             rows["run"].append((passed, {"disk": size(folder / "run")}))
             time.sleep(max(0.0, begun + passed + every - time.monotonic()))

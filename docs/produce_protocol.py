@@ -15,8 +15,8 @@ from td3_robot.messages import (
     MESSAGES,
     PROTOCOL_VERSION,
     Action,
+    Evaluation,
     FieldType,
-    Heartbeat,
     Latches,
     Message,
     MotorCommand,
@@ -25,8 +25,12 @@ from td3_robot.messages import (
     RobotReport,
     SimulatorState,
     Start,
+    Status,
     Step,
+    Teleop,
+    Throttle,
     Turn,
+    Weights,
     Welcome,
     wire_fields,
 )
@@ -92,13 +96,15 @@ def topics() -> str:
     return table(["Topic", "From", "To", "Link", "Rate", "Queue", "Recorded"], rows)
 
 
+OTHERS = (Throttle, Weights, Evaluation, Status, Teleop)
+"""Messages that the policy server and a driver do not exchange."""
 LOCKSTEP, RECORDING = (SimulatorState,), (Record,)
 INTERNAL = (Start, Turn, RobotReport, MotorCommand, Latches)
 
 
 def messages() -> str:
-    later = (*LOCKSTEP, *RECORDING, *INTERNAL)
-    return _messages([message for message in MESSAGES.values() if message not in later])
+    later = (*OTHERS, *LOCKSTEP, *RECORDING, *INTERNAL)
+    return _messages([*(message for message in MESSAGES.values() if message not in later), *OTHERS])
 
 
 def _messages(kinds: Iterable[type[Message]]) -> str:
@@ -123,17 +129,6 @@ def _kind(wire: FieldType) -> str:
     if wire.kind == "bytes":
         return f"bin, at most {wire.limit} bytes"
     return _KINDS[wire.kind]
-
-
-def example() -> str:
-    payload = codec.encode(Heartbeat(1_500_000_000, 7))
-    return (
-        "```\n"
-        f'frame 1   {Heartbeat.NAME.encode().hex(" ")}    "{Heartbeat.NAME}"\n'
-        f"frame 2   {payload.hex(' ')}\n"
-        '          {"stamp": 1500000000, "session": 7}\n'
-        "```"
-    )
 
 
 def exchange() -> str:
@@ -183,7 +178,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "constants": constants,
     "topics": topics,
     "messages": messages,
-    "example": example,
     "exchange": exchange,
     "lockstep messages": lambda: _messages(LOCKSTEP),
     "recording messages": lambda: _messages(RECORDING),

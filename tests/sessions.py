@@ -74,10 +74,9 @@ def save(tmp_path: Path) -> Save:
         for number, entry in enumerate(entries):
             writer.add(entry)
             writer.turn(number / 60)
-        if close:
-            writer.close()
-        else:
+        if not close:
             writer._file.close()  # loses the buffered data, like SIGKILL
+        writer.close()
         return tmp_path / name
 
     return run

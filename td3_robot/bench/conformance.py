@@ -8,20 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-import numpy as np
-import zmq
-
 from td3_robot.bundle import Bundle
-from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EndpointError, ProtocolError
-from td3_robot.messages import Message, wire_fields
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD
 from td3_robot.policies import find_policy
 from td3_robot.runtime.arguments import POLICY_HELP, Parser, real
-from td3_robot.transport import codec, endpoints
 from td3_robot.util.text import one_line
 
 _FOUND = 3  # mistakes of one check to print; the report counts the others
@@ -89,53 +82,6 @@ class Checks:
         return {"conforms": not self.wrong, "checks": checks}
 
 
-class Wire:
-    """One ZeroMQ socket of the kit. It sends and receives any frames.
-
-    Args:
-        kind: ``zmq.ROUTER`` or ``zmq.DEALER``.
-    """
-
-    def __init__(self, context: zmq.Context[Any], kind: int) -> None:
-        self.socket: zmq.Socket[bytes] = context.socket(kind)
-        self.socket.setsockopt(zmq.LINGER, 200)
-
-    def send(self, message: Message, key: bytes | None = None, **changes: Any) -> None:
-        """Send a message; ``changes`` replaces or adds fields, and the value ``...`` removes a field."""
-        fields = {name: value for name, value in {**plain(message), **changes}.items() if value is not ...}
-        self.send_frames([message.NAME.encode(), msgspec.msgpack.encode(fields)], key)
-
-    def send_frames(self, frames: Sequence[bytes], key: bytes | None = None) -> None:
-        self.socket.send_multipart([*([] if key is None else [key]), *frames])
-
-    def receive(self, seconds: float) -> list[bytes] | None:
-        """The frames of the next message; None if no message comes within this time."""
-        return self.socket.recv_multipart() if self.socket.poll(max(0, int(seconds * 1e3))) else None
-
-
-def plain(message: Message) -> dict[str, Any]:
-    """The fields of a message as they are on the wire."""
-    fields = {name: getattr(message, name) for name in wire_fields(type(message))}
-    return {name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
-
-
-def read(checks: Checks, frames: Sequence[bytes], dims: Mapping[str, int]) -> Message | None:
-    """Decode a message of the peer, and check its form; None if it cannot be read."""
-    count = len(frames)
-    if not checks.expect(
-        "frames", count == 2, f"a message of {count} frames: {[bytes(one[:20]) for one in frames[:4]]}"
-    ):
-        return None
-    try:
-        message = codec.decode(frames[0].decode("ascii", "replace"), frames[1], dims)
-    except ProtocolError as error:
-        checks.expect("form", False, str(error))
-        return None
-    extra = codec.extra_fields(type(message), frames[1])
-    checks.expect("form", not extra, f"{message.NAME} has {extra} fields that the protocol does not have")
-    return message
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     from td3_robot.bench import conformance_driver, conformance_policy
 
@@ -172,24 +118,3 @@ def _options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
-
-
-def bind(wire: Wire, endpoint: str) -> None:
-    """Bind the kit's socket. Raises EndpointError if the endpoint is busy, malformed or not allowed."""
-    with endpoints.binding(endpoint):
-        endpoints.check(endpoint, bind=True)
-        try:
-            wire.socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            raise EndpointError(f"endpoint {endpoint!r} cannot be served: {error}") from None
-
-
-def until(seconds: float, done: Callable[[], bool], turn: Callable[[float], None]) -> bool:
-    """Call ``turn`` with a short time (s) until ``done`` or until ``seconds`` have passed. Return whether ``done``."""
-    end = time.monotonic() + seconds
-    while not done():
-        left = end - time.monotonic()
-        if left <= 0:
-            return False
-        turn(min(left, 0.05))
-    return True

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zmq
 
-from td3_robot.bench.conformance import Checks, PeerStoppedError, Wire, bind, read, until
+from td3_robot.bench import conformance_wire
+from td3_robot.bench.conformance import Checks, PeerStoppedError
+from td3_robot.bench.conformance_steps import BEYOND, GROWN, NORMAL, StepRules
+from td3_robot.bench.conformance_wire import Wire, bind, read, until
 from td3_robot.errors import ConfigError
 from td3_robot.messages import (
     PROTOCOL_VERSION,
-    Action,
     ActionOrigin,
     Bye,
     Command,
@@ -23,14 +26,13 @@ from td3_robot.messages import (
     Hello,
     LifecycleChange,
     Message,
-    Phase,
     Refused,
     Reply,
     Step,
     Welcome,
 )
 from td3_robot.safety.lifecycle import State
-from td3_robot.specs import Float32, RobotSpec
+from td3_robot.specs import RobotSpec
 from td3_robot.transport.endpoints import is_tcp
 
 DEMANDS = {
@@ -63,10 +65,8 @@ DEMANDS = {
 }
 """What each check demands, by the name of the check."""
 
-_PATIENCE = 10.0  # seconds for an answer
 _QUEUED = 0.2  # seconds for the arrival of Hellos that ZeroMQ queued before the kit served the endpoint
 _STEPS = 48  # Steps under observation
-_NORMAL, _BEYOND, _NOTHING, _SAFE, _FOREIGN, _GROWN = range(6)  # the kit treats Step n in the way n % 6
 
 
 def check(endpoint: str, wait: float, deadline: float) -> Checks:
@@ -104,28 +104,20 @@ class _Examination:
     """The kit's knowledge of one driver.
 
     Attributes:
-        session: session of the newest Welcome; 0 before the first.
+        session: session of the newest Welcome; 0 before the first, and while the kit refuses the driver.
+        greets: whether the kit answers each Hello with a Welcome.
         silent: whether the kit sends nothing.
-        steps: number of received Steps, without repetitions.
-        sent: the Actions of the kit's policy, by the sequence of their Step.
-        used: what the kit had done with the Steps whose Actions the driver applied.
-        state: the driver's state from its newest Reply or LifecycleChange.
+        state: the driver's state from its newest Reply.
     """
 
     def __init__(self, wire: Wire, checks: Checks) -> None:
         self.wire, self.checks = wire, checks
         self.key = b""
         self.hellos: list[tuple[float, Hello]] = []
-        self.spec: RobotSpec | None = None
+        self.steps: StepRules | None = None
         self.dims: dict[str, int] = {}
         self.session = 0
         self.greets = self.silent = False
-        self.newest: Step | None = None
-        self.steps = 0
-        self.stamps: list[int] = []
-        self.origins: list[int] = []
-        self.sent: dict[int, Action] = {}
-        self.used: set[int] = set()
         self.replies: dict[int, list[Reply]] = {}
         self.changes: list[LifecycleChange] = []
         self.state = ""
@@ -134,19 +126,19 @@ class _Examination:
         self._ids = itertools.count(2**40)
 
     def run(self, wait: float, deadline: float) -> None:
-        self._meet(wait)
+        rules = self._meet(wait)
         self._command("state")
         self._activate()
-        self._watch_steps()
-        self._stop()
-        self._garbage()
+        self._watch_steps(rules)
+        self._stop(rules)
+        self._garbage(rules)
         self._fall_silent(deadline)
-        self._forget()
+        self._forget(rules)
         self._end()
 
     # -- script --------------------------------------------------------------------------------------------------
 
-    def _meet(self, wait: float) -> None:
+    def _meet(self, wait: float) -> StepRules:
         expect = self.checks
         expect.require("hello", self._until(wait, lambda: bool(self.hellos)), f"no Hello within {wait:g} s")
         self._until(_QUEUED, lambda: False)
@@ -160,10 +152,16 @@ class _Examination:
         self._until(3.0, lambda: len(self.hellos) >= count + 2)
         expect.require("hello again", len(self.hellos) > count, "after a Heartbeat in place of a Welcome: no Hello")
         expect.expect("wait", True, "")
-        self.session, self.greets = 7, True
-        self._send(Welcome(PROTOCOL_VERSION, "policy", self.session))
-        joined = self._until(_PATIENCE, lambda: self.steps > 0)
-        expect.require("inactive", joined, f"no Step within {_PATIENCE:g} s after the Welcome")
+        assert self.steps
+        self._welcome(7, self.steps, 1, "inactive")
+        return self.steps
+
+    def _welcome(self, session: int, rules: StepRules, steps: int, check: str) -> None:
+        """Send a Welcome, and wait for some more Steps."""
+        begin, self.session, self.greets = rules.count, session, True
+        self._send(Welcome(PROTOCOL_VERSION, "policy", session))
+        joined = self._until(conformance_wire.PATIENCE, lambda: rules.count >= begin + steps)
+        self.checks.require(check, joined, f"fewer than {steps} new Steps after the Welcome of session {session}")
 
     def _activate(self) -> None:
         if self.state == State.UNCONFIGURED:
@@ -171,110 +169,107 @@ class _Examination:
         reply = self._command("activate")
         self.checks.require("reply", reply.state == State.ACTIVE, f"activate leads to {reply.state!r}: {reply.error!r}")
 
-    def _watch_steps(self) -> None:
-        begin, expect = self.steps, self.checks
-        wanted = {_NORMAL, _BEYOND, _GROWN}
-        most = 3 * _STEPS
+    def _watch_steps(self, rules: StepRules) -> None:
+        begin, expect = rules.count, self.checks.expect
+        applied = {
+            NORMAL: ("answers", "no Step reports one of the Actions of the kit with origin 1"),
+            GROWN: ("unknown field", "an Action with the new field `later` was never applied"),
+            BEYOND: ("action", "an Action beyond the limits was never applied, not even clipped"),
+        }
 
         def done() -> bool:
-            made = self.steps - begin
-            return made >= _STEPS and (wanted <= self.used or made >= most)
+            made = rules.count - begin
+            return made >= _STEPS and (rules.used >= applied.keys() or made >= 3 * _STEPS)
 
         enough = self._until(30.0, done)
-        expect.expect("answers", _NORMAL in self.used, "no Step reports one of the Actions of the kit with origin 1")
-        expect.expect("unknown field", _GROWN in self.used, "an Action with the new field `later` was never applied")
-        expect.expect("action", _BEYOND in self.used, "an Action beyond the limits was never applied, not even clipped")
-        if expect.expect("pace", enough or self.steps > begin + 8, f"{self.steps - begin} Steps within 30 s"):
-            assert self.spec
-            period = float(np.median(np.diff(self.stamps[-_STEPS:]))) / 1e9
-            wanted_s = self.spec.control_period
-            good = 0.6 * wanted_s <= period <= 1.9 * wanted_s
-            expect.expect(
-                "pace", good, f"the median time between two Steps is {period:g} s; the period is {wanted_s:g} s"
-            )
+        for case, (check, found) in applied.items():
+            expect(check, case in rules.used, found)
+        if expect("pace", enough or rules.count > begin + 8, f"{rules.count - begin} Steps within 30 s"):
+            period = float(np.median(np.diff(rules.stamps[-_STEPS:]))) / 1e9
+            wanted = rules.spec.control_period
+            found = f"the median time between two Steps is {period:g} s; the period is {wanted:g} s"
+            expect("pace", 0.6 * wanted <= period <= 1.9 * wanted, found)
 
-    def _stop(self) -> None:
-        expect = self.checks
-        before = len(self.changes)
-        reply = self._command("estop")
-        stopped = reply.state == State.FAULT and reply.detail.get("stopped") is True
-        expect.expect("stop", stopped, f"estop leads to {reply.state!r}, stopped {reply.detail.get('stopped')!r}")
-        reported = self._until(_PATIENCE, lambda: any(one.state == State.FAULT for one in self.changes[before:]))
-        expect.expect("lifecycle", reported, "no LifecycleChange to fault after estop")
-        self._expect_safe("fault")
+    def _stop(self, rules: StepRules) -> None:
+        expect, before = self.checks.expect, len(self.changes)
+        self._expect_reply("stop", self._command("estop"), (State.FAULT,), stopped=True)
+        expect(
+            "lifecycle",
+            self._fault_reported(before, conformance_wire.PATIENCE),
+            "no LifecycleChange to fault after estop",
+        )
+        self._expect_safe(rules, "fault")
         reply = self._command("activate")
-        expect.expect("refusal", bool(reply.error), f"activate during an emergency stop: no error, {reply.state!r}")
-        expect.expect("stop", reply.state == State.FAULT, f"activate ends an emergency stop: {reply.state!r}")
-        reply = self._command("dance")
-        expect.expect("refusal", bool(reply.error), "the verb `dance` gets no error")
-        reply = self._command("reset")
-        good = reply.state in (State.INACTIVE, State.UNCONFIGURED) and reply.detail.get("stopped") is False
-        expect.expect("stop", good, f"reset leads to {reply.state!r}, stopped {reply.detail.get('stopped')!r}")
-        self._expect_safe("inactive")
+        expect("refusal", bool(reply.error), f"activate during an emergency stop: no error, {reply.state!r}")
+        expect("stop", reply.state == State.FAULT, f"activate ends an emergency stop: {reply.state!r}")
+        expect("refusal", bool(self._command("dance").error), "the verb `dance` gets no error")
+        self._expect_reply("stop", self._command("reset"), (State.INACTIVE, State.UNCONFIGURED), stopped=False)
+        self._expect_safe(rules, "inactive")
         self._activate()
 
-    def _expect_safe(self, state: str) -> None:
-        """The driver must publish Steps with origin 4, or 0 at FIRST, although the kit answers them."""
-        begin = len(self.origins)
-        more = self._until(_PATIENCE, lambda: len(self.origins) >= begin + 6)
-        self.checks.expect("inactive", more, f"the Steps stop in state {state}")
-        safe = {int(ActionOrigin.SAFE), int(ActionOrigin.NONE)}
-        found = set(self.origins[begin + 2 :])  # the first Steps may report the time before the change
-        self.checks.expect("inactive", found <= safe, f"in state {state} Steps have origin {sorted(found)}")
+    def _expect_reply(self, check: str, reply: Reply, states: Sequence[str], stopped: bool) -> None:
+        found = (reply.state, reply.detail.get("stopped"))
+        good = reply.state in states and reply.detail.get("stopped") is stopped
+        self.checks.expect(check, good, f"state and stopped are {found}; demanded: {states}, {stopped}")
 
-    def _garbage(self) -> None:
-        assert self.newest
-        action = self._policy_action(self.newest)
+    def _expect_safe(self, rules: StepRules, state: str) -> None:
+        """The driver must publish Steps with origin 4, or 0 at FIRST, although the kit answers them."""
+        begin = rules.count
+        more = self._until(conformance_wire.PATIENCE, lambda: rules.count >= begin + 6)
+        self.checks.expect("inactive", more, f"the Steps stop in state {state}")
+        found = set(rules.origins[begin + 2 :])  # the first Steps may report the time before the change
+        good = found <= {int(ActionOrigin.SAFE), int(ActionOrigin.NONE)}
+        self.checks.expect("inactive", good, f"in state {state} Steps have origin {sorted(found)}")
+
+    def _garbage(self, rules: StepRules) -> None:
+        assert rules.newest
+        action = rules.action(rules.newest)
         for frames in ([b"action"], [b"action", b"\xc1"], [b"nonsense", b"\x80"], [b"action", b"\x80", b""]):
             self.wire.send_frames(frames, self.key)
-        self.wire.send(action, self.key, action=...)
-        self.wire.send(action, self.key, action=b"\0")
-        self.wire.send(action, self.key, action=np.full_like(action.action, np.nan).tobytes())
-        begin, self.used = self.steps, set()
-        alive = self._until(_PATIENCE, lambda: self.steps >= begin + 8 and _NORMAL in self.used)
+        for wrong in (..., b"\0", np.full_like(action.action, np.nan).tobytes()):
+            self._send(action, action=wrong)
+        begin, rules.used = rules.count, set()
+        alive = self._until(conformance_wire.PATIENCE, lambda: rules.count >= begin + 8 and NORMAL in rules.used)
         self.checks.require("garbage", alive, "after malformed messages the driver applies no Actions any more")
 
     def _fall_silent(self, deadline: float) -> None:
-        expect, begin, before = self.checks, self.heartbeats, len(self.changes)
+        expect, beats, before = self.checks.expect, self.heartbeats, len(self.changes)
         self.silent = True
-        fault = self._until(deadline, lambda: any(one.state == State.FAULT for one in self.changes[before:]))
-        expect.expect("deadline", fault, f"no LifecycleChange to fault within {deadline:g} s without an Action")
-        beats = self._until(4.0, lambda: self.heartbeats > begin)
-        expect.expect("heartbeat", beats, "no Heartbeat within 4 s of silence")
+        fault = self._fault_reported(before, deadline)
+        expect("deadline", fault, f"no LifecycleChange to fault within {deadline:g} s without an Action")
+        expect("heartbeat", self._until(4.0, lambda: self.heartbeats > beats), "no Heartbeat within 4 s of silence")
         self.silent = False
         self._command("reset")
 
-    def _forget(self) -> None:
+    def _fault_reported(self, before: int, seconds: float) -> bool:
+        """Wait for a LifecycleChange to fault after the first ``before`` changes."""
+        return self._until(seconds, lambda: any(one.state == State.FAULT for one in self.changes[before:]))
+
+    def _forget(self, rules: StepRules) -> None:
         """Behave like a restarted server: refuse the next message, then send a Welcome with another session."""
-        count, self.greets = len(self.hellos), False
-        self.session = 0
+        count, self.greets, self.session = len(self.hellos), False, 0
         self._send(Refused("hello", "policy has not met this client; send Hello"))
         again = self._until(3.0, lambda: len(self.hellos) > count)
         self.checks.require("rejoin", again, "no Hello within 3 s after Refused with code hello")
-        begin, self.session, self.greets = self.steps, 8, True
-        self._send(Welcome(PROTOCOL_VERSION, "policy", self.session))
-        joined = self._until(_PATIENCE, lambda: self.steps > begin + 2)
-        self.checks.require("rejoin", joined, f"no new Steps within {_PATIENCE:g} s after the second Welcome")
+        self._welcome(8, rules, 3, "rejoin")
 
     def _end(self) -> None:
         reply = self._command("shutdown")
         self.checks.expect("reply", reply.state == State.FINALIZED, f"shutdown leads to {reply.state!r}")
-        left = self._until(_PATIENCE, lambda: self.bye)
-        self.checks.expect("bye", left, f"no Bye within {_PATIENCE:g} s after shutdown")
+        self.checks.expect("bye", self._until(conformance_wire.PATIENCE, lambda: self.bye), "no Bye after shutdown")
 
     def _command(self, verb: str) -> Reply:
         """Send a Command, and wait for its Reply."""
-        number = next(self._ids)
+        number, patience = next(self._ids), conformance_wire.PATIENCE
         self._send(Command(number, "", verb, "conformance", 0, "", b""))
-        came = self._until(_PATIENCE, lambda: number in self.replies)
-        self.checks.require("reply", came, f"no Reply to {verb} within {_PATIENCE:g} s")
+        came = self._until(patience, lambda: number in self.replies)
+        self.checks.require("reply", came, f"no Reply to {verb} within {patience:g} s")
         self._until(0.1, lambda: len(self.replies[number]) > 1)
-        self.checks.expect(
-            "reply", len(self.replies[number]) == 1, f"{len(self.replies[number])} Replies to one {verb}"
-        )
-        reply = self.replies[number][0]
-        good = isinstance(reply.detail.get("stopped"), bool) and reply.state in set(State)
-        self.checks.expect("reply", good, f"{verb}: state {reply.state!r}, stopped {reply.detail.get('stopped')!r}")
+        reply, *others = self.replies[number]
+        self.checks.expect("reply", not others, f"{1 + len(others)} Replies to one {verb}")
+        stopped = reply.detail.get("stopped")
+        good = isinstance(stopped, bool) and reply.state in set(State)
+        self.checks.expect("reply", good, f"{verb}: state {reply.state!r}, stopped {stopped!r}")
         self.state = reply.state
         return reply
 
@@ -283,7 +278,7 @@ class _Examination:
     def _send(self, message: Message, **changes: Any) -> None:
         self.wire.send(message, self.key, **changes)
 
-    def _until(self, seconds: float, done: Any) -> bool:
+    def _until(self, seconds: float, done: Callable[[], bool]) -> bool:
         return until(seconds, done, self._turn)
 
     def _turn(self, seconds: float) -> None:
@@ -292,18 +287,21 @@ class _Examination:
             return
         self.key, *frames = frames
         message = read(self.checks, frames, self.dims)
-        if message is not None:
-            self._take(message)
+        if isinstance(message, Hello):
+            self._take_hello(message)
+        elif message is not None:
+            welcomed = self.session > 0 or bool(self.steps and self.steps.newest)
+            if self.checks.expect("wait", welcomed, f"{message.NAME} before the Welcome"):
+                self._take(message)
 
     def _take(self, message: Message) -> None:
         expect = self.checks.expect
-        if isinstance(message, Hello):
-            self._take_hello(message)
-            return
-        if not expect("wait", self.session > 0 or bool(self.newest), f"{message.NAME} before the Welcome"):
-            return
         if isinstance(message, Step):
-            self._take_step(message)
+            assert self.steps
+            self.steps.take(message, refused=not self.session)
+            if not self.silent and self.session:
+                for action, changes in self.steps.answers(message):
+                    self._send(action, **changes)
         elif isinstance(message, Heartbeat):
             self.heartbeats += 1
             expect("heartbeat", message.session in (self.session, 7), f"a Heartbeat with session {message.session}")
@@ -312,11 +310,10 @@ class _Examination:
         elif isinstance(message, Reply):
             self.replies.setdefault(message.id, []).append(message)
         elif isinstance(message, LifecycleChange):
-            follows = not self.changes or self.changes[-1].state == message.previous
-            expect(
-                "lifecycle", follows, f"a change from {message.previous!r}, but the last change led to another state"
-            )
             name = self.hellos[0][1].name
+            follows = not self.changes or self.changes[-1].state == message.previous
+            found = f"a change of {message.node!r} from {message.previous!r}, which is not its last state"
+            expect("lifecycle", follows, found)
             expect("lifecycle", message.node == name, f"a change of node {message.node!r}; the Hello names {name!r}")
             self.changes.append(message)
         elif isinstance(message, Bye):
@@ -328,144 +325,21 @@ class _Examination:
         expect = self.checks.expect
         if self.hellos:
             first = self.hellos[0][1]
-            changed = [
-                name
-                for name in ("role", "name", "incarnation", "client", "robots", "spec", "agreement")
-                if getattr(hello, name) != getattr(first, name)
-            ]
-            check = "rejoin" if self.newest else "hello again"
+            fields = ("role", "name", "incarnation", "client", "robots", "spec", "agreement")
+            changed = [name for name in fields if getattr(hello, name) != getattr(first, name)]
+            check = "rejoin" if self.steps and self.steps.newest else "hello again"
             expect(check, not changed, f"a later Hello differs in {', '.join(changed)}")
         self.hellos.append((time.monotonic(), hello))
         good = hello.protocol == PROTOCOL_VERSION and hello.role == "driver" and hello.robots >= 1
         expect("hello", good, f"protocol {hello.protocol}, role {hello.role!r}, {hello.robots} robots")
         expect("hello", hello.client < 2**63, f"client {hello.client} is not below 2^63")
-        if self.spec is None:
+        if self.steps is None:
             try:
-                self.spec = RobotSpec.from_description(hello.spec)
+                spec = RobotSpec.from_description(hello.spec)
             except ConfigError as error:
-                self.checks.require("hello", False, str(error))
-            assert self.spec
-            self.dims = {"N": hello.robots, "O": self.spec.observation_size, "A": self.spec.action_size}
+                self.checks.expect("hello", False, str(error))
+                raise PeerStoppedError from None
+            self.dims = {"N": hello.robots, "O": spec.observation_size, "A": spec.action_size}
+            self.steps = StepRules(self.checks, hello, spec)
         if self.greets:
             self._send(Welcome(PROTOCOL_VERSION, "policy", self.session))
-
-    def _take_step(self, step: Step) -> None:
-        before, expect, hello = self.newest, self.checks.expect, self.hellos[0][1]
-        named = (step.source, step.incarnation)
-        expect("identity", named == (hello.name, hello.incarnation), f"step {step.sequence} names {named}")
-        if before and step.sequence == before.sequence:
-            same = step.observation.tobytes() == before.observation.tobytes() and step.stamp == before.stamp
-            expect("sequence", same, f"step {step.sequence} comes again with other content")
-        else:
-            wanted = before.sequence + 1 if before else 0
-            jump = before is not None and step.sequence > wanted and not self.session  # while the kit refuses Steps
-            expect("sequence", step.sequence == wanted or jump, f"step {step.sequence} after {wanted - 1}")
-            self._check_step(before, step)
-            self.newest = step
-            self.steps += 1
-            self.stamps.append(step.stamp)
-            self.origins.append(step.origin)
-        if not self.silent and self.session:
-            self._answer(step)
-
-    def _check_step(self, before: Step | None, step: Step) -> None:
-        expect, what = self.checks.expect, f"step {step.sequence}"
-        first = step.phase == Phase.FIRST
-        made = step.transitions - (before.transitions if before else 0)
-        if before is None or step.sequence == before.sequence + 1:
-            expect("transitions", made == int((~first).sum()), f"{what}: transitions grows by {made}")
-            expect(
-                "episodes", self._episode_follows(before, step), f"{what}: {_episode(before)} and then {_episode(step)}"
-            )
-        expect(
-            "episodes", not step.reward[first].any(), f"{what}: the reward at FIRST is {step.reward[first].tolist()}"
-        )
-        if first.all():
-            expect(
-                "origin", step.origin == ActionOrigin.NONE, f"{what}: origin {step.origin}, and all robots are at FIRST"
-            )
-            return
-        if not expect("origin", step.origin in (1, 2, 3, 4), f"{what}: origin {step.origin}"):
-            return
-        moving = ~first
-        if step.origin == ActionOrigin.POLICY:
-            self._check_applied(step, moving)
-            return
-        repeated = (step.answered, step.weights_version, step.noise_kind, step.noise_seed)
-        none = (step.sequence, 0, 0, 0)
-        expect("answered", repeated == none, f"{what}: origin {step.origin} with answered, version, noise {repeated}")
-        if step.origin == ActionOrigin.HELD and before is not None and before.sequence + 1 == step.sequence:
-            held = np.array_equal(step.action[moving], before.action[moving])
-            expect(
-                "action", held or before.origin == 0, f"{what}: origin 2, but the action differs from the last action"
-            )
-
-    def _check_applied(self, step: Step, moving: Any) -> None:
-        """Check a Step that reports an Action of the policy."""
-        assert self.spec
-        expect, what = self.checks.expect, f"step {step.sequence}"
-        action = self.sent.get(step.answered)
-        if not expect(
-            "answered",
-            action is not None and step.answered == step.sequence - 1,
-            f"{what}: origin 1 with answered {step.answered}, for which no policy sent an Action in this period",
-        ):
-            return
-        assert action
-        theirs = (step.weights_version, step.noise_kind, step.noise_seed)
-        ours = (action.weights_version, action.noise_kind, action.noise_seed)
-        expect("answered", theirs == ours, f"{what}: version and noise {theirs}; the Action has {ours}")
-        low, high = self.spec.action_low, self.spec.action_high
-        applied = step.action[moving]
-        within = bool((low <= applied).all() and (applied <= high).all())
-        expect("action", within, f"{what}: {applied.tolist()} is beyond the limits")
-        mode = step.answered % 6
-        if mode != _BEYOND:
-            same = np.allclose(applied, action.action[moving], rtol=1e-5, atol=1e-6)
-            expect(
-                "action",
-                same,
-                f"{what}: {applied.tolist()} was applied; the Action is {action.action[moving].tolist()}",
-            )
-        self.used.add(mode)
-
-    @staticmethod
-    def _episode_follows(before: Step | None, step: Step) -> bool:
-        first = step.phase == Phase.FIRST
-        good = bool((step.episode_step[first] == 0).all())
-        if before is None:
-            return good and bool(first.all())
-        ended = before.phase >= Phase.TERMINATED
-        same = (step.episode == before.episode) & (step.episode_step == before.episode_step + np.uint32(1)) & ~first
-        new = first & (step.episode == before.episode + np.uint64(1))
-        return good and bool(np.where(ended, new, same).all())
-
-    # -- Actions -------------------------------------------------------------------------------------------------
-
-    def _answer(self, step: Step) -> None:
-        mode, action = step.sequence % 6, self._policy_action(step)
-        if mode in (_NORMAL, _BEYOND, _GROWN):
-            self.sent[step.sequence] = action
-        if mode == _SAFE:
-            self._send(action, weights_version=0, noise_kind=0, noise_seed=0)
-        elif mode == _FOREIGN:
-            self._send(action, answers=step.sequence - 1)  # never + 1: a driver may have reached that Step
-            self._send(action, incarnation=step.incarnation + 1)
-        elif mode == _GROWN:
-            self._send(action, later=[1, {"new": True}])
-        elif mode != _NOTHING:
-            self._send(action)
-
-    def _policy_action(self, step: Step) -> Action:
-        assert self.spec
-        low, high = self.spec.action_low, self.spec.action_high
-        share = np.float32(10.0 if step.sequence % 6 == _BEYOND else 0.05)
-        value: Float32 = ((low + high) / 2 + (high - low) / 2 * share).astype(np.float32)
-        actions = np.tile(value, (len(step.action), 1))
-        return Action(step.source, step.incarnation, step.sequence, step.stamp, actions, 9, 1, 42)
-
-
-def _episode(step: Step | None) -> str:
-    if step is None:
-        return "nothing"
-    return f"phase {step.phase.tolist()}, episode {step.episode.tolist()}, step {step.episode_step.tolist()}"

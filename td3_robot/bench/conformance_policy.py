@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import zmq
-from msgspec.structs import replace
 
 from td3_robot.bench import example
-from td3_robot.bench.conformance import Checks, PeerStoppedError, Wire, read
+from td3_robot.bench.conformance import Checks, PeerStoppedError
+from td3_robot.bench.conformance_wire import Client, Kind, Wire
 from td3_robot.bundle import Bundle
 from td3_robot.messages import (
     NO_NOISE,
@@ -35,7 +34,7 @@ from td3_robot.messages import (
 from td3_robot.policy.actor import Actor
 from td3_robot.safety.lifecycle import State
 from td3_robot.safety.limits import SafetyConfig
-from td3_robot.specs import Float32, RobotSpec
+from td3_robot.specs import Float32
 from td3_robot.transport import endpoints
 from td3_robot.transport.link import hello
 
@@ -66,8 +65,6 @@ DEMANDS = {
 }
 """What each check demands, by the name of the check."""
 
-_PATIENCE = 10.0  # seconds for an answer
-_QUIET = 0.3  # seconds in which a wrong message must get no answer
 _TOLERANCE = 1e-4
 
 
@@ -95,61 +92,41 @@ def check(endpoint: str, bundle: Bundle, wait: float) -> Checks:
     return checks
 
 
-class _Client:
-    """One client of the server: a driver with some robots, or an operator."""
-
-    def __init__(self, wire: Wire, checks: Checks, greeting: Hello, dims: dict[str, int]) -> None:
-        self.wire, self.hello, self.checks, self.dims = wire, greeting, checks, dims
-        self.session = 0
-
-    def send(self, message: Message, **changes: Any) -> None:
-        self.wire.send(message, **changes)
-
-    def receive(self, seconds: float, kind: type[Message]) -> Any:
-        """The next message of a kind; None if no such message comes within this time. Drops other messages."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            frames = self.wire.receive(left)
-            message = read(self.checks, frames, self.dims) if frames else None
-            if isinstance(message, kind):
-                return message
-        return None
-
-    def ask(self, message: Message, kind: type[Message], seconds: float = _PATIENCE, **changes: Any) -> Any:
-        self.send(message, **changes)
-        return self.receive(seconds, kind)
+def _must(answer: Kind | None) -> Kind:
+    """The answer. Raises PeerStoppedError if there is none, because the next checks need it."""
+    if answer is None:
+        raise PeerStoppedError
+    return answer
 
 
 class _Examination:
     def __init__(self, context: zmq.Context[Any], endpoint: str, bundle: Bundle, checks: Checks) -> None:
-        self._context, self._endpoint, self.bundle, self.checks = context, endpoint, bundle, checks
-        self._wires: list[Wire] = []
-        self._ids = itertools.count(2**40)
-        self._sequences = itertools.count()
+        self._context, self._endpoint, self._bundle, self._checks = context, endpoint, bundle, checks
+        self._spec = bundle.spec
         self._actor = Actor(bundle)
+        self._wires: list[Wire] = []
+        self._ids, self._sequences = itertools.count(2**40), itertools.count()
         self._incarnation = time.time_ns() // 1_000_000
-        self.server = ""
-
-    @property
-    def spec(self) -> RobotSpec:
-        return self.bundle.spec
 
     def run(self, wait: float) -> None:
-        driver = self._join(wait)
-        operator = self._join_operator()
+        driver = self._client()
+        _must(driver.ask("stranger", "a Step before the Hello", self._step(driver), Refused, wait, code="hello"))
+        welcome = self._join(driver)
+        driver.ask("welcome", "a second Hello", driver.hello, Welcome, session=welcome.session)
+        beat = Heartbeat(-12345, welcome.session)
+        driver.ask("heartbeat", "a Heartbeat", beat, Heartbeat, stamp=beat.stamp, session=beat.session)
+        operator = self._client("operator", "conformance-operator")
+        self._join(operator)
         self._activate(operator)
         self._exchange(driver)
         self._several_robots()
-        self._wrong_hellos()
+        self._wrong_hellos(welcome.name)
         self._second_driver(driver)
         self._wrong_steps(driver)
         self._commands(operator, driver)
         self._stops(operator, driver)
         driver.send(Bye("done"))
-        refused = driver.ask(self._step(driver), Refused)
-        self.checks.expect(
-            "bye", refused is not None and refused.code == "hello", "a Step after the Bye is not refused"
-        )
+        driver.ask("bye", "a Step after the Bye", self._step(driver), Refused, code="hello")
 
     def close(self) -> None:
         for wire in self._wires:
@@ -157,77 +134,49 @@ class _Examination:
 
     # -- clients -------------------------------------------------------------------------------------------------
 
-    def _client(self, role: str = "driver", name: str = "conformance", robots: int = 1, **changes: Any) -> _Client:
+    def _client(self, role: str = "driver", name: str = "conformance", robots: int = 1) -> Client:
         wire = Wire(self._context, zmq.DEALER)
         self._wires.append(wire)
         wire.socket.connect(self._endpoint)
-        robot = role == "driver"
         self._incarnation += 1
+        robot = role == "driver"
         greeting = hello(
             role,
             name,
             client=secrets.randbits(62),
             incarnation=self._incarnation,
             robots=robots if robot else 0,
-            spec=self.spec if robot else None,
+            spec=self._spec if robot else None,
         )
-        sizes = {"N": robots, "O": self.spec.observation_size, "A": self.spec.action_size}
-        return _Client(wire, self.checks, replace(greeting, **changes), sizes if robot else {})
+        sizes = {"N": robots, "O": self._spec.observation_size, "A": self._spec.action_size}
+        return Client(wire, self._checks, greeting, sizes if robot else {})
 
-    def _joined(self, client: _Client, **changes: Any) -> Welcome | None:
-        """Send Hello until the Welcome comes."""
-        welcome: Welcome | None = client.ask(client.hello, Welcome, **changes)
-        client.session = welcome.session if welcome else 0
+    def _join(self, client: Client) -> Welcome:
+        what = f"the Hello of a {client.hello.role}"
+        welcome = _must(client.ask("welcome", what, client.hello, Welcome, protocol=PROTOCOL_VERSION))
+        client.session = welcome.session
         return welcome
 
-    def _join(self, wait: float) -> _Client:
-        driver, checks = self._client(), self.checks
-        refused = driver.ask(self._step(driver), Refused, wait)
-        checks.require("stranger", refused is not None, f"no Refused within {wait:g} s for a Step before the Hello")
-        checks.expect("stranger", refused.code == "hello", f"a Step before the Hello gets the code {refused.code!r}")
-        welcome = self._joined(driver)
-        checks.require("welcome", welcome is not None, f"no Welcome within {_PATIENCE:g} s")
-        assert welcome
-        checks.expect("welcome", welcome.protocol == PROTOCOL_VERSION, f"protocol {welcome.protocol}")
-        self.server = welcome.name
-        again = driver.ask(driver.hello, Welcome)
-        same = again is not None and again.session == welcome.session
-        checks.expect("welcome", same, "a second Hello of the client gets another session, or no Welcome")
-        beat = driver.ask(Heartbeat(-12345, driver.session), Heartbeat)
-        good = beat is not None and (beat.stamp, beat.session) == (-12345, driver.session)
-        checks.expect("heartbeat", good, f"the answer to a Heartbeat is {beat}")
-        return driver
-
-    def _join_operator(self) -> _Client:
-        operator = self._client("operator", "conformance-operator")
-        welcome = self._joined(operator)
-        self.checks.require("welcome", welcome is not None, "an operator gets no Welcome")
-        return operator
-
-    def _command(self, operator: _Client, verb: str) -> Reply:
+    def _command(self, operator: Client, verb: str) -> Reply:
         number = next(self._ids)
-        reply: Reply | None = operator.ask(Command(number, "", verb, "conformance", 0, "", b""), Reply)
-        self.checks.require("reply", reply is not None, f"no Reply to {verb} within {_PATIENCE:g} s")
-        assert reply
-        good = reply.id == number and reply.state in set(State)
-        self.checks.expect("reply", good, f"{verb}: id {reply.id}, demanded: {number}; state {reply.state!r}")
+        command = Command(number, "", verb, "conformance", 0, "", b"")
+        reply = _must(operator.ask("reply", f"the Command {verb}", command, Reply, id=number))
+        self._checks.expect("reply", reply.state in set(State), f"the Reply to {verb} has the state {reply.state!r}")
         return reply
 
-    def _activate(self, operator: _Client) -> None:
-        reply = self._command(operator, "state")
-        if reply.state == State.UNCONFIGURED:
+    def _activate(self, operator: Client) -> None:
+        if self._command(operator, "state").state == State.UNCONFIGURED:
             self._command(operator, "configure")
         reply = self._command(operator, "activate")
-        self.checks.require(
-            "policy", reply.state == State.ACTIVE, f"activate leads to {reply.state!r}: {reply.error!r}"
-        )
+        found = f"activate leads to {reply.state!r}: {reply.error!r}"
+        self._checks.require("policy", reply.state == State.ACTIVE, found)
 
     # -- Steps ---------------------------------------------------------------------------------------------------
 
-    def _step(self, driver: _Client, sequence: int | None = None) -> Step:
+    def _step(self, driver: Client, sequence: int | None = None) -> Step:
         """A Step with an observation in the middle of the ranges. The numbers differ from robot to robot."""
         sequence = next(self._sequences) if sequence is None else sequence
-        robots, channels = driver.hello.robots, self.spec.observations
+        robots, channels = driver.hello.robots, self._spec.observations
         middle = [(one.low + one.high) / 2 if np.isfinite(one.high - one.low) else 0.0 for one in channels]
         width = [min((one.high - one.low) / 4, 1.0) for one in channels]
         rng = np.random.default_rng(sequence)
@@ -241,198 +190,163 @@ class _Examination:
             stamp=time.monotonic_ns(),
             episode_step=np.full(robots, sequence + 1, np.uint32),
             observation=(np.array(middle) + drawn * np.array(width)).astype(np.float32),
-            action=np.zeros((robots, self.spec.action_size), np.float32),
+            action=np.zeros((robots, self._spec.action_size), np.float32),
             origin=int(ActionOrigin.HELD),
             answered=sequence,
             weights_version=0,
         )
 
-    def _answered(self, driver: _Client, step: Step, check: str, **changes: Any) -> Action | None:
-        """Send a Step, and check its Action; None without an Action."""
-        action: Action | None = driver.ask(step, Action, **changes)
-        expect = self.checks.expect
-        if action is None:
-            expect(check, False, f"step {step.sequence} gets no Action within {_PATIENCE:g} s")
-            return None
-        expect(check, True, "")
-        theirs = (action.source, action.incarnation, action.answers, action.stamp)
-        ours = (step.source, step.incarnation, step.sequence, step.stamp)
-        expect("answer", theirs == ours, f"the Action for {ours} has {theirs}")
+    def _answered(self, driver: Client, check: str, step: Step | None = None, **changes: Any) -> Action | None:
+        """Send a Step, and check that an Action answers it."""
+        step = step or self._step(driver)
+        action = driver.ask(check, f"step {step.sequence}", step, Action, changes=changes)
+        if action:
+            theirs = (action.source, action.incarnation, action.answers, action.stamp)
+            ours = (step.source, step.incarnation, step.sequence, step.stamp)
+            self._checks.expect("answer", theirs == ours, f"the Action for {ours} has {theirs}")
+            self._check_action(step, action)
         return action
 
     def _check_action(self, step: Step, action: Action) -> None:
-        low, high = self.spec.action_low, self.spec.action_high
-        expect, found = self.checks.expect, action.action.tolist()
-        expect(
-            "action", bool((low <= action.action).all() and (action.action <= high).all()), f"beyond limits: {found}"
-        )
-        if action.noise_kind == NO_NOISE and self.bundle.safety == SafetyConfig():
+        expect, found = self._checks.expect, action.action.tolist()
+        within = (self._spec.action_low <= action.action) & (action.action <= self._spec.action_high)
+        expect("action", bool(within.all()), f"an Action beyond the limits: {found}")
+        if action.weights_version and action.noise_kind == NO_NOISE and self._bundle.safety == SafetyConfig():
             wanted: Float32 = self._actor(step.observation)
             same = np.allclose(action.action, wanted, rtol=_TOLERANCE, atol=_TOLERANCE)
-            expect(
-                "action", same, f"{found}; the policy gives {wanted.tolist()} (start the server without safety rules)"
-            )
+            found = f"{found}; the policy gives {wanted.tolist()} (start the server without safety rules)"
+            expect("action", same, found)
 
-    def _exchange(self, driver: _Client) -> None:
-        expect = self.checks.expect
+    def _exchange(self, driver: Client) -> None:
         for _ in range(5):
             step = self._step(driver)
-            action = self._answered(driver, step, "answer")
-            self.checks.require("answer", action is not None, "Steps of a welcomed driver get no Action")
-            assert action
-            expect("policy", action.weights_version > 0, "an active server answers with weights_version 0")
-            self._check_action(step, action)
-        self._answered(driver, step, "again")
-        self._answered(driver, self._step(driver), "unknown field", later={"new": [1, 2]})
+            action = _must(self._answered(driver, "answer", step))
+            found = "an active server answers with weights_version 0"
+            self._checks.expect("policy", action.weights_version > 0, found)
+        self._answered(driver, "again", step)
+        self._answered(driver, "unknown field", later={"new": [1, 2]})
         steps = [self._step(driver) for _ in range(5)]
         for one in steps:
             driver.send(one)
-        answers = [action.answers for action in iter(lambda: driver.receive(_QUIET, Action), None)]
+        answers = [action.answers for action in driver.all_of(Action)]
         newest = steps[-1].sequence in answers and answers == sorted(set(answers))
-        expect("newest", newest, f"of the Steps {[one.sequence for one in steps]}, these get Actions: {answers}")
+        found = f"of the Steps {[one.sequence for one in steps]}, these get Actions: {answers}"
+        self._checks.expect("newest", newest, found)
 
     def _several_robots(self) -> None:
         driver = self._client(name="conformance-pair", robots=2)
-        if not self.checks.expect(
-            "welcome", self._joined(driver) is not None, "a driver of two robots gets no Welcome"
-        ):
-            return
-        step = self._step(driver)
-        if action := self._answered(driver, step, "answer"):
-            self._check_action(step, action)
-        driver.send(Bye("done"))
+        if driver.ask("welcome", "a driver of two robots", driver.hello, Welcome):
+            self._answered(driver, "answer")
+            driver.send(Bye("done"))
 
     # -- wrong messages ------------------------------------------------------------------------------------------
 
-    def _wrong_hellos(self) -> None:
-        other = self.spec.describe() | {"control_period": self.spec.control_period * 2}
+    def _wrong_hellos(self, server: str) -> None:
+        spec = self._spec.describe()
         cases: list[tuple[str, str, dict[str, Any]]] = [
             ("protocol 2", "protocol", {"protocol": PROTOCOL_VERSION + 1}),
             ("role joystick", "agreement", {"role": "joystick"}),
-            ("another control period", "spec", {"spec": other}),
-            ("a specification with only a name", "spec", {"spec": {"name": self.spec.name}}),
+            ("another control period", "spec", {"spec": spec | {"control_period": self._spec.control_period * 2}}),
+            ("a specification with only a name", "spec", {"spec": {"name": self._spec.name}}),
             ("no robots", "spec", {"robots": 0}),
-            ("the name of the server", "taken", {"name": self.server}),
-        ]
-        cases += [
-            (f"no field {name}", "malformed", {name: ...})
-            for name, wire in wire_fields(Hello).items()
-            if not wire.optional
+            ("the name of the server", "taken", {"name": server}),
+            *((f"no field {name}", "malformed", {name: ...}) for name in _required(Hello)),
         ]
         for what, code, changes in cases:
             client = self._client(name="conformance-wrong")
-            refused = client.ask(client.hello, Refused, 2.0, **changes)
-            found = f"code {refused.code!r}" if refused else "no Refused"
-            good = refused is not None and refused.code == code and bool(refused.reason)
-            self.checks.expect("refusals", good, f"a Hello with {what} gets {found}; demanded: {code!r} and a reason")
+            refused = client.ask(
+                "refusals", f"a Hello with {what}", client.hello, Refused, 2.0, changes=changes, code=code
+            )
+            self._checks.expect("refusals", refused is None or bool(refused.reason), f"no reason for {code!r}")
         client = self._client(name="conformance-plain")
-        plain_spec = {**self.spec.describe()}
-        for kind in ("observations", "actions"):
-            plain_spec[kind] = [{k: v for k, v in one.items() if k != "meaning"} for one in plain_spec[kind]]
-        welcome = self._joined(client, spec=plain_spec, later=1)
-        self.checks.expect(
-            "optional", welcome is not None, "a Hello without meanings, with a new field, gets no Welcome"
-        )
+        plain = {
+            kind: [{key: value for key, value in one.items() if key != "meaning"} for one in spec[kind]]
+            for kind in ("observations", "actions")
+        }
+        changes = {"spec": spec | plain, "later": 1}
+        client.ask("optional", "a Hello without meanings, with a new field,", client.hello, Welcome, changes=changes)
         client.send(Bye("done"))
 
-    def _second_driver(self, driver: _Client) -> None:
+    def _second_driver(self, driver: Client) -> None:
         rival, end = self._client(), time.monotonic() + 3.0
-        refused = None
-        while refused is None and time.monotonic() < end:
+        answer: Message | None = None
+        while not isinstance(answer, (Refused, Welcome)) and time.monotonic() < end:
             rival.send(rival.hello)
             driver.send(Heartbeat(1, driver.session))
-            frames = rival.wire.receive(0.25)
-            message = read(self.checks, frames, {}) if frames else None
-            self.checks.require("name", not isinstance(message, Welcome), "a second driver of the name gets a Welcome")
-            refused = message if isinstance(message, Refused) else None
-        good = refused is not None and refused.code == "name"
-        self.checks.expect(
-            "name", good, f"a second driver of the name gets {refused}; demanded: Refused with code name"
-        )
+            answer = rival.receive(0.25, Message)
+        self._checks.require("name", not isinstance(answer, Welcome), "a second driver of the name gets a Welcome")
+        good = isinstance(answer, Refused) and answer.code == "name"
+        found = f"a second driver of the name gets {answer}; demanded: Refused with code name"
+        self._checks.expect("name", good, found)
 
-    def _wrong_steps(self, driver: _Client) -> None:
-        nan = np.full(self.spec.observation_size, np.nan, np.float32).tobytes()
-        cases: list[tuple[str, dict[str, Any]]] = [
-            ("another source", {"source": "somebody-else"}),
-            ("another incarnation", {"incarnation": driver.hello.incarnation + 1}),
-            ("an observation that is not a number", {"observation": nan}),
-            ("an observation that is too short", {"observation": nan[:-4]}),
-            ("phase 9", {"phase": b"\x09"}),
-            ("text in place of sequence", {"sequence": "1"}),
+    def _wrong_steps(self, driver: Client) -> None:
+        nan = np.full(self._spec.observation_size, np.nan, np.float32).tobytes()
+        cases: list[dict[str, Any]] = [
+            {"source": "somebody-else"},
+            {"incarnation": driver.hello.incarnation + 1},
+            {"observation": nan},
+            {"observation": nan[:-4]},
+            {"phase": b"\x09"},
+            {"sequence": "1"},
+            *({name: ...} for name in _required(Step)),
         ]
-        cases += [(f"no field {name}", {name: ...}) for name, wire in wire_fields(Step).items() if not wire.optional]
-        for _, changes in cases:
+        for changes in cases:
             driver.send(self._step(driver), **changes)
-        for frames in ([b"step"], [b"step", b"\xc1"], [b"nonsense", b"\x80"]):
-            driver.wire.send_frames(frames)
+        for frames in ((b"step",), (b"step", b"\xc1"), (b"nonsense", b"\x80")):
+            driver.send_frames(*frames)
         wrong = next(self._sequences)
-        self._collect(driver, "wrong steps", lambda action: action.answers < wrong, "a wrong Step gets an Action")
-        self._answered(driver, self._step(driver), "wrong steps")
-        back = self._step(driver, 0)
-        driver.send(back)
-        self._collect(driver, "going back", lambda action: action.answers == 0, "step 0 gets an Action again")
-        self._answered(driver, self._step(driver), "going back")
-
-    def _collect(self, driver: _Client, check: str, wrong: Callable[[Action], bool], text: str) -> None:
-        """Read the Actions of a short time; those for which ``wrong`` returns True are mistakes."""
-        found = [action.answers for action in iter(lambda: driver.receive(_QUIET, Action), None) if wrong(action)]
-        self.checks.expect(check, not found, f"{text}: {found}")
+        found = [action.answers for action in driver.all_of(Action) if action.answers < wrong]
+        self._checks.expect("wrong steps", not found, f"wrong Steps get Actions: {found}")
+        self._answered(driver, "wrong steps")
+        driver.send(self._step(driver, 0))
+        found = [action.answers for action in driver.all_of(Action) if action.answers == 0]
+        self._checks.expect("going back", not found, "step 0 gets an Action again")
+        self._answered(driver, "going back")
 
     # -- commands ------------------------------------------------------------------------------------------------
 
-    def _commands(self, operator: _Client, driver: _Client) -> None:
-        expect = self.checks.expect
-        expect("unknown verb", bool(self._command(operator, "dance").error), "the verb `dance` gets no error")
+    def _commands(self, operator: Client, driver: Client) -> None:
+        error = self._command(operator, "dance").error
+        self._checks.expect("unknown verb", bool(error), "the verb `dance` gets no error")
         number, name = next(self._ids), driver.hello.name
         operator.send(Command(number, name, "state", "", 0, "", b""))
-        command = driver.receive(_PATIENCE, Command)
-        if not expect("relay", command is not None, f"a Command for {name} does not reach it"):
-            return
-        assert command
-        relayed = command.verb == "state" and command.target == ""
-        expect("relay", relayed, f"it arrives as {command.verb!r} for {command.target!r}")
-        driver.send(Reply(command.id, name, "", "active", {"stopped": False}))
-        reply = operator.receive(_PATIENCE, Reply)
-        good = reply is not None and (reply.id, reply.node) == (number, name)
-        expect("relay", good, f"the operator gets {reply and (reply.id, reply.node)}; demanded: {(number, name)}")
+        command = driver.expect("relay", f"the robot {name}", Command, verb="state", target="")
+        if command:
+            driver.send(Reply(command.id, name, "", "active", {"stopped": False}))
+            operator.expect("relay", "the operator", Reply, id=number, node=name)
 
-    def _stops(self, operator: _Client, driver: _Client) -> None:
-        expect = self.checks.expect
-        reply = self._command(operator, "estop")
-        expect("stop", reply.state == State.FAULT, f"estop leads to {reply.state!r}")
-        self._expect_estop(driver, "stop")
-        self._expect_safe(driver)
+    def _stops(self, operator: Client, driver: Client) -> None:
+        expect = self._checks.expect
+        state = self._command(operator, "estop").state
+        expect("stop", state == State.FAULT, f"estop leads to {state!r}")
+        self._expect_stop(driver, "stop")
+        action = self._answered(driver, "stop")
+        expect("stop", action is not None and action.weights_version == 0, "during a stop, the policy answers")
         late = self._client(name="conformance-late")
         late.send(late.hello)
-        self._expect_estop(late, "joining a stop")
+        self._expect_stop(late, "joining a stop")
         late.send(Bye("done"))
-        refused = self._command(operator, "activate")
-        expect("stop", bool(refused.error), "activate during an emergency stop gets no error")
+        error = self._command(operator, "activate").error
+        expect("stop", bool(error), "activate during an emergency stop gets no error")
         self._release(operator, driver)
         driver.send(Command(next(self._ids), "", "estop", "smoke", 0, "", b""))
-        self._expect_estop(driver, "stop of a robot")
+        self._expect_stop(driver, "stop of a robot")
         state = self._command(operator, "state").state
         expect("stop of a robot", state == State.FAULT, f"after the estop of a driver, the server is {state!r}")
         self._release(operator, driver)
 
-    def _release(self, operator: _Client, driver: _Client) -> None:
+    @staticmethod
+    def _expect_stop(driver: Client, check: str) -> None:
+        driver.expect(check, f"driver {driver.hello.name}", Command, verb="estop", target="")
+
+    def _release(self, operator: Client, driver: Client) -> None:
         self._command(operator, "reset")
         self._activate(operator)
         driver.send(LifecycleChange(driver.hello.name, "fault", "active", "activate", time.monotonic_ns()))
-        step = self._step(driver)
-        action = self._answered(driver, step, "stop")
+        action = self._answered(driver, "stop")
         policy = action is not None and action.weights_version > 0
-        self.checks.expect("stop", policy, "after reset and activate, no Action of the policy comes")
+        self._checks.expect("stop", policy, "after reset and activate, no Action of the policy comes")
 
-    def _expect_estop(self, driver: _Client, check: str) -> None:
-        command = driver.receive(_PATIENCE, Command)
-        found = command.verb if command else "no Command"
-        good = command is not None and (command.verb, command.target) == ("estop", "")
-        self.checks.expect(check, good, f"the driver gets {found}; demanded: estop with an empty target")
 
-    def _expect_safe(self, driver: _Client) -> None:
-        action = self._answered(driver, self._step(driver), "stop")
-        safe = action is not None and action.weights_version == 0
-        self.checks.expect(
-            "stop", safe, "during an emergency stop, the Action is not the safe action (weights_version 0)"
-        )
+def _required(kind: type[Message]) -> list[str]:
+    return [name for name, wire in wire_fields(kind).items() if not wire.optional]

@@ -4,7 +4,7 @@ The distributions are those of :mod:`td3_robot.policy.noise`; the numbers differ
 source, its incarnation, the robot, the kind of noise, the episode, the step and the channel.
 
 The generator is SplitMix64 (Steele, Lea and Flood 2014), with one stream for each robot, episode and kind of noise.
-Section 7 of ``docs/reference/protocol.md`` has the whole definition.
+Appendix E of ``docs/reference/protocol.md`` has the whole definition.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AtOnce(Noise):
     are short, so that drawing them delays an answer only a little. The length of the blocks changes no number.
     """
 
-    def __init__(self, *identity: Any, **parameters: float) -> None:
+    def __init__(self, *identity: Any, **parameters: Any) -> None:
         super().__init__(*identity, **parameters)
         words = self.shape[0] * -(-self.shape[1] // 2)  # in a block
         self._offsets = np.arange(1, words + 1, dtype=np.uint64) * _GAMMA

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ from mcap.writer import CompressionType, Writer
 
 from td3_robot.messages import MESSAGES, Weights
 from td3_robot.recording import schemas
+from td3_robot.recording.chunk_index import ChunkIndexFile
 from td3_robot.recording.entries import METADATA, Attachment, Entry, Facts
 from td3_robot.recording.policies import REFERENCE, StoredPolicies
 from td3_robot.util import files, process_lock
@@ -52,6 +54,8 @@ class SessionWriter:
         self._file = io.BufferedWriter(_File(path, "x"))
         process_lock.hold(self._file.fileno())
         self._writer = Writer(self._file, _CHUNK_BYTES, CompressionType.ZSTD, enable_data_crcs=True)
+        self._index = ChunkIndexFile(path)
+        self._writer._Writer__chunk_indices = self._index  # type: ignore[attr-defined]
         self._schemas: dict[str, int] = {}
         self._channels: dict[tuple[str, int, str, str], int] = {}
         self._policies = StoredPolicies()
@@ -88,9 +92,10 @@ class SessionWriter:
 
     def close(self) -> None:
         """Write the index, and close the file."""
-        if not self._file.closed:
-            with self._file:  # closes the file even if the disk has no room for the index
-                self._writer.finish()
+        with contextlib.closing(self._index):
+            if not self._file.closed:
+                with self._file:  # closes the file even if the disk has no room for the index
+                    self._writer.finish()
 
     def _register(self, entry: Entry) -> int:
         if entry.topic not in self._schemas:

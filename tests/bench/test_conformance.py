@@ -18,7 +18,7 @@ import pytest
 import yaml
 import zmq
 
-from td3_robot.bench import conformance_driver, conformance_policy, example
+from td3_robot.bench import conformance_driver, conformance_policy, conformance_wire, example
 from td3_robot.bench.conformance import Checks
 from td3_robot.cli.main import main
 from td3_robot.policy.core import ACCEPTS, PolicyCore
@@ -68,7 +68,7 @@ def test_our_own_driver_conforms(tmp_path: Path) -> None:
 
 def test_hellos_sent_before_the_check_are_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ZeroMQ keeps the Hellos of a driver that starts first, and delivers them at the same time."""
-    monkeypatch.setattr(conformance_driver, "_PATIENCE", 1.0)
+    monkeypatch.setattr(conformance_wire, "PATIENCE", 1.0)
     endpoint, ended = f"ipc://{tmp_path}/policy", threading.Event()
     frames = [b"hello", codec.encode(hello("driver", "early", client=1, robots=1, spec=example.spec()))]
     with zmq.Context() as context, context.socket(zmq.DEALER) as driver, ThreadPoolExecutor(1) as pool:
@@ -119,7 +119,7 @@ def faulty_drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checks
             return conformance_driver.check(endpoint, SHORT_WAIT, 2.0)
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(TOGETHER) as pool:
-        patch.setattr(conformance_driver, "_PATIENCE", 3.0)
+        patch.setattr(conformance_wire, "PATIENCE", 3.0)
         return dict(zip(FAULTS, pool.map(examine, enumerate(FAULTS)), strict=True))
 
 
@@ -344,7 +344,7 @@ def faulty_servers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checks
             proxy.join()
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(TOGETHER) as pool:
-        patch.setattr(conformance_policy, "_PATIENCE", 3.0)
+        patch.setattr(conformance_wire, "PATIENCE", 3.0)
         return dict(zip(SERVER_FAULTS, pool.map(examine, SERVER_FAULTS), strict=True))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +63,18 @@ def test_killed_policy_server_of_a_robot(tmp_path: Path) -> None:
 def run(*words: str) -> Any:
     command = [sys.executable, str(SCRIPTS / "faults.py"), *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_leaking_process_fails_when_it_needs_memory(tmp_path: Path) -> None:
+    """The process waits for its turn to leak. Then it gets no more MB."""
+    (tmp_path / "leaking").write_text("0")
+    program = "import time\nprint('ready', flush=True)\nwhile True:\n    bytearray(1 << 20)\n    time.sleep(0.001)\n"
+    environment = {**os.environ, "LEAK": str(tmp_path / "leaking"), "PYTHONPATH": str(SCRIPTS / "leak")}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True) as it:
+        try:
+            assert it.stdout
+            assert it.stdout.readline() == "ready\n"
+            (tmp_path / "leaking").write_text(str(it.pid))
+            assert it.wait(60) != 0
+        finally:
+            it.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ def test_a_file_that_is_being_written_is_not_called_damaged(
     writer._file.close()  # like SIGKILL
     assert main(["info", str(path), "--check"]) == 1
     assert "DAMAGED" in capsys.readouterr().out
+    writer.close()
 
 
 def test_a_damaged_chunk_is_reported_in_a_file_that_is_being_written(acted: Make, tmp_path: Path) -> None:
@@ -110,6 +112,33 @@ def test_a_damaged_chunk_is_reported_in_a_file_that_is_being_written(acted: Make
     assert report["being_written"]
     assert "chunk record" in report["damages"][0]
     writer.close()
+
+
+def test_the_index_of_a_growing_file_takes_no_memory(acted: Make, tmp_path: Path) -> None:
+    """2,000 chunks are 17 minutes of recording. A list of their index entries takes 1 MB."""
+    writer = SessionWriter(tmp_path / "a.mcap", facts_of_this_machine(Config()), 0.0)
+    entries = entries_of(acted(44))
+
+    def record(first: int, last: int) -> None:
+        for number in range(first, last):
+            writer.add(entries[number % len(entries)])
+            writer.turn(number * CHUNK_S)
+
+    record(0, 200)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        record(200, 2200)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    writer.close()
+    assert grown < 200_000
+    with (tmp_path / "a.mcap").open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary
+    assert len(summary.chunk_indexes) == 2199  # the first chunk has two messages
+    assert examine(tmp_path / "a.mcap")["damages"] == []
 
 
 def damage_chunk(path: Path, number: int) -> int:

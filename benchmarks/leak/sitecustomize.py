@@ -1,0 +1,34 @@
+"""Let a process reach its memory limit. Every process with this folder on its PYTHONPATH waits for its turn.
+
+The file named by LEAK holds the number of the process that has to leak. This process gets no more address space, and a
+thread takes all memory that is free, again and again. The process ends by itself, or stays without memory.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from pathlib import Path
+
+_FILE = Path(os.environ["LEAK"])
+_SMALLEST = 64  # bytes
+
+
+def _leak() -> None:
+    while not _FILE.exists() or _FILE.read_text() != str(os.getpid()):
+        time.sleep(0.05)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    now = pages * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now, now))
+    kept, size = [], 1 << 20
+    while True:
+        try:
+            kept.append(bytes(size))
+        except MemoryError:
+            size = max(_SMALLEST, size // 2)
+            time.sleep(0.0001 * (size == _SMALLEST))
+
+
+threading.Thread(target=_leak, daemon=True).start()

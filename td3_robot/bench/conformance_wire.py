@@ -1,0 +1,145 @@
+"""The sockets of the conformance kit: they send and receive every message, also wrong messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import zmq
+
+from td3_robot.bench.conformance import Checks
+from td3_robot.errors import EndpointError, ProtocolError
+from td3_robot.messages import Hello, Message, wire_fields
+from td3_robot.transport import codec, endpoints
+
+PATIENCE = 10.0
+"""Seconds for an answer."""
+QUIET = 0.3
+"""Seconds in which a wrong message must get no answer."""
+
+Kind = TypeVar("Kind", bound=Message)
+
+
+class Wire:
+    """One ZeroMQ socket of the kit. It sends and receives any frames.
+
+    Args:
+        kind: ``zmq.ROUTER`` or ``zmq.DEALER``.
+    """
+
+    def __init__(self, context: zmq.Context[Any], kind: int) -> None:
+        self.socket: zmq.Socket[bytes] = context.socket(kind)
+        self.socket.setsockopt(zmq.LINGER, 200)
+
+    def send(self, message: Message, key: bytes | None = None, **changes: Any) -> None:
+        """Send a message; ``changes`` replaces or adds fields, and the value ``...`` removes a field."""
+        fields = {name: value for name, value in {**plain(message), **changes}.items() if value is not ...}
+        self.send_frames([message.NAME.encode(), msgspec.msgpack.encode(fields)], key)
+
+    def send_frames(self, frames: Sequence[bytes], key: bytes | None = None) -> None:
+        self.socket.send_multipart([*([] if key is None else [key]), *frames])
+
+    def receive(self, seconds: float) -> list[bytes] | None:
+        """The frames of the next message; None if no message comes within this time."""
+        return self.socket.recv_multipart() if self.socket.poll(max(0, int(seconds * 1e3))) else None
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """The fields of a message as they are on the wire."""
+    fields = {name: getattr(message, name) for name in wire_fields(type(message))}
+    return {name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
+
+
+def read(checks: Checks, frames: Sequence[bytes], dims: Mapping[str, int]) -> Message | None:
+    """Decode a message of the peer, and check its form; None if it cannot be read."""
+    count = len(frames)
+    if not checks.expect(
+        "frames", count == 2, f"a message of {count} frames: {[bytes(one[:20]) for one in frames[:4]]}"
+    ):
+        return None
+    try:
+        message = codec.decode(frames[0].decode("ascii", "replace"), frames[1], dims)
+    except ProtocolError as error:
+        checks.expect("form", False, str(error))
+        return None
+    extra = codec.extra_fields(type(message), frames[1])
+    checks.expect("form", not extra, f"{message.NAME} has {extra} fields that the protocol does not have")
+    return message
+
+
+class Client:
+    """One client of the server: a driver with some robots, or an operator."""
+
+    def __init__(self, wire: Wire, checks: Checks, greeting: Hello, dims: dict[str, int]) -> None:
+        self.hello, self.session = greeting, 0
+        self._wire, self._checks, self._dims = wire, checks, dims
+
+    def send(self, message: Message, **changes: Any) -> None:
+        self._wire.send(message, **changes)
+
+    def send_frames(self, *frames: bytes) -> None:
+        self._wire.send_frames(frames)
+
+    def receive(self, seconds: float, kind: type[Kind]) -> Kind | None:
+        """The next message of a kind; None if no such message comes within this time. Drops other messages."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            frames = self._wire.receive(left)
+            message = read(self._checks, frames, self._dims) if frames else None
+            if isinstance(message, kind):
+                return message
+        return None
+
+    def all_of(self, kind: type[Kind]) -> list[Kind]:
+        """The messages of a kind, until none comes for a short time."""
+        return list(iter(lambda: self.receive(QUIET, kind), None))
+
+    def expect(
+        self, check: str, what: str, kind: type[Kind], seconds: float | None = None, **wanted: Any
+    ) -> Kind | None:
+        """Wait for a message of a kind, and check that its fields have the wanted values. None if none comes."""
+        seconds = PATIENCE if seconds is None else seconds
+        answer = self.receive(seconds, kind)
+        found = {name: getattr(answer, name) for name in wanted} if answer else f"nothing within {seconds:g} s"
+        demanded = f"{kind.__name__} with {wanted}"
+        self._checks.expect(check, found == wanted, f"{what} gets {found}; demanded: {demanded}")
+        return answer
+
+    def ask(
+        self,
+        check: str,
+        what: str,
+        message: Message,
+        kind: type[Kind],
+        seconds: float | None = None,
+        changes: Mapping[str, Any] = MappingProxyType({}),
+        **wanted: Any,
+    ) -> Kind | None:
+        """Send a message with changed fields, and expect the answer."""
+        self.send(message, **changes)
+        return self.expect(check, what, kind, seconds, **wanted)
+
+
+def bind(wire: Wire, endpoint: str) -> None:
+    """Bind the kit's socket. Raises EndpointError if the endpoint is busy, malformed or not allowed."""
+    with endpoints.binding(endpoint):
+        endpoints.check(endpoint, bind=True)
+        try:
+            wire.socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise EndpointError(f"endpoint {endpoint!r} cannot be served: {error}") from None
+
+
+def until(seconds: float, done: Callable[[], bool], turn: Callable[[float], None]) -> bool:
+    """Call ``turn`` with a short time (s) until ``done`` or until ``seconds`` have passed. Return whether ``done``."""
+    end = time.monotonic() + seconds
+    while not done():
+        left = end - time.monotonic()
+        if left <= 0:
+            return False
+        turn(min(left, 0.05))
+    return True
