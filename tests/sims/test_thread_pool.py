@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -76,6 +78,47 @@ def test_an_interrupt_waits_for_the_others(pool: ThreadPool) -> None:
     with pytest.raises(KeyboardInterrupt):
         pool.run(call, 2)
     assert len(done) == 1
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
+def test_an_interrupt_while_waiting_waits_for_the_others(pool: ThreadPool, raised: type[BaseException]) -> None:
+    main = threading.main_thread()
+    helped, interrupted, left = threading.Event(), threading.Event(), threading.Event()
+    early: list[bool] = []
+
+    def press(_number: int, _frame: object) -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            raise raised
+
+    def call(_: int) -> None:
+        if threading.current_thread() is main:
+            assert helped.wait(60)
+            return
+        helped.set()
+        while sys._current_frames()[main.ident or 0].f_code is not ThreadPool.run.__code__:
+            pass  # until the caller waits
+        os.kill(os.getpid(), signal.SIGINT)
+        while not interrupted.wait(1):  # the signal came just before the caller slept
+            os.kill(os.getpid(), signal.SIGINT)
+        early.append(left.wait(0.2))
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        with pytest.raises(raised):
+            pool.run(call, 2)
+        left.set()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert early == [False], "run() raised while a call was running"
+
+
+def test_an_interrupt_is_raised_before_other_failures(pool: ThreadPool) -> None:
+    def call(number: int) -> None:
+        raise KeyboardInterrupt if number == 5 else ValueError(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        pool.run(call, 8)
 
 
 def test_in_a_forked_process_the_caller_does_the_work() -> None:
