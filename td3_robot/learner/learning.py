@@ -46,12 +46,7 @@ class Learning:
         self._make_training = make_training
 
     def begin(self, spec: RobotSpec, bundle: Bundle | None = None) -> None:
-        """Create the training for this robot. A bundle gives the first policy.
-
-        Raises:
-            BundleError: the bundle does not fit the configuration.
-            ConfigError: the configuration does not fit the robot or the algorithm.
-        """
+        """Create the training for this robot. A bundle gives the first policy."""
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)
         self.training = self._make_training(spec)
         # The configuration cannot check these two rules, because it must not import the algorithm's class.
@@ -116,11 +111,7 @@ class Learning:
             self.env_steps += len(transitions)
 
     def check(self) -> None:
-        """Check that training has not diverged. Waits for the device.
-
-        Raises:
-            DivergenceError: training has diverged.
-        """
+        """Raise DivergenceError if training has diverged. Waits for the device."""
         if self.spec and (problem := self.training.problem()):
             raise self.diverged(problem)
 
