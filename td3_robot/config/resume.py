@@ -1,4 +1,4 @@
-"""Checks what a resume changes. It may change only keys that the user sets with ``--set``, except the keys in FIXED."""
+"""Checks what a resume changes: only keys that the user sets with ``--set``, and no key in FIXED."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from td3_robot.errors import UsageError
 FIXED = {
     "task": "the run's policy has learned this task",
     "seed": "the run has used its random numbers",
-    "timing": "a checkpoint fits only its own timing",
+    "timing": "the run's checkpoints fit only this timing",
     "network.hidden": "the run's networks have that shape",
     "learner.layer_norm": "the run's networks have that shape",
     "learner.algorithm": "the run's networks belong to that algorithm",
@@ -22,14 +22,14 @@ FIXED = {
     "learner.n_step": "the run's replay buffer holds sums over that many steps",
     "learner.replay": "the run's replay buffer is of that kind",
     "learner.normalise_observations": "the run's networks have learned with that setting",
-    "learner.policy_average": "the run's average began with that rate",
+    "learner.policy_average": "the run's average of the actor began with that rate",
     "learner.learning_starts": "the run counts its updates from that step",
     "learner.replay_ratio": "the run counts its updates with that ratio",
     "learner.recordings": "the run read the recordings at its start",
     "learner.offline_updates": "the run has made its offline updates",
     "launch": "the run's state belongs to its processes",
     "learner.buffer_size": "the run's replay buffer has that size",
-    "learner.operator_share": "the run keeps an operator's transitions in the place that it names",
+    "learner.operator_share": "it determines the buffer in which the run stores an operator's transitions",
     "learner.replay_storage": "the run's replay buffer is stored there",
     "learner.start_from": "the run's actor started from it",
 }

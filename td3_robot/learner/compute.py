@@ -22,11 +22,7 @@ CPU = torch.device("cpu")
 
 
 def device(wanted: str) -> torch.device:
-    """The device to learn on. ``auto`` means a CUDA GPU if torch sees one, else the processor.
-
-    Raises:
-        ConfigError: ``wanted`` is cuda and torch sees no GPU.
-    """
+    """The device to learn on. ``auto`` means a CUDA GPU if torch sees one, else the processor."""
     seen = wanted != "cpu" and torch.cuda.is_available()
     if wanted == "cuda" and not seen:
         built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
@@ -88,9 +84,6 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
     Args:
         begins: whether the run is new. In a new run, bf16 must be faster than fp32. A resumed run keeps its precision
             without a measurement, because other processes could disturb the measurement.
-
-    Raises:
-        ConfigError: the device does not support bf16; or the run is new and bf16 is slower.
     """
     # On a GPU, kernel launches limit the speed of networks of this size, and bf16 launches more kernels.
     if wanted == "fp32" or (wanted == "auto" and device.type != "cpu"):

@@ -24,7 +24,7 @@ class Learning:
 
     Attributes:
         spec: specification of the robot; None until :meth:`begin`.
-        training: it does not exist before :meth:`begin`.
+        training: created by :meth:`begin`.
         env_steps: number of stored transitions from sources. Transitions from recordings do not count.
         sound_at: ``env_steps`` at the newest check that found no divergence; None before the first check.
     """
@@ -46,12 +46,7 @@ class Learning:
         self._make_training = make_training
 
     def begin(self, spec: RobotSpec, bundle: Bundle | None = None) -> None:
-        """Create the training for this robot. A bundle gives the first policy.
-
-        Raises:
-            BundleError: the bundle does not fit the configuration.
-            ConfigError: the configuration does not fit the robot or the algorithm.
-        """
+        """Create the training for this robot. A bundle gives the first policy."""
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)
         self.training = self._make_training(spec)
         # The configuration cannot check these two rules, because it must not import the algorithm's class.
@@ -116,11 +111,7 @@ class Learning:
             self.env_steps += len(transitions)
 
     def check(self) -> None:
-        """Check that training has not diverged. Waits for the device.
-
-        Raises:
-            DivergenceError: training has diverged.
-        """
+        """Raise DivergenceError if training has diverged. Waits for the device."""
         if self.spec and (problem := self.training.problem()):
             raise self.diverged(problem)
 

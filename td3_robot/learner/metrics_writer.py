@@ -32,11 +32,7 @@ get the tag ``eval/KEY``.
 
 
 class MetricsWriter:
-    """Writes each record at once, so that a crash loses at most the newest record.
-
-    Raises:
-        OSError: the disk is full or the files cannot be written.
-    """
+    """Writes each record at once, so that a crash loses at most the newest record."""
 
     def __init__(self, lines: Path, events: Path) -> None:
         self._lines = lines

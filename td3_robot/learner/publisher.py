@@ -45,12 +45,7 @@ class Publisher:
         self.evaluators.discard(peer)
 
     def bundle(self, *, averaged: bool = False) -> Bundle:
-        """The policy that chooses the robots' actions. With ``averaged``: the policy for evaluations and files.
-
-        Raises:
-            BundleError: no robot is known yet.
-            DivergenceError: the policy's weights are not finite.
-        """
+        """The policy that chooses the robots' actions. With ``averaged``: the policy for evaluations and files."""
         if self._learning.spec is None:
             raise BundleError("the learner has no policy yet: no simulator has joined")
         training, learner = self._learning.training, self._config.learner

@@ -46,11 +46,7 @@ class Reports:
             self.record(now)
 
     def record(self, now: float, kind: str = "train") -> None:
-        """Make a record of the training now, and keep its policy in ``sound``.
-
-        Raises:
-            DivergenceError: training has diverged.
-        """
+        """Make a record of the training now, and keep its policy in ``sound``."""
         learning = self._learning
         learning.check()
         self.sound = self._publisher.bundle(averaged=True).encode()

@@ -105,16 +105,13 @@ def announce(
     loaded: int = 0,
     networks: Networks | None = None,
 ) -> str:
-    """Return one line with the memory and disk space that the learner needs, and how much is free.
+    """One line with the memory and disk space that the learner needs, and how much is free. Refuse what does not fit.
 
     Args:
         config, networks: see :func:`needs`.
         run: the run folder, which may not exist yet. Files that exist in it need no further space.
         device_memory: free bytes of the GPU; None if unknown or without a GPU.
         loaded: bytes of a checkpoint that is already in memory.
-
-    Raises:
-        ConfigError: the learner needs more than is free.
     """
     networks = networks or estimated(config, observation_size, action_size)
     held = config.learner.buffer_size

@@ -36,9 +36,6 @@ class Training:
         config: configuration of the run, without ``auto``. The section with the algorithm's name, if there is one,
             contains the algorithm's options.
         storage: creates the storage of the replay buffer from the capacity and the row width.
-
-    Raises:
-        ConfigError: the replay buffer does not fit into memory.
     """
 
     def __init__(self, spec: RobotSpec, config: Config, storage: Callable[[int, int], Storage]) -> None:
@@ -100,11 +97,7 @@ class Training:
         }
 
     def recover(self, seen: Mapping[str, Any]) -> None:
-        """Use the rows that an earlier process stored, and restore the statistics that its :meth:`seen` returned.
-
-        Raises:
-            BundleError: the statistics are incomplete.
-        """
+        """Use the rows that an earlier process stored, and restore the statistics that its :meth:`seen` returned."""
         self.experience.recover()
         with reading("the statistics in the replay journal are damaged"):
             for name, part in self._gatherers().items():

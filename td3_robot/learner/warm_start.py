@@ -26,11 +26,7 @@ _KEY = "learner.start_from"
 
 
 def check(bundle: Bundle, spec: RobotSpec, hidden: tuple[int, ...], learner: LearnerConfig) -> None:
-    """Check that learning can start from this policy, for this robot and with these settings.
-
-    Raises:
-        BundleError: it cannot.
-    """
+    """Raise BundleError if learning cannot start from this policy, for this robot and with these settings."""
     if difference := spec.difference(bundle.spec):
         raise BundleError(f"{_KEY}: that policy is for another robot: {difference}")
     if bundle.hidden != hidden:
@@ -49,11 +45,7 @@ def check(bundle: Bundle, spec: RobotSpec, hidden: tuple[int, ...], learner: Lea
 
 
 def observations(bundle: Bundle) -> int:
-    """The number of observations in a policy's mean and deviation.
-
-    Raises:
-        BundleError: the provenance of the policy does not contain the number.
-    """
+    """The number of observations in a policy's mean and deviation."""
     count = bundle.provenance.get("env_steps")
     if not isinstance(count, int) or count < 1:
         raise BundleError(
@@ -64,12 +56,7 @@ def observations(bundle: Bundle) -> int:
 
 
 def begin(core: LearnerCore) -> None:
-    """Load the configured policy and recordings into a new core.
-
-    Raises:
-        BundleError: the policy or a recording does not fit.
-        SessionError: a recording cannot be read.
-    """
+    """Load the configured policy and recordings into a new core."""
     file, recordings = core.config.learner.start_from, core.config.learner.recordings
     if file:
         bundle = Bundle.load(Path(file))
@@ -95,9 +82,6 @@ def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[St
 
     Returns:
         The number of stored transitions of each recording.
-
-    Raises:
-        BundleError: a recording is of another robot.
     """
     counts: list[int] = []
     stored_before = False

@@ -15,7 +15,7 @@ from td3_robot.learner.algorithms.base import Algorithm
 from td3_robot.learner.algorithms.ddpg import DDPG
 from td3_robot.learner.algorithms.td3 import TD3
 from td3_robot.learner.engine.td3 import FastTD3
-from td3_robot.learner.replay_buffer.buffer import Batch
+from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
 
 O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the docstrings
 
@@ -60,6 +60,20 @@ def batches(count: int, seed: int, size: int = B) -> list[Batch]:
     return [
         Batch(normal(size, O), uniform(size, A), normal(size, 1), normal(size, O), discounts()) for _ in range(count)
     ]
+
+
+def filled_buffer(device: torch.device | None = None) -> ReplayBuffer:
+    """Return a buffer with 100 random transitions. With a device, the device holds a copy of the buffer."""
+    random = np.random.default_rng(1)
+    buffer = ReplayBuffer(100, O, A, seed=2)
+    if device:
+        buffer.use_device(device)
+
+    def normal(*shape: int) -> Any:
+        return random.standard_normal((100, *shape)).astype(np.float32)
+
+    buffer.add(normal(O), np.tanh(normal(A)), normal(), normal(O), (random.random(100) < 0.8).astype(np.float32))
+    return buffer
 
 
 def noise_to_come(algorithm: Algorithm, size: int = B, actions: int = A) -> Tensor:
@@ -107,11 +121,6 @@ def distance(one: Weights, other: Weights) -> float:
     """Return the largest difference between two weights of the same name and position."""
     assert one.keys() == other.keys()
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
-
-
-def changed(td3: Algorithm) -> None:
-    """Tell an algorithm that a test has changed its weights."""
-    td3.restored()
 
 
 class Exact:

@@ -52,5 +52,6 @@ class RunningMetrics:
         """Continue from :meth:`state`. An error leaves the metrics unchanged."""
         sums = {name: torch.tensor(float(total)) for name, (total, _) in scalars["sums"].items()}
         counts = {name: int(count) for name, (_, count) in scalars["sums"].items()}
-        self._gauges = {name: float(scalars["gauges"][name]) for name in self._gauges}
+        saved = scalars["gauges"]
+        self._gauges = {name: float(saved[name]) for name in self._gauges}
         self._sums, self._counts = sums, counts

@@ -55,12 +55,7 @@ def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any
 
 
 def load_newest(folder: Path) -> tuple[Path, Arrays, dict[str, Any]] | None:
-    """Load the newest undamaged checkpoint, and rename damaged ones to ``*.damaged``; None if there is no checkpoint.
-
-    Raises:
-        BundleError: all checkpoints are damaged, or the newest has another format.
-        OSError: a checkpoint cannot be read. It is not renamed, because it may be undamaged.
-    """
+    """Load the newest undamaged checkpoint, if there is one. Rename damaged checkpoints to ``*.damaged``."""
     damaged: list[str] = []
     for path in sorted(folder.glob("checkpoint-*.safetensors"), reverse=True):
         try:

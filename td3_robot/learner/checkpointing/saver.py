@@ -25,13 +25,7 @@ _SNAPSHOT_TIMEOUT = 8.0  # seconds that a stopping learner waits for the simulat
 
 
 def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
-    """Create the learner's core. It continues from the newest undamaged checkpoint, if there is one.
-
-    Raises:
-        BundleError: all checkpoints are damaged, or the newest does not fit the configuration.
-        ConfigError: this machine lacks the device, or the memory or disk space, that the configuration needs.
-        OSError: a checkpoint cannot be read.
-    """
+    """Create the learner's core. It continues from the newest undamaged checkpoint, if there is one."""
     checkpoint.tidy(node.run.checkpoints)
     saved = checkpoint.load_newest(node.run.checkpoints)
     loaded = sum(array.nbytes for array in saved[1].values()) if saved else 0
@@ -71,12 +65,7 @@ class Saver:
         self._scheduler.keep_snapshots()
 
     def __call__(self) -> None:
-        """Save a checkpoint if it is due. Restore the newest snapshot if the scheduler asks for it.
-
-        Raises:
-            BundleError: there is no undamaged snapshot to restore.
-            OSError: the last checkpoint of the run cannot be written.
-        """
+        """Save a checkpoint if it is due. Restore the newest snapshot if the scheduler asks for it."""
         if self._scheduler.must_roll_back:
             self._roll_back()
         if self._made >= self._next and not self._core.done:
@@ -111,11 +100,7 @@ class Saver:
         return now > self._stop_by
 
     def finish(self) -> None:
-        """Save the last checkpoint, after the last turn.
-
-        Raises:
-            OSError: the checkpoint cannot be written.
-        """
+        """Save the last checkpoint, after the last turn."""
         self._scheduler.request_snapshot()
         if self._scheduler.snapshot_ready:
             self._save(last=True)

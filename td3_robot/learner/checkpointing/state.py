@@ -31,10 +31,6 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
     """Everything that a restarted learner needs: named arrays, and plain JSON values.
 
     The arrays are views of arrays in the core. Write them to a file or copy them before the core continues.
-
-    Raises:
-        BundleError: no robot has joined yet.
-        DivergenceError: training has diverged, so this state must not be saved.
     """
     if core.spec is None:
         raise BundleError("the learner has nothing to save yet: no simulator has joined")
@@ -69,11 +65,7 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
 
 
 def resume(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-    """Let a new core continue from the state of :func:`save`. All sources must join again.
-
-    Raises:
-        BundleError: the state does not fit the configuration.
-    """
+    """Let a new core continue from the state of :func:`save`. All sources must join again."""
     restore(core, arrays, scalars)
     now = core.config.learner.precision
     if (before := scalars.get("precision", now)) != now:

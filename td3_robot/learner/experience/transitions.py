@@ -163,7 +163,11 @@ class Robots:
         return self.incarnation == step.incarnation and len(self.rows) == len(step.episode)
 
     def advance(self, robots: NDArray[np.intp], step: Step) -> Bools:
-        """Move robots to their positions in a Step. Returns bool[M]: whether each robot has missed no transition."""
+        """Move robots to their positions in a Step.
+
+        Returns:
+            bool[M]: whether the new transition of each robot directly follows the robot's previous transition.
+        """
         episode, episode_step = self.rows["episode"], self.rows["episode_step"]
         continues = _follows(episode, episode_step, step)[robots]
         episode[robots], episode_step[robots] = step.episode[robots], step.episode_step[robots]

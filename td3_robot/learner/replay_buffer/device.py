@@ -16,11 +16,7 @@ _AT_ONCE = 8192  # rows copied to the device in one piece
 
 
 class DeviceRows:
-    """A copy of a buffer's rows on a device. :meth:`copy` and :meth:`gather` do not wait for the device.
-
-    Raises:
-        ConfigError: the device lacks the memory for all rows.
-    """
+    """A copy of a buffer's rows on a device. :meth:`copy` and :meth:`gather` do not wait for the device."""
 
     def __init__(self, rows: Float32, device: torch.device) -> None:
         self._host, self._device = rows, device

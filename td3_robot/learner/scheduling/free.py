@@ -154,9 +154,10 @@ def _equalize(shares: Mapping[str, int], room: Mapping[str, int], free: int, mis
 
 
 def _level(rows: Sequence[tuple[int, int]], free: int) -> int:
-    """The lowest level that uses up ``free`` steps, if each row (share, room) rises to it as far as it has room.
+    """The lowest level at which the rows together take ``free`` steps.
 
-    Without that much room, the result is the level at which no row has room.
+    Each row (share, room) takes the steps from its share up to the level, but at most its room. If the rows have too
+    little room, the result is the level at which each row has taken all its room.
     """
     level = used = rising = 0
     for at, change in sorted([(share, 1) for share, _ in rows] + [(share + room, -1) for share, room in rows]):

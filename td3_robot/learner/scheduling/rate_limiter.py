@@ -38,7 +38,9 @@ class RateLimiter:
         return self.ratio is None or self.lead(env_steps, updates) >= 1
 
     def steps_allowed(self, updates: int, overshoot: int = 0) -> int:
-        """The total number of environment steps at which the simulators must wait. It always allows one more update.
+        """The total number of environment steps at which the simulators must wait.
+
+        This number is always large enough for one more update.
 
         Args:
             overshoot: steps that the simulators may make beyond the limit, because the robots of one process step

@@ -12,7 +12,7 @@ from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner.algorithms.td3 import TD3
 from td3_robot.learner.engine.td3 import FastTD3
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
-from tests.learner.td3_cases import A, B, O, batches, changed, distance, noise_to_come, tensors_of, weights_of
+from tests.learner.td3_cases import A, B, O, batches, distance, noise_to_come, tensors_of, weights_of
 
 pytestmark = pytest.mark.parametrize("kind", [TD3, FastTD3], ids=["written", "engine"])
 
@@ -113,7 +113,7 @@ def test_gauges_match_a_hand_calculation(kind: Any) -> None:
     """
     td3 = kind(O, A, (24, 16), LearnerConfig(policy_delay=1), seed=53)
     tensors_of(td3)["actor.2.bias"][1] = 9.0  # tanh 9 = 0.99999997
-    changed(td3)
+    td3.restored()
     (batch,) = batches(1, seed=54)
     td3.learn(batch._replace(reward=torch.full((B, 1), -3.0), discount=torch.zeros(B, 1)))
     metrics = td3.metrics()

@@ -20,8 +20,7 @@ from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.learner.training import Training
 from td3_robot.specs import RobotSpec
 from td3_robot.util import machine
-
-O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the docstrings
+from tests.learner.td3_cases import A, B, O, filled_buffer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,16 +37,10 @@ def example() -> Batch:
 
 def trained(config: LearnerConfig, updates: int, *, compiles: bool = False) -> FastTD3:
     td3 = FastTD3(O, A, (24, 16), config, seed=3)
-    random = np.random.default_rng(1)
-    buffer = ReplayBuffer(100, O, A, seed=2)
+    buffer = filled_buffer()
     if compiles:
         compiled.use(td3, buffer.example(B))
         assert td3.compiled
-
-    def normal(*shape: int) -> Any:
-        return random.standard_normal((100, *shape)).astype(np.float32)
-
-    buffer.add(normal(O), np.tanh(normal(A)), normal(), normal(O), (random.random(100) < 0.8).astype(np.float32))
     for _ in range(updates):
         td3.learn(buffer.sample(B))
     return td3

@@ -14,9 +14,7 @@ from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner.engine import graph
 from td3_robot.learner.engine.graph import CapturedUpdate, Work, difference
 from td3_robot.learner.engine.td3 import FastTD3
-from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
-
-O, A, B = 5, 3, 32  # noqa: E741 - observation, action and batch size, as in the docstrings
+from tests.learner.td3_cases import A, B, O, filled_buffer
 
 
 class Recorder:
@@ -35,24 +33,11 @@ class Recorder:
         return launch
 
 
-def buffer(device: torch.device | None) -> ReplayBuffer:
-    random = np.random.default_rng(1)
-    made = ReplayBuffer(100, O, A, seed=2)
-    if device:
-        made.use_device(device)
-
-    def normal(*shape: int) -> Any:
-        return random.standard_normal((100, *shape)).astype(np.float32)
-
-    made.add(normal(O), np.tanh(normal(A)), normal(), normal(O), random.random(100) < 0.2)
-    return made
-
-
 def trained(
     config: LearnerConfig, device: torch.device, updates: int, *, captures: bool = False
 ) -> tuple[FastTD3, CapturedUpdate | None]:
     """An engine that has made ``updates`` updates with a falling learning rate."""
-    td3, replay = FastTD3(O, A, (24, 16), config, 3, device), buffer(device)
+    td3, replay = FastTD3(O, A, (24, 16), config, 3, device), filled_buffer(device)
     captured = CapturedUpdate(td3) if captures else None
     for number in range(updates):
         td3.set_learning_rate(1e-3 / (1 + number))
@@ -152,7 +137,7 @@ def test_gauges_are_of_the_newest_captured_update(
     """The test restores the engine at an even or odd number of updates, and again after 26 more updates."""
     cpu, gauges = torch.device("cpu"), []
     for captures in (False, True):
-        td3, replay = FastTD3(O, A, (24, 16), config, 3), buffer(cpu)
+        td3, replay = FastTD3(O, A, (24, 16), config, 3), filled_buffer(cpu)
         for _ in range(resumed_at):
             td3.learn(replay.sample(B))
         td3.restore(*td3.state())
@@ -212,7 +197,7 @@ def test_another_batch_reaches_the_captured_memory(replace_capture: Replace) -> 
     for captured in (False, True):
         td3 = FastTD3(O, A, (24, 16), LearnerConfig(), 3)
         update = CapturedUpdate(td3) if captured else td3.learn
-        host = buffer(None)
+        host = filled_buffer()
         for size in (B, B, B, B, B, B, 16, 16, 16):
             update(host.sample(size))
         results.append(td3)
