@@ -195,12 +195,13 @@ class Live:
         rows = []
         for name in sorted(topics.keys() | report["states"].keys() | self._statuses.keys()):
             status, own = self._statuses.get(name), topics.get(name, [])
+            state = report["states"].get(name) or (status.state if status else "")
             rows.append(
                 {
                     "name": name,
                     "role": self._clients[name].role if name in self._clients else "",
-                    "state": report["states"].get(name) or (status.state if status else ""),
-                    "detail": status.detail if status else "",
+                    "state": state,
+                    "detail": status.detail.removeprefix(f"{state}: ") if status else "",
                     "rate_hz": sum(topic["rate_hz"] or 0.0 for topic in own),
                     "pace": self._paces[name].counts if name in self._paces else None,
                     "age_s": min((topic["age_s"] for topic in own), default=None),

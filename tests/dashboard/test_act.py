@@ -47,7 +47,7 @@ def test_the_stop_button_stops_a_robot_within_its_deadline(
     safe = robot.wait_for(SAFE, begin)
     assert periods(robot.record()[begin:safe]) <= DEADLINE
     page.wait(f"{RESULT}.startsWith('estop: done, confirmed by leg; state of the policy server: fault')")
-    page.wait("document.querySelector('[data-node=leg]').cells[1].textContent === 'fault'")
+    page.wait("document.querySelector('[data-node=leg]').cells[1].textContent === 'fault: emergency stop: dashboard'")
 
     page.run("window.confirm = () => true")
     for verb, state in (("activate", "an emergency stop is in force"), ("reset", "server: inactive")):
