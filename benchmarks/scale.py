@@ -45,7 +45,7 @@ ROBOTS = (1, 4, 16, 64, 256, 1024)
 SERVERS = (1, 2, 4, 8, 16)
 RATE = 60.0  # Steps per second of a robot in real time
 PARTS = ("growth", "full", "robots", "weights", "updates", "costs", "ray")
-_PATIENCE = 60.0  # seconds within which a process is ready
+_PATIENCE = 240.0  # seconds within which a process is ready
 _ATTEMPTS = 5
 _WARM_UP = 1.0  # seconds before the measurement
 _INTAKE = {"learner.learning_starts": 10**9}  # no updates: only the intake is measured
@@ -110,7 +110,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--out", type=Path, default=scale_page.DATA, metavar="FILE", help="default: %(default)s")
     parser.add_argument("--report", action="store_true", help="write the results into docs/explanation/scale.md")
-    options = parser.parse(None)
+    options = parser.parse_args()
     report: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     if options.report:
         scale_page.write(report)

@@ -168,8 +168,8 @@ def _thousand(report: Report) -> Iterator[str]:
     )
     yield ""
     yield (
-        f"A link with 1 Gbit/s carries {1e9 / 8 / _weights_bytes(report):.0f} sets of weights per second, and all "
-        "other traffic comes on top."
+        f"A link with 1 Gbit/s carries {1e9 / 8 / _weights_bytes(report):.0f} sets of weights per second, without any "
+        "other traffic."
     )
     yield ""
     yield (

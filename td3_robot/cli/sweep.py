@@ -73,10 +73,6 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if failed else EXIT_GOOD
 
 
-def _slots_here() -> int:
-    return max(1, available_cores() // 2)
-
-
 def _parser() -> Parser:
     parser = Parser(
         prog="td3-robot sweep",
@@ -102,7 +98,7 @@ def _parser() -> Parser:
         "--at-once",
         type=integer(1),
         metavar="N",
-        help=f"runs at a time (default: one for two cores, on this machine {_slots_here()})",
+        help="runs at a time (default: one for two cores)",
     )
     parser.add_argument(
         "--cluster",
@@ -162,7 +158,9 @@ def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: 
     running: dict[Training, Running] = {}
     with _caught_signals() as caught:
         while (waiting or running) and not caught:
-            while waiting and len(running) < (options.at_once or (hosts.slots if hosts else _slots_here())):
+            here = max(1, available_cores() // 2)
+            slots = options.at_once or (hosts.slots if hosts else here)
+            while waiting and len(running) < slots:
                 training = waiting.pop(0)
                 running[training] = _start(training, options, out, hosts)
             time.sleep(_PERIOD)
