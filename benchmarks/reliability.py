@@ -66,16 +66,21 @@ def _soak_table(data: Path, kind: str) -> list[str]:
             f"| {name} | {uss['first']:.1f} MB | {uss['last']:.1f} MB | {uss['slope_per_h']:+.2f} MB/h "
             f"| {files['first']:.0f} → {files['last']:.0f} | {threads['first']:.0f} → {threads['last']:.0f} |"
         )
+    quantities = {
+        "median_ms": ("median of the latency", "{:.2f} ms"),
+        "p99_ms": ("99th percentile of the latency", "{:.2f} ms"),
+        "load": ("load of the machine", "{:.0f}"),
+    }
     return [
         *lines,
         "",
         "| | first | last |",
         "|---|--:|--:|",
         *(
-            f"| {title} of the latency | {run[key]['first']:.2f} ms | {run[key]['last']:.2f} ms |"
-            for key, title in (("median_ms", "median"), ("p99_ms", "99th percentile"))
+            f"| {title} | {form.format(run[key]['first'])} | {form.format(run[key]['last'])} |"
+            for key, (title, form) in quantities.items()
+            if key in run
         ),
-        f"| load of the machine | {run['load']['first']:.0f} | {run['load']['last']:.0f} |",
         f"| disk of the run ({run['disk']['slope_per_h']:.1f} MB/h) | {run['disk']['first']:.1f} MB "
         f"| {run['disk']['last']:.1f} MB |",
         "",
@@ -96,7 +101,7 @@ def draw(samples: Path, picture: Path) -> None:
     series["latency"] = {title: series[key]["run"] for key, title in names.items()}
     figure = Figure(figsize=(10, 10), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (quantity, title) in zip(figure.subplots(3, 2).flat, _PANELS.items(), strict=False):
+    for axes, (quantity, title) in zip(figure.subplots(3, 2).flat, _PANELS.items(), strict=True):
         for number, (name, points) in enumerate(series[quantity].items()):
             x, y = zip(*points, strict=True)
             axes.plot(x, y, label=name, color=f"C{number}", linewidth=1)
