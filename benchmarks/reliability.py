@@ -23,6 +23,7 @@ _PANELS = {
     "threads": "threads",
     "disk": "disk, MB",
     "latency": "latency, ms",
+    "load": "load of the machine",
 }
 
 
@@ -65,14 +66,20 @@ def _soak_table(data: Path, kind: str) -> list[str]:
             f"| {name} | {uss['first']:.1f} MB | {uss['last']:.1f} MB | {uss['slope_per_h']:+.2f} MB/h "
             f"| {files['first']:.0f} → {files['last']:.0f} | {threads['first']:.0f} → {threads['last']:.0f} |"
         )
+    quantities = {
+        "median_ms": ("median of the latency", "{:.2f} ms"),
+        "p99_ms": ("99th percentile of the latency", "{:.2f} ms"),
+        "load": ("load of the machine", "{:.0f}"),
+    }
     return [
         *lines,
         "",
         "| | first | last |",
         "|---|--:|--:|",
         *(
-            f"| {title} of the latency | {run[key]['first']:.2f} ms | {run[key]['last']:.2f} ms |"
-            for key, title in (("median_ms", "median"), ("p99_ms", "99th percentile"))
+            f"| {title} | {form.format(run[key]['first'])} | {form.format(run[key]['last'])} |"
+            for key, (title, form) in quantities.items()
+            if key in run
         ),
         f"| disk of the run ({run['disk']['slope_per_h']:.1f} MB/h) | {run['disk']['first']:.1f} MB "
         f"| {run['disk']['last']:.1f} MB |",
@@ -91,10 +98,10 @@ def draw(samples: Path, picture: Path) -> None:
         for row in csv.DictReader(file):
             series[row["quantity"]][row["process"]].append((float(row["time_s"]) / 60, float(row["value"])))
     names = {"median_ms": "median", "p99_ms": "99th percentile", "longest_ms": "longest"}
-    series["latency"] = {title: series[key]["run"] for key, title in names.items()}  # type: ignore[assignment]
+    series["latency"] = {title: series[key]["run"] for key, title in names.items()}
     figure = Figure(figsize=(10, 10), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (quantity, title) in zip(figure.subplots(3, 2).flat, _PANELS.items(), strict=False):
+    for axes, (quantity, title) in zip(figure.subplots(3, 2).flat, _PANELS.items(), strict=True):
         for number, (name, points) in enumerate(series[quantity].items()):
             x, y = zip(*points, strict=True)
             axes.plot(x, y, label=name, color=f"C{number}", linewidth=1)
@@ -106,7 +113,6 @@ def draw(samples: Path, picture: Path) -> None:
         axes.grid(alpha=0.3)
         if len(series[quantity]) > 1:
             axes.legend(fontsize="small", ncols=2)
-    figure.axes[-1].set_axis_off()
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=80)
 

@@ -18,6 +18,7 @@ import contextlib
 import csv
 import json
 import math
+import os
 import shutil
 import sys
 import tempfile
@@ -55,10 +56,11 @@ TRAINING = (
 WARM_UP = 0.25  # share of the time before the first sample that counts
 MEMORY_MB_PER_H, MEMORY_SHARE = 4.0, 0.05
 """A process grows if the slope of its memory is above both bounds: MB per hour, and share of its memory per hour."""
-LATENCY_GROWTH = 1.5  # the median latency of the last tenth may be this many times that of the first tenth
+LATENCY_GROWTH = 1.5
+"""The median latency of the last tenth may be this many times that of the first tenth, more if the load has grown."""
 
 _Sample = dict[str, float]
-"""Columns of one sample: ``rss`` and ``uss`` in MB, ``files``, ``threads``, ``cpu`` in s, ``disk`` in MB."""
+"""Columns of one sample: ``rss`` and ``uss`` in MB, ``files``, ``threads``, ``cpu`` in s, ``disk`` in MB, ``load``."""
 
 
 def take_samples(processes: Processes) -> dict[str, _Sample]:
@@ -146,7 +148,7 @@ def soak(kind: str, minutes: float, every: float, folder: Path) -> tuple[_Rows, 
         while (passed := time.monotonic() - begun) < 60 * minutes:
             for name, sample in take_samples(processes).items():
                 rows[name].append((passed, sample))
-            rows["run"].append((passed, {"disk": size(folder / "run")}))
+            rows["run"].append((passed, {"disk": size(folder / "run"), "load": os.getloadavg()[0]}))
             time.sleep(max(0.0, begun + passed + every - time.monotonic()))
     finally:
         processes.end()
@@ -249,8 +251,9 @@ def judge(rows: _Rows) -> dict[str, Any]:
             grows.append(f"memory of {name}: {slope:.1f} MB/h")
         grows += [f"{key} of {name}" for key in ("files", "threads") if figures[key]["last"] > figures[key]["first"]]
         processes[name] = figures
-    run = {key: trend(late["run"], key) for key in ("disk", "median_ms", "p99_ms")}
-    if run["median_ms"]["last"] > LATENCY_GROWTH * run["median_ms"]["first"]:
+    run = {key: trend(late["run"], key) for key in ("disk", "load", "median_ms", "p99_ms")}
+    busier = max(1.0, run["load"]["last"] / max(1.0, run["load"]["first"]))  # processes that wait for a processor
+    if run["median_ms"]["last"] > LATENCY_GROWTH * busier * run["median_ms"]["first"]:
         grows.append("latency")
     longest = max(sample.get("longest_ms", 0.0) for _, sample in late["run"])
     return {"processes": processes, "run": run, "longest_ms": longest, "grows": grows}
@@ -276,6 +279,7 @@ def _lines(report: harness.Report) -> Iterator[str]:
         )
     run = report["run"]
     yield f"disk: {run['disk']['slope_per_h']:.1f} MB/h"
+    yield f"load: {run['load']['first']:.0f}, at the end {run['load']['last']:.0f}"
     yield f"latency: median {run['median_ms']['first']:.2f} ms, at the end {run['median_ms']['last']:.2f} ms"
     yield f"missing in the recordings: {report['missing'] or 'nothing'}"
     yield f"grows: {', '.join(report['grows']) or 'nothing'}"

@@ -21,7 +21,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rows(**slopes: float) -> Any:
     """An hour of samples of one process, one a minute. Every quantity is 20, and has the given slope per hour."""
-    quantities = ("rss", "uss", "files", "threads", "disk", "median_ms", "p99_ms", "longest_ms")
+    quantities = ("rss", "uss", "files", "threads", "disk", "load", "median_ms", "p99_ms", "longest_ms")
     samples = [
         (60.0 * minute, {name: 20 + slopes.get(name, 0.0) * minute / 60 for name in quantities}) for minute in range(61)
     ]
@@ -38,10 +38,11 @@ def rows(**slopes: float) -> Any:
         ({"files": 2.0, "threads": 2.0}, ["files of policy", "threads of policy"]),
         ({"median_ms": 10.0}, []),  # after the warm-up from 22.5 to 30 ms
         ({"median_ms": 60.0}, ["latency"]),
+        ({"median_ms": 60.0, "load": 40.0}, []),  # a latency 2.1 times as long, a load 1.9 times as high
     ],
 )
 def test_verdict_names_what_grows_after_the_warm_up(slopes: dict[str, float], grows: list[str]) -> None:
-    """Allowed: 4 MB of memory per hour, any growth of the disk, and a latency of 1.5 times the first."""
+    """Allowed: 4 MB of memory per hour, any growth of the disk, and 1.5 times the latency at the same load."""
     import soak
 
     assert soak.judge(rows(**slopes))["grows"] == grows
