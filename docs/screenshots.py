@@ -20,7 +20,7 @@ from tests.dashboard.browser import Page, chromium  # noqa: E402
 
 SIZES = {
     "dashboard.png": (1280, 1000, False, "header"),
-    "dashboard_robot.png": (1280, 900, False, "#h-nodes"),
+    "dashboard_robot.png": (1280, 1120, False, "#h-nodes"),
     "dashboard_phone.png": (390, 844, True, "header"),
 }
 """Pictures of the live page: width and height of the window in pixels, whether the colours are dark, and the element at
