@@ -115,7 +115,11 @@ def test_takeover_over_real_links(robot: Recorded, capsys: Any) -> None:
     assert {item.action[0, 0] for item in operated} == {0.25}
     silent = [item for item in steps if item.operated == {"0": ""}]
     assert silent
-    assert {item.origin for item in silent} == {ActionOrigin.SAFE}
+    safe = {item.action[0, 0] for item in silent if item.origin == ActionOrigin.SAFE}
+    assert len(safe) == 1
+    # On a busy machine an Action may be late. The driver then holds the safe action.
+    assert {item.origin for item in silent} <= {ActionOrigin.SAFE, ActionOrigin.HELD}
+    assert {item.action[0, 0] for item in silent} == safe
     assert {int(item.episode[0]) for item in steps} == {0}  # the episode continues
     reports = replay.check(session)
     text = replay.text(session, reports)
