@@ -109,15 +109,15 @@ def test_takeover_over_real_links(robot: Recorded, capsys: Any) -> None:
     messages = [message for _, message in session.messages()]
     assert any(isinstance(item, Teleop) for item in messages)
     steps = [item for item in messages if isinstance(item, Step)]
-    operated = [item for item in steps if item.origin == ActionOrigin.OPERATOR]
-    assert operated
+    # On a busy machine an Action may be late. The driver then holds the newest action.
+    operated = [item for item in steps if item.operated.get("0")]
+    assert {ActionOrigin.OPERATOR} <= {item.origin for item in operated} <= {ActionOrigin.OPERATOR, ActionOrigin.HELD}
     assert all(item.operated["0"].startswith("operator-") and item.weights_version == 0 for item in operated)
     assert {item.action[0, 0] for item in operated} == {0.25}
     silent = [item for item in steps if item.operated == {"0": ""}]
     assert silent
     safe = {item.action[0, 0] for item in silent if item.origin == ActionOrigin.SAFE}
     assert len(safe) == 1
-    # On a busy machine an Action may be late. The driver then holds the safe action.
     assert {item.origin for item in silent} <= {ActionOrigin.SAFE, ActionOrigin.HELD}
     assert {item.action[0, 0] for item in silent} == safe
     assert {int(item.episode[0]) for item in steps} == {0}  # the episode continues
@@ -127,7 +127,8 @@ def test_takeover_over_real_links(robot: Recorded, capsys: Any) -> None:
     assert not [note for report in reports if report.core in ("policy", "driver") for note in report.notes], text
     assert info.examine(path)["operator_steps"] == len(operated)
     frame = tr.open_recording(path).to_pandas()
-    assert (frame["origin"] == ActionOrigin.OPERATOR).sum() == len(operated)
+    origins = [item.origin for item in steps]
+    assert frame["origin"].tolist() == origins
     assert whole(operated[0], {})["operated"] == operated[0].operated  # topic echo prints this
     assert main(["info", str(path)]) == 0
     assert f"steps under an operator: {len(operated)}" in capsys.readouterr().out
