@@ -56,7 +56,7 @@ class _Server:
         bundle = example.bundle()
         self.core = PolicyCore(0, exploring=safety is None, safety=safety)
         self.core.load(1, bundle)
-        self.link = ServerLink("policy", "bench", {"driver": (Step,)}, {}, 1, bundle.spec)
+        self.link = ServerLink("policy", "server", {"driver": (Step,)}, {}, 1, bundle.spec)
         hello = handshake.hello("driver", example.SOURCE, client=1, robots=robots, spec=bundle.spec)
         self._hello = [b"hello", codec.encode(hello)]
         rng = np.random.default_rng(0)
