@@ -121,6 +121,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="td3-robot-scale-") as folder:
         bench = _Bench(Path(folder), options.seconds, options.rounds)
         for part in options.only:
+            report.setdefault("loads", {})[part] = harness.describe()["load"]
             report[part] = getattr(bench, part)()
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -42,11 +42,12 @@ def lines(report: Report) -> Iterator[str]:
 
 
 def _machine(report: Report) -> Iterator[str]:
-    machine = report["machine"]
+    machine, loads = report["machine"], report["loads"].values()
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     yield (
         f"{machine['processor']}, {machine['cores']} cores. Other programs used the machine at the same time (load "
-        f"{machine['load']:.0f} at the start). Each figure is a median of {report['rounds']} measurements of "
-        f"{report['seconds']:g} s. {', '.join(f'{name} {version}' for name, version in machine['packages'].items())}."
+        f"{min(loads):.0f} to {max(loads):.0f}). Each figure is a median of {report['rounds']} measurements of "
+        f"{report['seconds']:g} s. {packages}."
     )
 
 
