@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -120,6 +121,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="td3-robot-scale-") as folder:
         bench = _Bench(Path(folder), options.seconds, options.rounds)
         for part in options.only:
+            report.setdefault("loads", {})[part] = harness.describe()["load"]
             report[part] = getattr(bench, part)()
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -154,10 +156,11 @@ class _Bench:
 
     def updates(self) -> list[dict[str, Any]]:
         """A learner that makes one update for each step."""
-        return self._cells([Load(1)], {"learner.learning_starts": 500})
+        return self._cells([Load(1)], {"learner.learning_starts": 10, "learner.replay_ratio_band": 8})
 
     def costs(self) -> dict[str, Any]:
         """The other processes: simulator, policy server, recorder."""
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as the launch description sets it for a policy server
         with harness.process_of("costs") as call:
             return {
                 "simulator_us": self._simulator * 1e6,
@@ -323,10 +326,12 @@ def _settled(learner: _Learner) -> _Moment:
 def _figures(before: _Moment, after: _Moment) -> dict[str, float]:
     passed, steps = after.time - before.time, max(after.steps - before.steps, 1)
     turns = after.status.counters["turns"] - before.status.counters["turns"]
+    updates = after.status.figures["updates"] - before.status.figures["updates"]
     transitions = after.status.figures["env_steps"] - before.status.figures["env_steps"]
     return {
         "steps_per_s": steps / passed,
         "transitions_per_s": transitions / passed,
+        "update_ms": (after.all - before.all) / max(updates, 1) * 1e3,
         "turns_per_step": turns / steps,
         "missed": after.status.counters["missed"] - before.status.counters["missed"],
         "kept_waiting": (after.kept_waiting - before.kept_waiting) / passed,

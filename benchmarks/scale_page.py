@@ -18,6 +18,7 @@ PAGE = ROOT / "docs" / "explanation" / "scale.md"
 PICTURE = ROOT / "docs" / "images" / "scale.png"
 RATE = 60.0  # Steps per second of a robot in real time
 THOUSAND = ((1000, 1), (63, 16), (16, 64))  # sources, and robots of each, for about 1,000 robots
+_HOSTS = 16
 _FITTED = 4  # the costs of the simulation are fitted to cells with at most this number of sources
 Report = Mapping[str, Any]
 Cells = Sequence[Mapping[str, Any]]
@@ -41,11 +42,12 @@ def lines(report: Report) -> Iterator[str]:
 
 
 def _machine(report: Report) -> Iterator[str]:
-    machine = report["machine"]
+    machine, loads = report["machine"], report["loads"].values()
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     yield (
         f"{machine['processor']}, {machine['cores']} cores. Other programs used the machine at the same time (load "
-        f"{machine['load']:.0f} at the start). Each figure is a median of {report['rounds']} measurements of "
-        f"{report['seconds']:g} s."
+        f"{min(loads):.0f} to {max(loads):.0f}). Each figure is a median of {report['rounds']} measurements of "
+        f"{report['seconds']:g} s. {packages}."
     )
 
 
@@ -153,12 +155,12 @@ def _thousand(report: Report) -> Iterator[str]:
     for name in columns[0]:
         yield f"| {name} | " + " | ".join(column[name] for column in columns) + " |"
     yield ""
-    update = report["updates"][0]["all_us"]
+    update = report["updates"][0]["update_ms"] * 1e3
     served = {n: scale_queues.most_sources(n, RATE, costs) for n in (1, 16, 64)}
     yield (
         f"One update takes {update / 1e3:.1f} ms of processor time (batch 256, networks 400-300, one Step included). "
         f"1,000 robots make 60,000 transitions per second, so replay ratio 1 needs {60_000 * update / 1e6:,.0f} cores. "
-        f"One core reaches a replay ratio of {1e6 / update / 60_000:.4f}."
+        f"One core reaches a replay ratio of {1e6 / update / 60_000:.2g}."
     )
     yield ""
     yield (
@@ -187,13 +189,13 @@ def _layout(report: Report, costs: scale_queues.Costs, sources: int, robots: int
     wire = np.interp(robots, *_columns(report["robots"], "robots", "bytes"))
     file = report["costs"]["recording"][str(robots)]["file_bytes"]
     overloaded = outcome.steps_per_s < 0.98 * steps
-    weights = sources * 5 * _weights_bytes(report)
+    weights = _HOSTS * 5 * _weights_bytes(report)
     return {
         "Steps per second": f"{steps:,.0f}",
         "learner, share of its main thread": f"above {outcome.busy:.0%}" if overloaded else f"{outcome.busy:.0%}",
         "delay of a Step at the learner, p99": "grows" if overloaded else f"{outcome.delay_ms:.1f} ms",
         "network into the learner": f"{steps * wire * 8 / 1e6:,.0f} Mbit/s",
-        "network out, five sets of weights per second": f"{weights * 8 / 1e6:,.0f} Mbit/s",
+        f"network out, five sets of weights per second to {_HOSTS} hosts": f"{weights * 8 / 1e6:,.0f} Mbit/s",
         "policy servers, cores": f"{steps * report['costs']['policy_us'][str(robots)] / 1e6:.1f}",
         "recording of the Steps, per second": f"{steps * file / 1e6:.1f} MB",
         "recording of the Steps, per day": f"{steps * file * 86_400 / 1e12:.2f} TB",
@@ -227,7 +229,7 @@ def _busy(cell: Mapping[str, Any]) -> float:
 
 def _costs(report: Report) -> scale_queues.Costs:
     cells = [*report["growth"], *report["full"], *report["robots"]]
-    return scale_queues.fit([cell for cell in cells if cell["sources"] <= _FITTED and cell["robots"] <= 64])
+    return scale_queues.fit([cell for cell in cells if cell["sources"] <= _FITTED])
 
 
 def _columns(cells: Cells, *names: str) -> tuple[list[float], ...]:

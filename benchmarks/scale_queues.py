@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _DRAIN = 0.001  # seconds in which the learner reads Steps before a turn
-_READ = 0.5  # share of a Step's cost that is spent on reading it
+_READ = 0.25  # share of the cost of a Step that is spent on reading it
 _IDLE = 0.05  # seconds that a learner without Steps waits
 
 

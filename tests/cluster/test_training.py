@@ -107,12 +107,18 @@ def test_nothing_is_left_after_the_death_of_the_supervisor(
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", [("2", "4")], indirect=True)
 def test_simulators_join_with_a_host_and_leave_with_it(
-    train: Callable[..., Command], cluster: Cluster, tmp_path: Path
+    train: Callable[..., Command], command: Callable[..., Command], cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The learner runs on the host with 4 cores. So there is room for 2 simulators, and for 2 more on a third host."""
+    """The learner runs on the host with 4 cores. So there is room for 2 simulators, and for 2 more on a third host.
+
+    A person watches a simulator on another host meanwhile.
+    """
     run = train("cluster.simulators=[1, 4]", "evaluation.every=0", "total_steps=1_000_000")
     run.wait_for("^ready: .*policy-0.*sim-1$")
     run.wait_for_steps(600)
+    watched = command("topic", "echo", "step", "--run", "run", "--node", "sim-0", "--count", "3")
+    assert watched.finish() == 0, watched.output()
+    assert sum('"sim-0"' in line for line in watched.output().splitlines()) == 3, watched.output()
     added = cluster.add(2)
     run.wait_for("^host .*: policy-1, 2 simulators")
     poll_until(lambda: joined(tmp_path / "run") == 4, run.output)
