@@ -40,7 +40,7 @@ class AtOnce(Noise):
     are short, so that drawing them delays an answer only a little. The length of the blocks changes no number.
     """
 
-    def __init__(self, *identity: Any, **parameters: float) -> None:
+    def __init__(self, *identity: Any, **parameters: Any) -> None:
         super().__init__(*identity, **parameters)
         words = self.shape[0] * -(-self.shape[1] // 2)  # in a block
         self._offsets = np.arange(1, words + 1, dtype=np.uint64) * _GAMMA
