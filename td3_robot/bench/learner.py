@@ -151,7 +151,7 @@ def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, la
     buffer = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
     algorithm.prepare(buffer.example(BATCH))
     if config.compile and not algorithm.compiled:
-        raise NodeError("the update was not compiled; --no-compile leaves it out")
+        raise NodeError("the update was not compiled; to measure without it, add --no-compile")
     if device.type == "cuda":
         buffer.use_device(device)
     buffer.add(*transitions(STORED), np.ones(STORED, np.float32))

@@ -174,7 +174,7 @@ def _absolute(file: str) -> str:
 
 
 def _finished(prepared: Prepared, final: Mapping[str, Any]) -> str:
-    """Return the line for the user about a finished run and the record of its final policy."""
+    """Return the line that reports a finished run. ``final`` is the evaluation of its final policy."""
     run, config, _ = prepared
     return (
         f"the run in {run.path} is finished: {final['env_steps']:,} steps, final policy: mean return "

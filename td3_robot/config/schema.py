@@ -51,7 +51,7 @@ class ExplorationConfig(Section, frozen=True):
 
     Attributes:
         kind: ``gaussian_v2``, ``ornstein_uhlenbeck_v2``, or a kind of noise from an installed package. ``gaussian`` and
-            ``ornstein_uhlenbeck`` have the numbers of earlier versions. They draw robot by robot, which takes longer.
+            ``ornstein_uhlenbeck`` repeat the random numbers of earlier versions, robot by robot, which is slower.
         noise: standard deviation, as a fraction of half the action range. With ``[low, high]``, the robots of a source
             get values spread over this range, so that some explore more than others.
         theta: parameter of ``ornstein_uhlenbeck_v2``. x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), and x is 0 at

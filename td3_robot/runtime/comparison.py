@@ -1,4 +1,4 @@
-"""Compares all runs in a folder: curves with seeds as bands, differences of configurations and scores."""
+"""Compares all runs in a folder: learning curves with a band over the seeds, scores, and keys that differ."""
 
 from __future__ import annotations
 

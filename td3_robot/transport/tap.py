@@ -29,12 +29,12 @@ The recorder needs these messages to know the source of each Step.
 _KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {LifecycleChange: 64}}
 """Types that a tap keeps in addition, by link. A new monitor must show the state of every node."""
 _MOST = 1024  # maximum number of gathered messages, in one turn or until an expected recorder connects
-_MOST_BYTES = 1 << 25  # maximum size of the gathered messages; operators can load several policies
+_MOST_BYTES = 1 << 25  # maximum size of the gathered messages; a policy can have some MB
 _RESEND_S = 2.0
 """Seconds for which a tap keeps sent messages for a restarted recorder, and gathers new ones while it reconnects."""
 _RESEND_BYTES = 1 << 22
 GATHERED_S = 0.1
-"""Seconds between two sends. Each send wakes the recorder, which takes as much time as ten messages."""
+"""Seconds between two sends. To wake the recorder takes as much time as ten messages."""
 _GATHERED_BYTES = 1 << 16  # bytes after which a tap sends at once
 _STEPS = 2 * QUEUE_LENGTH  # number of Steps to remember, because a source repeats Steps when a learner reconnects
 _DEAF_S = 3.0  # seconds of silence after which a monitor gets no messages, so that a stopped monitor takes no memory

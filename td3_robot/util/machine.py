@@ -58,7 +58,7 @@ def compiler() -> str:
 def compiler_lack() -> str | None:
     """Return the reason why torch cannot compile on this machine; None if it can."""
     if not shutil.which(compiler()):
-        return f"there is no C++ compiler {compiler()!r} (CXX names another one)"
+        return f"there is no C++ compiler {compiler()!r} (to use another one, set CXX)"
     header = Path(sysconfig.get_path("include")) / "Python.h"
     return None if header.exists() else f"there are no headers of Python: {str(header)!r} does not exist"
 

@@ -66,7 +66,7 @@ def run(*words: str) -> Any:
 
 
 def test_a_leaking_process_fails_when_it_needs_memory(tmp_path: Path) -> None:
-    """The process waits for its turn to leak. Then it gets no more MB."""
+    """The process waits for its turn. Then its memory limit stops it."""
     (tmp_path / "leaking").write_text("0")
     program = "import time\nprint('ready', flush=True)\nwhile True:\n    bytearray(1 << 20)\n    time.sleep(0.001)\n"
     environment = {**os.environ, "LEAK": str(tmp_path / "leaking"), "PYTHONPATH": str(SCRIPTS / "leak")}

@@ -36,7 +36,7 @@ def test_a_machine_without_keys_and_without_a_compiler(
     assert "torch 2." in found["train"][1]
     assert found["C++ compiler"] == (
         "no",
-        "there is no C++ compiler '/nowhere/g++' (CXX names another one): learner.compile has no effect",
+        "there is no C++ compiler '/nowhere/g++' (to use another one, set CXX): learner.compile has no effect",
     )
     assert found["this machine's keys"] == ("no", f"none in {home}; td3-robot keys create NAME")
 

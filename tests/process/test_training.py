@@ -235,7 +235,8 @@ def test_training_runs_uncompiled_without_a_compiler(
     monkeypatch.setenv("CXX", "/nowhere/g++")
     run = train(700, "learner.compile=true")
     assert run.finish() == 0, run.output()
-    assert "there is no C++ compiler '/nowhere/g++' (CXX names another one): updates run uncompiled" in run.output()
+    lack = "there is no C++ compiler '/nowhere/g++' (to use another one, set CXX)"
+    assert f"{lack}: updates run uncompiled" in run.output()
     log = (tmp_path / "run" / "logs" / "learner.log").read_text()
     assert re.search(r"WARNING updates are not compiled and therefore slower: .*/nowhere/g\+\+", log), log
     assert not list((tmp_path / "cache").rglob("*.so"))

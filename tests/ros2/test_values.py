@@ -1,4 +1,4 @@
-"""The values between ROS messages and channels. These tests need no ROS: messages are objects with the same fields."""
+"""The conversion of ROS messages to channels and back. The tests need no ROS: objects with the same fields replace it."""
 
 from __future__ import annotations
 

@@ -42,10 +42,10 @@ def test_the_engine_equals_the_written_algorithm_in_float64(
         torch.testing.assert_close(torch.cat(list(errors), 1).cpu().double(), torch.cat(expected, 1), atol=1e-4, rtol=0)
     # A float32 has 24 bits, so rounding changes a value by up to 6e-8 of its size. Adam divides a gradient by its size,
     # so a relative error of about 1e-6 in a gradient moves a weight by learning_rate * 1e-6. The error is larger only
-    # for gradients near ε = 1e-8, because Adam's first step depends on their sign. In many steps, the input of a ReLU
-    # comes so close to 0 that the order of sums decides its sign. One sample then counts in one gradient and not in the
-    # other. This changes a mean of gradients by about 3e-5. 25 steps of 1e-3 move a weight by up to 0.025, which is 500
-    # times the looser tolerance.
+    # for gradients near ε = 1e-8, because Adam's first step depends on their sign. After enough steps, the input of
+    # some ReLU comes so close to 0 that the order of sums decides its sign. One sample then counts in one gradient and
+    # not in the other. This changes a mean of gradients by about 3e-5. 25 steps of 1e-3 move a weight by up to 0.025,
+    # which is 250 times the larger tolerance.
     near, close = (5e-6, 2e-6) if count <= 2 else (5e-5, 1e-4)
     assert distance(weights_of(engine), weights_of(exact.td3)) < near
     assert distance(weights_of(engine, "target"), weights_of(exact.td3, "target")) < near
