@@ -1,4 +1,4 @@
-"""The conversion of ROS messages to channels and back. The tests need no ROS: objects with the same fields replace it."""
+"""The conversion of ROS messages to channels and back. The tests replace ROS by objects with the same fields."""
 
 from __future__ import annotations
 
