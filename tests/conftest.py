@@ -304,12 +304,13 @@ SMALL = (
     "learner.batch_size=32",
     "learner.learning_starts=500",
     "learner.precision=fp32",
+    "learner.threads=2",
     "learner.compile=false",
     "evaluation.every=0",
 )
 """Overrides for a quick training, for tests of the processes. Tests of learning need other settings.
 
-Precision is set because ``auto`` may first start another process that measures the precisions.
+Precision and threads are set, because ``auto`` first measures them for some seconds.
 """
 
 

@@ -8,7 +8,6 @@ import msgspec
 from msgspec import Meta
 
 from td3_robot.config.section import Count, Fraction, Natural, NonNegative, Positive, Section
-from td3_robot.errors import ConfigError
 from td3_robot.learner.algorithms import table as algorithms
 
 IMPLIED: dict[tuple[str, str], dict[str, Any]] = {
@@ -155,14 +154,8 @@ class LearnerConfig(Section, frozen=True):
 
     @property
     def thread_count(self) -> int:
-        """The number of threads.
-
-        Raises:
-            ConfigError: ``threads`` is ``auto``. ``td3-robot train`` replaces it.
-        """
-        if self.threads == "auto":
-            raise ConfigError("learner.threads is 'auto', which only td3-robot train can replace; set a number")
-        return self.threads
+        """The number of threads. ``auto`` counts as 1 here: only ``td3-robot train`` measures, and stores a number."""
+        return 1 if self.threads == "auto" else self.threads
 
     @property
     def compiles(self) -> bool:

@@ -82,7 +82,9 @@ def resolve(config: Config, sizes: Callable[[], Sizes], before: Config | None = 
         raise NodeError(f"cannot choose device, precision and threads of the learner for this machine: {words[-1]}")
     found = json.loads(done.stdout)
     values = {key: found[key] for key in ("device", "precision", "threads")}
-    notices = [f"learner.{key}: auto means {value}" for key, value in values.items() if getattr(learner, key) == AUTO]
+    notices = [
+        f"learner.{key}: auto means {value} here" for key, value in values.items() if getattr(learner, key) == AUTO
+    ]
     if measured := found["measured"]:
         notices.append(f"measured updates per second: {measured}")
     return Resolved(replace(config, learner=replace(learner, **values)), found["device_memory"], notices)

@@ -115,7 +115,9 @@ def test_notices_about_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.startswith("learner.compile: the first time on this machine the learner compiles its updates")
     monkeypatch.setenv("CXX", "/nowhere/g++")
     (line,) = compile_notices(LearnerConfig(compile=True))
-    assert line.startswith("learner.compile is true and there is no C++ compiler '/nowhere/g++' (to use another one, set CX")
+    assert line.startswith(
+        "learner.compile is true and there is no C++ compiler '/nowhere/g++' (to use another one, set CX"
+    )
     assert line.endswith("updates run uncompiled, which is slower")
     assert thread_notices(LearnerConfig(threads=2), 1) != []
     # Compiled code uses one thread, so there is no notice.

@@ -18,6 +18,7 @@ OVERRIDES = {
     "learner.batch_size": 16,
     "learner.learning_starts": 100,
     "learner.precision": "fp32",
+    "learner.threads": 2,
     "learner.compile": False,
     "evaluation.every": 0,
 }

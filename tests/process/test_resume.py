@@ -325,7 +325,12 @@ def test_reaching_the_target_return_ends_the_run_successfully(train: Any, comman
 def test_too_large_buffer_is_refused_before_the_run_starts(command: Any, tmp_path: Path) -> None:
     """10^13 rows of 22 + 6 + 1 + 1 + 22 float32 numbers are 2.08 PB. The learner needs some MB more."""
     for kind, place in (("memory", "memory"), ("file", "the disk of '.*run'")):
-        items = ("learner.buffer_size=10000000000000", f"learner.replay_storage={kind}", "learner.precision=fp32")
+        items = (
+            "learner.buffer_size=10000000000000",
+            f"learner.replay_storage={kind}",
+            "learner.precision=fp32",
+            "learner.threads=1",
+        )
         run = command("train", "walker2d_fast", "--out", "run", *(word for item in items for word in ("--set", item)))
         assert run.finish() == 2
         assert len(run.lines) == 1, run.output()

@@ -481,7 +481,7 @@ def test_run_ends_with_the_error_of_a_process_that_keeps_failing(train: Any, com
     assert "Traceback" not in again.output()
 
 
-FP32 = ("--set", "learner.precision=fp32")  # ``auto`` may measure for some seconds
+FP32 = ("--set", "learner.precision=fp32", "--set", "learner.threads=2")  # ``auto`` measures for some seconds
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_trains_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     """The wheel is unpacked elsewhere and stands first on the path, so the checkout is not used."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
-    small = ("learning_starts=100", "batch_size=16", "precision=fp32", "compile=false")
+    small = ("learning_starts=100", "batch_size=16", "precision=fp32", "threads=1", "compile=false")
     sets = ["network.hidden=[16]", "evaluation.every=0", *(f"learner.{item}" for item in small)]
     command = [sys.executable, "-P", "-m", "td3_robot.cli.main", "train", "walker2d", "--steps", "200", "--out", "run"]
     done = subprocess.run(
@@ -50,7 +50,7 @@ def test_the_python_api_works_from_the_wheel_alone(wheel: Path, tmp_path: Path) 
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     overrides = {"network.hidden": [16], "learner.learning_starts": 50, "learner.batch_size": 16, "evaluation.every": 0}
-    overrides |= {"learner.precision": "fp32", "learner.compile": False}
+    overrides |= {"learner.precision": "fp32", "learner.threads": 1, "learner.compile": False}
     code = (
         "import td3_robot as tr\n"
         "assert tr.__file__.startswith(SITE), tr.__file__\n"

@@ -46,7 +46,7 @@ class Training:
 
     def __init__(self, folder: Path, steps: int, *overrides: str) -> None:
         self.run = Path(tempfile.mkdtemp(dir=folder)) / "run"
-        sets = [word for item in overrides for word in ("--set", item)]
+        sets = [word for item in ("learner.threads=2", *overrides) for word in ("--set", item)]
         command = [sys.executable, "-m", "td3_robot.cli.main", "train", "walker2d", "--out", str(self.run)]
         self.process = subprocess.Popen(
             [*command, "--steps", str(steps), "--log-every", "0.1", *sets],
