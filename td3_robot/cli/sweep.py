@@ -159,7 +159,7 @@ def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: 
     with _caught_signals() as caught:
         while (waiting or running) and not caught:
             here = max(1, available_cores() // 2)
-            slots = options.at_once or (hosts.slots if hosts else here)
+            slots = options.at_once or (max(1, hosts.slots) if hosts else here)
             while waiting and len(running) < slots:
                 training = waiting.pop(0)
                 running[training] = _start(training, options, out, hosts)

@@ -58,6 +58,7 @@ class RayHosts:
         self._here = ThisMachine(run.path)
         self._local: dict[str, Running] = {}
         self._hosts: dict[str, Host] = {}  # by number in Ray
+        self._refused: set[str] = set()  # numbers of hosts that the run cannot use
         self._where: dict[str, Host] = {}  # by name of the learner or of a policy server
         self._policy_of: dict[str, str] = {}  # policy server of each simulator and policy server
         self._endpoints: dict[str, str] = {}
@@ -103,29 +104,38 @@ class RayHosts:
     def _find_hosts(self) -> None:
         """Read the list of living hosts from Ray. Hosts may have joined since the last call.
 
+        A host that joins later and cannot run this program does not end the run.
+
         Raises:
-            NodeError: a host has another version of this program, or cannot run it.
+            NodeError: the run has not begun, and a host has another version of this program, or cannot run it.
         """
-        addresses = self._config.cluster.addresses
-        marker = self._keys.public_file
-        asking: Any = ray.remote(probe)
         for node in ray.nodes():
-            if not node["Alive"] or node["NodeID"] in self._hosts:
+            if not node["Alive"] or node["NodeID"] in self._hosts or node["NodeID"] in self._refused:
                 continue
-            has, shown = node["Resources"], node["NodeManagerAddress"]
-            where, address = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False), addresses.get(shown, shown)
-            asked = asking.options(num_cpus=0, scheduling_strategy=where)
             try:
-                version, sees = ray.get(asked.remote(str(marker), marker.read_text()), timeout=ANSWER)
-            except RayTaskError as error:  # for example, this program is not installed there
-                raise NodeError(f"host {address} of the cluster: {first_line(error)}") from None
-            except LOST:  # Ray has not yet noticed that the host died
-                self._say(f"host {address} of the cluster does not answer; the run does not use it")
-                continue
-            if version != __version__:
-                raise NodeError(f"host {address} of the cluster has td3-robot {version}; this one is {__version__}")
-            has_cpus, has_gpus = has.get("CPU", 0.0), has.get("GPU", 0.0)
-            self._hosts[node["NodeID"]] = Host(node["NodeID"], address, has_cpus, has_gpus, sees)
+                self._hosts[node["NodeID"]] = self._examined(node)
+            except NodeError as error:
+                if not self._where and not isinstance(error.__cause__, LOST):
+                    raise
+                self._refused.add(node["NodeID"])
+                self._say(f"{error}; the run does not use it")
+
+    def _examined(self, node: Mapping[str, Any]) -> Host:
+        """Return a host after a look at its version. Raise NodeError if the run cannot use the host."""
+        marker, has, shown = self._keys.public_file, node["Resources"], node["NodeManagerAddress"]
+        address = self._config.cluster.addresses.get(shown, shown)
+        where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        asking: Any = ray.remote(probe)
+        asked = asking.options(num_cpus=0, scheduling_strategy=where)
+        try:
+            version, sees = ray.get(asked.remote(str(marker), marker.read_text()), timeout=ANSWER)
+        except RayTaskError as error:  # for example, this program is not installed there
+            raise NodeError(f"host {address} of the cluster: {first_line(error)}") from None
+        except LOST as error:  # Ray has not yet noticed that the host died
+            raise NodeError(f"host {address} of the cluster does not answer") from error
+        if version != __version__:
+            raise NodeError(f"host {address} of the cluster has td3-robot {version}; this one is {__version__}")
+        return Host(node["NodeID"], address, has.get("CPU", 0.0), has.get("GPU", 0.0), sees)
 
     def _host_for_learner(self) -> Host:
         """Choose the learner's host, and start its agent."""
@@ -175,9 +185,9 @@ class RayHosts:
     def _place_on(self, host: Host, simulators: Sequence[Process]) -> list[Process]:
         """Give a host these simulators and a policy server. Return these processes."""
         server = f"{POLICY}-{len(self._where) - 1}"
+        self._begin(host, (host.simulators + len(simulators)) * self._config.cluster.simulator_cpus)
         self._where[server] = host
         host.simulators += len(simulators)
-        self._begin(host, host.simulators * self._config.cluster.simulator_cpus)
         self._policy_of |= dict.fromkeys([server, *(process.name for process in simulators)], server)
         self._say(f"host {host.address}: {server}, {len(simulators)} simulators")
         return [replace(self._policy, name=server), *simulators]
@@ -193,8 +203,13 @@ class RayHosts:
         for host in self._hosts.values():
             if host.agent is None and not host.lost:
                 room = int(host.cpus / each) if each else len(self._absent)
-                mine, self._absent = self._absent[:room], self._absent[room:]
-                result += self._place_on(host, mine) if mine else []
+                mine, rest = self._absent[:room], self._absent[room:]
+                try:
+                    result += self._place_on(host, mine) if mine else []
+                    self._absent = rest
+                except NodeError as error:
+                    host.lost = True
+                    self._say(f"{error}; the run does not use it")
         return result
 
     def endpoints(self) -> Mapping[str, str]:

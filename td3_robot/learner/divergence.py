@@ -55,4 +55,7 @@ class Divergence:
 
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
         del arrays
-        self.greatest_reward = float(scalars["greatest_reward"])
+        greatest = float(scalars["greatest_reward"])
+        if not 1 <= greatest < math.inf:
+            raise ValueError(f"the greatest reward is {greatest}; allowed: finite numbers of at least 1")
+        self.greatest_reward = greatest

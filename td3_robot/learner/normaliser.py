@@ -69,7 +69,11 @@ class Normaliser:
         return {"mean": self._mean.copy(), "squares": self._squares.copy()}, {"count": self.count}
 
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-        self._mean, self._squares, self.count = arrays["mean"].copy(), arrays["squares"].copy(), scalars["count"]
+        mean, squares, count = arrays["mean"], arrays["squares"], int(scalars["count"])
+        same = mean.shape == squares.shape == self._mean.shape
+        if not same or not np.isfinite([mean, squares]).all() or count < 0 or squares.min(initial=0) < 0:
+            raise ValueError("the observation statistics have another shape, or a number is negative or not finite")
+        self._mean, self._squares, self.count = mean.copy(), squares.copy(), count
         self._refresh()
 
     def _refresh(self) -> None:

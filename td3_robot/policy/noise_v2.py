@@ -49,7 +49,7 @@ class AtOnce(Noise):
 
     @staticmethod
     def steps_of_block(robots: int) -> int:
-        return max(16, min(256, 1 << (1024 // robots).bit_length() - 1))
+        return max(16, min(256, 1 << max(1, 1024 // robots).bit_length() - 1))
 
     def uniforms(self, robots: NDArray[np.intp], episode: UInt64, number: UInt32) -> Float32:
         """Numbers from 0 to 1 - 2^-24 for R robots, float32[2, R, steps, P]: two numbers from each word."""

@@ -53,20 +53,20 @@ def _publish(node: Node) -> None:
         for draft in converter.convert(entry, message):
             publishers.publish(draft)
 
-    def after(monitor: Monitor) -> bool:
+    def show(monitor: Monitor) -> bool:
         nonlocal known
         del monitor
         if known == len(publishers.topics):
-            return False
+            return True
         known = len(publishers.topics)
         new = [remark for remark in converter.remarks() if remark not in printed]
         printed.update(new)
-        return not all(say(printable(remark)) for remark in new)
+        return all(say(printable(remark)) for remark in new)
 
     with ros.spinning(ros_node):  # answers requests for the node's parameters
         node.listen(MONITOR, ACCEPTS)
         say(f"the ROS node {ros_node.get_fully_qualified_name()} publishes the messages")
-        watch(node, receive, after)
+        watch(node, receive, show)
 
 
 class Publishers:

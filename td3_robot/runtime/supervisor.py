@@ -124,7 +124,7 @@ class Supervisor:
             NodeError: a process died too often, or was not ready in time.
         """
         for child in self.children:
-            child.start(self._clock)
+            self._start(child)
         announced = False
         last = time.monotonic()
         while not self._interrupts:
@@ -170,7 +170,15 @@ class Supervisor:
                 child = Child(process, self.run, self._hosts)
                 child.incarnation = self._first
                 self.children.append(child)
+            self._start(child)
+
+    def _start(self, child: Child) -> None:
+        """Start a process. If no host has room for it, the run continues without it."""
+        try:
             child.start(self._clock)
+        except NoRoomError:
+            child.state = ChildState.OVER
+            self._say(f"no host has room for {child.name}; the run continues without it")
 
     def _reap(self) -> None:
         """Handle the processes that have ended."""
@@ -195,11 +203,7 @@ class Supervisor:
             reason = "" if code in STOPPED_CODES or code < 0 else f" ({child.last_log_line()})"
             self._say(f"{child.name} {what}{reason}; starting it again")
             child.prepare_restart()
-            try:
-                child.start(self._clock)
-            except NoRoomError:
-                child.state = ChildState.OVER
-                self._say(f"no host has room for {child.name}; the run continues without it")
+            self._start(child)
         elif child.row.essential:
             rule = child.row.restart
             raise NodeError(

@@ -135,7 +135,7 @@ def test_offline_updates_run_before_the_first_environment_step(
     (weights,) = (message for _, message in outputs if isinstance(message, Weights))
     assert weights.updates == 5
     learned = Bundle.decode(weights.payload)
-    assert learned.exploration.kind == "gaussian"
+    assert learned.exploration.kind == "gaussian_v2"
     assert any(not np.array_equal(learned.tensors[name], before.tensors[name]) for name in before.tensors)
     (throttle,) = (message for _, message in outputs if isinstance(message, Throttle))
     assert throttle.transitions_allowed > 0

@@ -172,7 +172,10 @@ class ReplayBuffer:
         if self.storage.durable:
             self._check_file()
         else:
-            self.storage.write(0, arrays["rows"])
+            rows, shape = arrays["rows"], (len(self), self.rows.shape[1])
+            if self.total_added < 0 or rows.shape != shape or rows.dtype != np.float32:
+                raise ValueError(f"the rows are {rows.dtype}{list(rows.shape)}; this buffer needs float32{list(shape)}")
+            self.storage.write(0, rows)
         has_uint32, uinteger = scalars["random_buffer"]
         self._random.bit_generator.state = {
             "bit_generator": "PCG64",

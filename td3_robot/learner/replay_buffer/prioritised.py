@@ -115,6 +115,10 @@ class PrioritisedReplay(ReplayBuffer):
 
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
         super().restore(arrays, scalars)
-        self._greatest = scalars["greatest_priority"]
+        priorities, greatest = arrays["priorities"], float(scalars["greatest_priority"])
+        sound = (priorities >= 1) & np.isfinite(priorities)
+        if priorities.shape != (len(self),) or not sound.all() or not 1 <= greatest < np.inf:
+            raise ValueError(f"the priorities must be {len(self)} finite numbers of at least 1")
+        self._greatest = greatest
         self._tree.leaves[:] = 0
-        self._tree.set(slice(len(self)), arrays["priorities"])
+        self._tree.set(slice(len(self)), priorities)
