@@ -65,7 +65,7 @@ def test_a_wrong_value_is_refused(make: Any, name: str, value: Any) -> None:
     part: dict[str, Any] = arrays if name in arrays else scalars
     assert name in part
     part[name] = value
-    with pytest.raises(ValueError, match=r"reward|statistics|rows|capacity|priorities"):
+    with pytest.raises(ValueError, match=r"reward|statistics|rows|capacity|priorities|len"):
         make().restore(arrays, scalars)
 
 
