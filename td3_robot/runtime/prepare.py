@@ -151,7 +151,7 @@ def resumed_run(
 
 def _sizes(task: str) -> tuple[int, int]:
     """Return the sizes of observation and action of a task."""
-    spec: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(task)
+    spec: RobotSpec = _tasks().spec(task)
     return spec.observation_size, spec.action_size
 
 
