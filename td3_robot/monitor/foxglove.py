@@ -35,6 +35,7 @@ class Foxglove:
         self._context = foxglove.Context()
         self._converter = Converter()
         self._channels: dict[str, foxglove.Channel] = {}
+        foxglove.set_log_level("WARNING")
         try:
             self._server = foxglove.start_server(name="td3-robot", host=_HOST, port=port, context=self._context)
         except Exception as error:  # the SDK has no class for it

@@ -51,13 +51,15 @@ def test_unknown_cell_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_policy_server_of_a_robot(tmp_path: Path) -> None:
-    """The deadline of the driver is 500 ms. Another 200 ms are the recovery time."""
+    """The deadline of the driver is 500 ms. A server that is back before it causes no safe action."""
     done = run("--quick", "--only", "kill/policy/deploy", "--out", str(tmp_path / "out.json"))
     assert done.returncode == 0, done.stderr
     cell = json.loads((tmp_path / "out.json").read_text())["cells"]["kill/policy/deploy"]
     assert "failed" not in cell
     assert cell["missing_in_recording"] == 0
-    assert 0 < cell["safe_s"] < cell["robot_goes_on_s"]
+    safe, moves_again = cell["safe_s"], cell["robot_goes_on_s"]
+    assert moves_again > 0
+    assert safe < moves_again if safe else moves_again < 0.7  # a wide margin: another 200 ms
 
 
 def run(*words: str) -> Any:

@@ -72,6 +72,6 @@ def test_the_stop_button_stops_a_robot_within_its_deadline(
     server.wait()
     page.wait("document.querySelector('[data-node=policy]').cells[1].textContent.startsWith('silent, was ')")
     robot.serve(log="again.log")
-    page.wait("/^(in)?active$/.test(document.querySelector('[data-node=policy]')?.cells[1].textContent)")
+    page.wait("/^(in)?active/.test(document.querySelector('[data-node=policy]')?.cells[1].textContent)")
     page.wait("document.querySelector('#connection').textContent === 'live'")
     assert page.problems == []
