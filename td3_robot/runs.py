@@ -183,7 +183,7 @@ def train(
     settings, names = _settings(overrides, task=task, total_steps=total_steps, seed=seed)
     _check_callback(callback)
     with extras.advice():
-        prepared = new_run(source, settings, folder, names)
+        prepared = new_run(source, settings, folder, {**names, "out": "out"})
     return _train(prepared, callback, progress)
 
 

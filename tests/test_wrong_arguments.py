@@ -65,6 +65,11 @@ def test_predict(observation: Any, text: str) -> None:
         ({"config": 3}, TypeError, f"config is 3, of type int; {PATHS}"),
         ({"config": ""}, ArgumentError, f"config is ''; {PATHS}"),
         ({"config": "nope"}, ConfigError, "no file 'nope'; shipped files: "),
+        (
+            {"config": "pendulum", "out": "s3://a/b"},
+            UsageError,
+            "out is 's3:/a/b', which is a URL; it must be a folder",
+        ),
         ({"task": 3}, ConfigError, "task is 3; it must be text"),
         ({"task": "Walker3D"}, ConfigError, "task 'Walker3D' does not exist; similar ones: Walker2D"),
         ({"total_steps": 0}, ConfigError, "total_steps is 0; it must be a whole number >= 1"),

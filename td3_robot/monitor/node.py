@@ -69,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.anywhere and not options.plotjuggler:
         raise UsageError("--anywhere needs --plotjuggler")
+    if options.links and options.foxglove is None:
+        raise UsageError("--links needs --foxglove")
     if options.links:
         read_links(options.links)
     return run_node(MONITOR, options, lambda node: _watch(node, options))

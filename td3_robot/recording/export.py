@@ -276,6 +276,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--force", action="store_true", help="replace files that exist")
     parser.add_argument("--json", action="store_true", help="print the rows of each table as one JSON object")
     options = parser.parse_args(arguments)
+    if options.links and options.format != "foxglove":
+        raise UsageError(f"--links draws a robot; it needs --format foxglove, not {options.format}")
     if options.links:
         read_links(options.links)
     if unknown := sorted(set(options.topics) - MESSAGES.keys()):

@@ -64,7 +64,8 @@ def new_run(
         cluster: whether the run trains on a cluster.
     """
     if out and re.match(r"\w+:/", str(out)):
-        raise UsageError(f"--out is {str(out)!r}, which is a URL; it must be a folder: mount this storage first")
+        option = (flags or {}).get("out", "--out")
+        raise UsageError(f"{option} is {str(out)!r}, which is a URL; it must be a folder: mount this storage first")
     if source is None:
         wanted = configuration.parse({}, overrides, "the default configuration", flags)
     else:
@@ -72,8 +73,11 @@ def new_run(
         wanted = configuration.load(source, overrides, flags)
     if cluster:
         wanted = _on_cluster(wanted)
-    _check_installed(wanted)
-    config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task))
+    name = Path(source).stem if source else re.sub(r"[^\w.-]+", "-", wanted.task)
+    path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    RunFolder(path).check_new()
+    _check(wanted)
+    config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task))  # can measure for seconds
     if start := config.learner.start_from:
         try:
             policy = find_policy(start)
@@ -81,9 +85,7 @@ def new_run(
             raise BundleError(f"learner.start_from: {error}") from None
         warm_start.check(Bundle.load(policy), _tasks().spec(config.task), config.network.hidden, config.learner)
         config = replace(config, learner=replace(config.learner, start_from=str(policy)))
-    name = Path(source).stem if source else re.sub(r"[^\w.-]+", "-", config.task)
-    path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    notices = [*notices, *_check(config, path, device_memory)]
+    notices += _announce(config, path, device_memory)
     return Prepared(RunFolder.create(path, config), config, notices)
 
 
@@ -137,13 +139,14 @@ def resumed_run(
     if cluster:
         wanted = _on_cluster(wanted)
         declared |= {"simulators"}
-    _check_installed(wanted)
+    _check(wanted)
     config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task), before)
     changed = changes.accepted(before, config, declared)
     if config.total_steps != before.total_steps:
         _check_steps(run, config.total_steps, what)
     _check_progress(run, before)
-    notices = [*notices, *(f"changed: {line}" for line in changed), *_check(config, run.path, device_memory)]
+    notices += [f"changed: {line}" for line in changed]
+    notices += _announce(config, run.path, device_memory)
     with run.locked():
         files.write_atomically(run.config_file, config.to_yaml().encode())
     return Prepared(run, config, notices)
@@ -200,10 +203,10 @@ def _check_installed(config: Config) -> None:
         raise ConfigError(text or f"task {config.task!r} needs the package {lacking[0]}, which is not installed")
 
 
-def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
-    """Check task, recordings, endpoints, memory and disk before the processes need them. Return lines for the user."""
-    modules = [process.row.module for process in launch.expand(launch.load(config.launch), config)]
-    if config.record.enabled and _RECORDER not in modules:
+def _check(config: Config) -> None:
+    """Check packages, task, recordings and endpoints before the processes need them."""
+    _check_installed(config)
+    if config.record.enabled and _RECORDER not in _modules(config):
         raise UsageError(f"record.enabled is true and launch {config.launch!r} has no recorder; it must be false")
     keys = open_keys(config.endpoints.keys)
     for link in LINKS:
@@ -217,13 +220,20 @@ def _check(config: Config, path: Path, device_memory: int | None) -> list[str]:
         experience = importlib.import_module("td3_robot.recording.experience")
         for file in config.learner.recordings:
             experience.check(Path(file), spec)
-    if _LEARNER not in modules:
+
+
+def _announce(config: Config, path: Path, device_memory: int | None) -> list[str]:
+    """Check threads, memory and disk for the learner. Return lines for the user."""
+    if _LEARNER not in _modules(config):
         return []
     notices = [*thread_notices(config.learner, available_cores()), *compile_notices(config.learner)]
     if config.learner.algorithm not in CONSUMES:
         return notices  # the learner checks memory and disk when a simulator joins
-    sizes = spec.observation_size, spec.action_size
-    return [*notices, resources.announce(config, *sizes, RunFolder(path), device_memory)]
+    return [*notices, resources.announce(config, *_sizes(config.task), RunFolder(path), device_memory)]
+
+
+def _modules(config: Config) -> list[str]:
+    return [process.row.module for process in launch.expand(launch.load(config.launch), config)]
 
 
 def thread_notices(learner: LearnerConfig, cores: int) -> Sequence[str]:

@@ -42,17 +42,22 @@ class RunFolder:
     def create(cls, path: Path, config: Config) -> RunFolder:
         """Make a new run in an empty or missing folder. Raises RunFolderError if it is not empty or cannot be made."""
         run = cls(path)
-        if run.config_file.exists():
-            raise RunFolderError(f"run folder {str(path)!r} already holds a run; name another folder")
+        run.check_new()
         try:
-            if path.exists() and any(path.iterdir()):
-                raise RunFolderError(f"run folder {str(path)!r} is not empty and not a run; name another folder")
             for folder in (path, run.checkpoints, run.logs):
                 folder.mkdir(parents=True, exist_ok=True)
             files.write_atomically(run.config_file, config.to_yaml().encode())
         except OSError as error:
             raise RunFolderError(f"run folder {str(path)!r} cannot be made: {error.strerror or error}") from None
         return run
+
+    def check_new(self) -> None:
+        """Check that the folder is missing or empty. Raises RunFolderError if it is not."""
+        if self.config_file.exists():
+            raise RunFolderError(f"run folder {str(self.path)!r} already holds a run; name another folder")
+        with contextlib.suppress(OSError):  # create() names the problem
+            if any(self.path.iterdir()):
+                raise RunFolderError(f"run folder {str(self.path)!r} is not empty and not a run; name another folder")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

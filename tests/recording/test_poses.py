@@ -174,11 +174,23 @@ def test_a_malformed_file_of_links_gives_one_line_of_error(
     file.write_text(text)
     for words in (
         ["dashboard", "--config", "x"],
-        ["monitor", "--config", "x"],
-        ["export", "x", "--out", str(tmp_path)],
+        ["monitor", "--config", "x", "--foxglove"],
+        ["export", "x", "--out", str(tmp_path), "--format", "foxglove"],
     ):
         assert main([*words, "--links", str(file)]) == 2
         error = capsys.readouterr().err
         assert f"--links {str(file)!r}: " in error
         assert problem in error
         assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["monitor", "--config", "x"], "--links needs --foxglove"),
+        (["export", "x", "--out", "y"], "--links draws a robot; it needs --format foxglove, not csv"),
+    ],
+)
+def test_links_without_a_viewer_are_refused(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--links", "arm.json"]) == 2
+    assert problem in capsys.readouterr().err
