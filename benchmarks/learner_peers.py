@@ -1,9 +1,9 @@
-"""Compare TD3 updates per second: our learner, Stable-Baselines3's TD3, and the matrix products alone.
+"""Compare TD3 updates per second: our learner, the TD3 of Stable-Baselines3 and SBX, and the matrix products alone.
 
     python benchmarks/learner_peers.py [--networks 400-300] [--threads 2] [--repetitions 9] [--json]
 
 Two contestants compute only the matrix products of an update. No update can be faster than these products. Needs
-``pip install stable-baselines3``.
+``pip install stable-baselines3``, and for SBX, which is Stable-Baselines3 in JAX, ``pip install sbx-rl``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sbx_peer import SBX, use_cores
 
 from td3_robot.bench import harness, learner
 from td3_robot.bench.example import ACTIONS, BATCH, OBSERVATIONS, transitions
@@ -28,10 +29,10 @@ Product = tuple[int, int, int]
 
 
 def main() -> int:
-    description = "Compare TD3 updates with Stable-Baselines3's and with matrix products alone. Use idle cores."
+    description = "Compare TD3 updates with Stable-Baselines3, SBX, and matrix products alone. Use idle cores."
     options = learner.options("python benchmarks/learner_peers.py", description).parse_args()
     report = learner.measure(options, peers)
-    report["machine"] = harness.describe("td3-robot", "torch", "numpy", "stable-baselines3")
+    report["machine"] = harness.describe("td3-robot", "torch", "numpy", "stable-baselines3", *SBX)
     for row in report["results"]:
         case = row["network"], row["threads"]
         same = [other for other in report["results"] if (other["network"], other["threads"]) == case]
@@ -42,7 +43,8 @@ def main() -> int:
 
 def peers(hidden: Sequence[int], threads: int, device: str) -> Contestants:
     products_of = {f"products {name}": partial(products_alone, name, hidden, threads, device) for name in DTYPES}
-    return {"sb3": partial(stable_baselines3, hidden, threads, device), **products_of}
+    sbx = {"sbx": partial(stable_baselines_jax, hidden, threads)} if SBX and device == "cpu" else {}
+    return {"sb3": partial(stable_baselines3, hidden, threads, device), **sbx, **products_of}
 
 
 def compare(hidden: Sequence[int], speeds: Mapping[str, Sequence[float]], kind: str) -> dict[str, Any]:
@@ -53,22 +55,36 @@ def compare(hidden: Sequence[int], speeds: Mapping[str, Sequence[float]], kind: 
     return {
         "gflops": statistics.median(speeds[kind]) * gflop,
         "over_sb3": harness.ratio(speeds[kind], speeds["sb3"]),
+        "over_sbx": harness.ratio(speeds[kind], speeds["sbx"]) if "sbx" in speeds else None,
         "share_of_peak": harness.ratio(speeds[kind], speeds[alone]) if alone in speeds and kind != alone else None,
     }
 
 
 def stable_baselines3(hidden: Sequence[int], threads: int, device: str) -> Run:
     from stable_baselines3 import TD3  # imported lazily: the import takes seconds, and other processes do not need it
+
+    torch.set_num_threads(threads)
+    return updates_of(TD3, hidden, device)
+
+
+def stable_baselines_jax(hidden: Sequence[int], threads: int) -> Run:
+    use_cores(threads)
+    from sbx import TD3
+
+    return updates_of(TD3, hidden, "cpu")  # one call compiles its updates into one loop
+
+
+def updates_of(model_class: Any, hidden: Sequence[int], device: str) -> Run:
+    """Prepare the updates of a TD3 class with the interface of Stable-Baselines3."""
     from stable_baselines3.common.envs import IdentityEnvBox
     from stable_baselines3.common.logger import Logger
 
-    torch.set_num_threads(threads)
     environment = IdentityEnvBox()  # only its spaces are used
     box = type(environment.action_space)
     environment.observation_space = box(-np.inf, np.inf, (OBSERVATIONS,), np.float32)
     environment.action_space = box(-1, 1, (ACTIONS,), np.float32)
     policy = {"net_arch": list(hidden)}
-    model = TD3("MlpPolicy", environment, buffer_size=STORED, policy_kwargs=policy, device=device, seed=0)
+    model = model_class("MlpPolicy", environment, buffer_size=STORED, policy_kwargs=policy, device=device, seed=0)
     model.set_logger(Logger(None, []))
     buffer = model.replay_buffer
     observation, action, reward, next_observation = transitions(STORED)
@@ -82,7 +98,8 @@ def stable_baselines3(hidden: Sequence[int], threads: int, device: str) -> Run:
 def lines(report: harness.Report) -> Iterator[str]:
     for row, line in zip(report["results"], learner.lines(report), strict=True):
         share = "" if row["share_of_peak"] is None else f"  {row['share_of_peak']:4.0%} of peak"
-        yield f"{line}  {row['over_sb3']:5.2f} × sb3{share}"
+        sbx = "" if row["over_sbx"] is None else f"  {row['over_sbx']:5.2f} × sbx"
+        yield f"{line}  {row['over_sb3']:5.2f} × sb3{sbx}{share}"
 
 
 def products_alone(precision: str, hidden: Sequence[int], threads: int, device_name: str) -> Run:

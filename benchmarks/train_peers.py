@@ -1,20 +1,23 @@
-"""Compare environment steps per second of a whole training with Stable-Baselines3's TD3.
+"""Compare environment steps per second of a whole training with the TD3 of Stable-Baselines3 and SBX.
 
     python benchmarks/train_peers.py [--threads 1 2] [--steps 3000] [--rounds 3] [--json]
 
-Both train Walker2D with one robot, one update a step, and the same networks, batch size and learning rate.
-Stable-Baselines3 runs in one process, with the published robot.
+All train Walker2D with one robot, one update a step, and the same networks, batch size and learning rate.
+Stable-Baselines3 and SBX run in one process, with the published robot.
 
-Needs ``pip install stable-baselines3 pybullet_envs_gymnasium``.
+Needs ``pip install stable-baselines3 pybullet_envs_gymnasium``, and for SBX ``pip install sbx-rl``.
 """
 
 from __future__ import annotations
 
+import importlib
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
+
+from sbx_peer import SBX, use_cores
 
 from td3_robot.bench import harness, train
 from td3_robot.bench.train import WARM_UP, Contestants
@@ -23,16 +26,17 @@ _PEERS = ("stable-baselines3", "pybullet_envs_gymnasium")
 
 
 def main() -> int:
-    description = "Compare the speed of a training with Stable-Baselines3's TD3. Takes minutes."
+    description = "Compare the speed of a training with the TD3 of Stable-Baselines3 and SBX. Takes minutes."
     options = train.options("python benchmarks/train_peers.py", description).parse_args()
     report = train.measure(options, peers)
-    report["machine"] = harness.describe("td3-robot", "torch", "numpy", "pybullet", *_PEERS)
+    report["machine"] = harness.describe("td3-robot", "torch", "numpy", "pybullet", *_PEERS, *SBX)
     compare(report["results"])
     return harness.show(report, options.json, lines)
 
 
 def peers(*, threads: Sequence[int], **sizes: Any) -> Contestants:
-    return {("sb3", count): partial(stable_baselines3, threads=count, **sizes) for count in threads}
+    packages = ("sb3", "sbx") if SBX else ("sb3",)
+    return {(name, count): partial(peer, name, threads=count, **sizes) for name in packages for count in threads}
 
 
 def compare(results: list[dict[str, Any]]) -> None:
@@ -47,14 +51,14 @@ def lines(report: harness.Report) -> Iterator[str]:
         yield f"{line}  {row['over_faster_sb3']:5.2f} × the faster sb3"
 
 
-def stable_baselines3(*, threads: int, hidden: Sequence[int], batch: int, steps: int) -> float:
-    """Train with Stable-Baselines3 in a separate process; return the environment steps per second."""
-    with harness.process_of("sb3") as call:
-        seconds: float = call(_their_training, threads, list(hidden), batch, steps)
+def peer(name: str, *, threads: int, hidden: Sequence[int], batch: int, steps: int) -> float:
+    """Train with another package in a separate process; return the environment steps per second."""
+    with harness.process_of(name) as call:
+        seconds: float = call(_their_training, name, threads, list(hidden), batch, steps)
     return steps / seconds
 
 
-def _their_training(threads: int, hidden: list[int], batch: int, steps: int) -> float:
+def _their_training(name: str, threads: int, hidden: list[int], batch: int, steps: int) -> float:
     """Train, and return the seconds for ``steps`` steps."""
     from sim_peers import c_output_on_stderr  # imports gymnasium
 
@@ -63,10 +67,12 @@ def _their_training(threads: int, hidden: list[int], batch: int, steps: int) -> 
         import gymnasium
         import pybullet_envs_gymnasium  # noqa: F401  registers its robots
         import torch
-        from stable_baselines3 import TD3
 
+        if name == "sbx":
+            use_cores(threads)
+        td3: Any = importlib.import_module({"sb3": "stable_baselines3", "sbx": "sbx"}[name]).TD3
         torch.set_num_threads(threads)
-        model = TD3(
+        model = td3(
             "MlpPolicy", gymnasium.make("Walker2DBulletEnv-v0"), learning_rate=1e-3, learning_starts=WARM_UP,
             batch_size=batch, train_freq=1, gradient_steps=1, buffer_size=1_000_000,
             policy_kwargs={"net_arch": hidden}, device="cpu", seed=0,
