@@ -14,13 +14,6 @@ import pytest
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the scripts importable."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-
-
-@pytest.mark.usefixtures("scripts")
 def test_page_shows_the_matrix_of_the_data(tmp_path: Path) -> None:
     import reliability
 
@@ -30,7 +23,6 @@ def test_page_shows_the_matrix_of_the_data(tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8") == reliability.PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("scripts")
 def test_every_cell_is_measured_or_left_out_or_named() -> None:
     """The matrix has 7 faults, 6 processes and 3 uses."""
     import faults

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.util
 import json
 import subprocess
 import sys
@@ -24,17 +23,6 @@ def report(script: str, *arguments: str) -> Any:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def module(script: str) -> Any:
-    """Import a script without running it."""
-    spec = importlib.util.spec_from_file_location(Path(script).stem, SCRIPTS / script)
-    assert spec
-    assert spec.loader
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = made  # dataclasses look their module up
-    spec.loader.exec_module(made)
-    return made
 
 
 @pytest.mark.slow
@@ -59,7 +47,7 @@ def test_products_of_an_update() -> None:
     Actor update: actor 118; critic 127; gradient of the critic's action input 3·1 + 4·3 + 4·6 = 39; weight gradients
     of the actor 118; its input gradients 4·3 + 3·6 = 30; sum 432.
     """
-    critic, actor = module("learner_peers.py").products((4, 3))
+    critic, actor = importlib.import_module("learner_peers").products((4, 3))
     assert sum(m * k * n for m, k, n in critic) == 256 * 910
     assert sum(m * k * n for m, k, n in actor) == 256 * 432
 
@@ -79,7 +67,7 @@ def test_trainings_compare_with_the_faster_peer_of_each_round() -> None:
     rows = [
         {"kind": kind, "rounds": rounds} for kind, rounds in (("sb3", [10, 20]), ("sb3", [30, 5]), ("fp32", [60, 60]))
     ]
-    module("train_peers.py").compare(rows)
+    importlib.import_module("train_peers").compare(rows)
     assert rows[2]["over_faster_sb3"] == 2.5
 
 
@@ -121,7 +109,7 @@ def test_a_missing_package_gives_one_line_of_error(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.endswith(": No module named 'no_such_package'\n")
 
 
-recorded_training = module("recorded_training.py")
+recorded_training = importlib.import_module("recorded_training")
 
 
 def stretch(recorded: bool, steps: float, wall: float, training: float, recorder: float = 0.0) -> Any:
@@ -197,7 +185,7 @@ def test_link_floor() -> None:
 def test_policy_server_answers_every_step_under_attack() -> None:
     """The benchmark fails if a Step gets no Action."""
     attacks = report("link_attack.py", "--trips", "200")["attacks"]
-    assert attacks.keys() == module("link_attack.py").KINDS.keys()
+    assert attacks.keys() == importlib.import_module("link_attack").KINDS.keys()
     assert all(row["attacked"]["p50"] > 0 for row in attacks.values())
 
 
@@ -215,7 +203,7 @@ def test_sim_peers() -> None:
 def test_buffered_output_of_c_code_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     library = ctypes.CDLL(None)
     library.puts(b"before")
-    with module("sim_peers.py").c_output_on_stderr():
+    with importlib.import_module("sim_peers").c_output_on_stderr():
         library.puts(b"inside")
     library.puts(b"after")
     library.fflush(None)

@@ -13,12 +13,6 @@ import pytest
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the scripts importable."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-
-
 def rows(**slopes: float) -> Any:
     """An hour of samples of one process, one a minute. Every quantity is 20, and has the given slope per hour."""
     quantities = ("rss", "uss", "files", "threads", "disk", "load", "median_ms", "p99_ms", "longest_ms")
@@ -28,7 +22,6 @@ def rows(**slopes: float) -> Any:
     return {"policy": samples, "run": samples}
 
 
-@pytest.mark.usefixtures("scripts")
 @pytest.mark.parametrize(
     ("slopes", "grows"),
     [
@@ -48,7 +41,6 @@ def test_verdict_names_what_grows_after_the_warm_up(slopes: dict[str, float], gr
     assert soak.judge(rows(**slopes))["grows"] == grows
 
 
-@pytest.mark.usefixtures("scripts")
 def test_page_shows_the_tables_of_the_data(tmp_path: Path) -> None:
     import reliability
 
