@@ -1,0 +1,290 @@
+"""Compare the wall-clock time until a policy is good: td3-robot, Stable-Baselines3, sb3-contrib and SBX.
+
+    python benchmarks/time_to_score.py [CONTESTANT …] [--robots Walker2D Ant] [--seeds 0 1 2] [--steps 300000]
+
+Trainings run one after another, so that each has all cores. A training evaluates its policy every 5,000 steps with 10
+episodes. A score is reached when the mean of two successive evaluations reaches it. A training ends at the highest
+score of its robot, or after ``--steps``. Each training has a small file in ``benchmarks/results/time_to_score``, which
+exists before the training starts. The script skips finished trainings and repeats interrupted ones.
+
+The peers train in one process, with the published robot and the settings of rl-zoo. Their clock stops during an
+evaluation. The clock of td3-robot does not stop, because its evaluator runs beside the training.
+
+Needs ``pip install stable-baselines3 sb3-contrib sbx-rl pybullet_envs_gymnasium``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from td3_robot import runs
+from td3_robot.bench import harness
+from td3_robot.util import machine
+
+DATA = Path(__file__).parent / "results" / "time_to_score"
+PACKAGES = ("td3-robot", "torch", "numpy", "pybullet", "stable-baselines3", "sb3-contrib", "sbx-rl", "jax")
+
+Point = tuple[float, int, float]
+"""An evaluation: seconds since the start, environment steps, and mean return."""
+
+
+class Robot(NamedTuple):
+    """A robot of the comparison.
+
+    Attributes:
+        published: the name of the robot in pybullet_envs_gymnasium.
+        recipe: the configuration of td3-robot.
+        scores: mean returns to reach.
+        rate_falls: whether the learning rate of TQC falls linearly to 0 over a million steps.
+    """
+
+    published: str
+    recipe: str
+    scores: tuple[float, float]
+    rate_falls: bool
+
+
+class Peer(NamedTuple):
+    """Another package.
+
+    Attributes:
+        module: the module that holds the algorithm.
+        algorithm: name of its class.
+        settings: arguments of the class, from rl-baselines3-zoo (hyperparams/td3.yml and tqc.yml).
+        noise: standard deviation of the exploration noise; 0 for TQC, whose policy is random.
+    """
+
+    module: str
+    algorithm: str
+    settings: dict[str, Any]
+    noise: float = 0.0
+
+
+class Limits(NamedTuple):
+    """How long a training runs, and how it is evaluated."""
+
+    steps: int
+    every: int
+    episodes: int
+
+
+ROBOTS = {
+    "Walker2D": Robot("Walker2DBulletEnv-v0", "walker2d_fast", (1000.0, 1500.0), True),
+    "Ant": Robot("AntBulletEnv-v0", "ant_fast", (1500.0, 2500.0), False),
+}
+_BOTH = {"gamma": 0.98, "batch_size": 256, "learning_starts": 10_000}
+_TD3 = {**_BOTH, "learning_rate": 7e-4, "buffer_size": 200_000, "policy_kwargs": {"net_arch": [400, 300]}}
+_TQC = {
+    **_BOTH,
+    "learning_rate": 7.3e-4,
+    "buffer_size": 300_000,
+    "tau": 0.02,
+    "train_freq": 64,
+    "gradient_steps": 64,
+    "use_sde": True,
+    "policy_kwargs": {"log_std_init": -3, "net_arch": [400, 300]},
+}
+PEERS = {
+    "sb3-td3": Peer("stable_baselines3", "TD3", _TD3, 0.1),
+    "sb3-tqc": Peer("sb3_contrib", "TQC", _TQC),
+    "sbx-td3": Peer("sbx", "TD3", _TD3, 0.1),
+    "sbx-tqc": Peer("sbx", "TQC", _TQC),
+}
+OURS = "td3-robot"
+
+
+@dataclass
+class Training:
+    """A training and its file. The file holds every evaluation so far.
+
+    Attributes:
+        points: the evaluations.
+    """
+
+    contestant: str
+    robot: str
+    seed: int
+    limits: Limits
+    file: Path
+    points: list[Point] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether the file is of a finished training."""
+        return self.file.exists() and not json.loads(self.file.read_text(encoding="utf-8"))["partial"]
+
+    def write(self, *, partial: bool = True) -> None:
+        content = {
+            "robot": self.robot,
+            "contestant": self.contestant,
+            "seed": self.seed,
+            "limits": self.limits._asdict(),
+            "partial": partial,
+            "machine": machine.describe(PACKAGES),
+            "evaluations": self.points,
+        }
+        self.file.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+    def add(self, point: Point) -> bool:
+        """Keep an evaluation. Return whether the training continues."""
+        self.points.append(point)
+        self.write()
+        return times(self.points, ROBOTS[self.robot].scores)[-1] is None
+
+
+def main() -> int:
+    command, known = "python benchmarks/time_to_score.py", [OURS, *PEERS]
+    description = "Compare the time until a policy is good. Takes many hours."
+    parser = harness.Options(command, description, ("", "td3-robot sb3-td3 --seeds 0"))
+    parser.add_argument("contestants", nargs="*", metavar="CONTESTANT", help=f"default: all: {', '.join(known)}")
+    parser.add_argument("--robots", nargs="+", choices=ROBOTS, default=list(ROBOTS), help="default: all")
+    parser.number("--seeds", [0, 1, 2], "N", "seeds", low=0)
+    parser.number("--steps", 300_000, "N", "environment steps of a training that does not reach its highest score")
+    parser.number("--every", 5_000, "N", "environment steps between two evaluations")
+    parser.number("--episodes", 10, "N", "episodes of an evaluation")
+    parser.add_argument("--out", type=Path, default=DATA, metavar="DIR", help="folder of the results")
+    parser.add_argument("--runs", type=Path, default=Path("runs/time_to_score"), metavar="DIR", help="our run folders")
+    options = parser.parse_args()
+    for name in options.contestants:
+        if name not in known:
+            parser.error(f"the contestant is {name!r}; allowed: {', '.join(known)}")
+    limits = Limits(options.steps, options.every, options.episodes)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for robot in options.robots:
+        for seed in options.seeds:  # the contestants alternate, so that a change of the machine affects all of them
+            for name in options.contestants or known:
+                training = Training(name, robot, seed, limits, options.out / f"{robot}-{name}-{seed}.json")
+                if not training.done:
+                    training.write()
+                    train(training, options.runs)
+    return harness.show(report(options.out), options.json, lines)
+
+
+def train(training: Training, folder: Path) -> None:
+    if training.contestant == OURS:
+        train_ours(training, folder / f"{training.file.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+    else:
+        with harness.process_of(training.contestant) as call:
+            training.points = call(train_peer, training)
+    training.write(partial=False)
+
+
+def times(points: Sequence[Point], scores: Sequence[float]) -> list[float | None]:
+    """Return for each score the seconds until the mean of two successive evaluations reaches it; None if never."""
+    reached = [(now[0], (before[2] + now[2]) / 2) for before, now in pairwise(points)]
+    return [next((seconds for seconds, mean in reached if mean >= score), None) for score in scores]
+
+
+def train_ours(training: Training, folder: Path) -> None:
+    begin, limits = time.monotonic(), training.limits
+    overrides = {"evaluation.every": limits.every, "evaluation.episodes": limits.episodes}
+
+    def look(_: object) -> bool:
+        made, now, continues = runs.open_run(folder).metrics(), time.monotonic() - begin, True
+        for item in [item for item in made if not item["final"]][len(training.points) :]:
+            continues &= training.add((now, item["env_steps"], item["eval_return_mean"]))
+        return continues
+
+    recipe = ROBOTS[training.robot].recipe
+    runs.train(
+        recipe,
+        total_steps=limits.steps,
+        seed=training.seed,
+        out=folder,
+        overrides=overrides,
+        callback=look,
+        progress=False,
+    )
+    look(None)  # the evaluations of the last second
+
+
+def train_peer(training: Training) -> list[Point]:
+    """Train with another package in this process. Return the evaluations."""
+    from sim_peers import c_output_on_stderr  # imports gymnasium
+
+    warnings.simplefilter("ignore")  # the packages warn about each other
+    begin, evaluating = time.monotonic(), 0.0
+    with c_output_on_stderr():
+        import gymnasium
+        import pybullet_envs_gymnasium  # noqa: F401  registers its robots
+        from stable_baselines3.common.noise import NormalActionNoise
+
+        peer, robot, limits = PEERS[training.contestant], ROBOTS[training.robot], training.limits
+        environment, test = gymnasium.make(robot.published), gymnasium.make(robot.published)
+        settings = dict(peer.settings)
+        if peer.noise:
+            size = environment.action_space.shape
+            settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, peer.noise))
+        elif robot.rate_falls:
+            whole, rate = limits.steps / 1e6, settings["learning_rate"]
+            settings["learning_rate"] = lambda remaining: rate * (1 - (1 - remaining) * whole)
+        algorithm: Any = getattr(importlib.import_module(peer.module), peer.algorithm)
+        model = algorithm("MlpPolicy", environment, seed=training.seed, device="cpu", **settings)
+
+        def after_step(local: Mapping[str, Any], _: Any) -> bool:
+            nonlocal evaluating
+            steps = local["self"].num_timesteps
+            if steps % limits.every:
+                return True
+            stopped = time.monotonic()
+            returns = [_episode(model, test, 1000 + episode) for episode in range(limits.episodes)]
+            continues = training.add((stopped - begin - evaluating, steps, statistics.fmean(returns)))
+            evaluating += time.monotonic() - stopped
+            return continues
+
+        model.learn(limits.steps, callback=after_step)
+    return training.points
+
+
+def _episode(model: Any, environment: Any, seed: int) -> float:
+    observation, _ = environment.reset(seed=seed)
+    total, over = 0.0, False
+    while not over:
+        action, _ = model.predict(observation, deterministic=True)
+        observation, reward, terminated, truncated, _ = environment.step(action)
+        total, over = total + float(reward), terminated or truncated
+    return total
+
+
+def report(folder: Path) -> harness.Report:
+    """Return the times of all trainings."""
+    trainings = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
+    rows = []
+    for robot, contestant in dict.fromkeys((it["robot"], it["contestant"]) for it in trainings):
+        mine = [it for it in trainings if (it["robot"], it["contestant"]) == (robot, contestant)]
+        scores = ROBOTS[robot].scores
+        reached = [times(it["evaluations"], scores) for it in mine]
+        rows.append(
+            {
+                "robot": robot,
+                "contestant": contestant,
+                "seeds": [it["seed"] for it in mine],
+                "partial": sum(it["partial"] for it in mine),
+                "scores": {str(score): [made[place] for made in reached] for place, score in enumerate(scores)},
+            }
+        )
+    return {"benchmark": "time to score", "machine": harness.describe(*PACKAGES), "results": rows}
+
+
+def lines(report: harness.Report) -> Iterator[str]:
+    for row in report["results"]:
+        text = f"{row['robot']:9} {row['contestant']:10}"
+        for score, seconds in row["scores"].items():
+            shown = ", ".join("never" if it is None else f"{it / 60:.1f} min" for it in seconds)
+            text += f"  {float(score):.0f}: {shown}"
+        yield text + (f"  ({row['partial']} not finished)" if row["partial"] else "")
+
+
+if __name__ == "__main__":
+    harness.run_script(main)
