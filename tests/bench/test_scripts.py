@@ -71,6 +71,17 @@ def test_trainings_compare_with_the_faster_peer_of_each_round() -> None:
     assert rows[2]["over_faster_sb3"] == 2.5
 
 
+def test_automatic_choices_compare_with_the_best_fixed_choice() -> None:
+    """The medians of the fixed choices are 15 and 25. The ratios of auto to the second are 24/20 and 27/30."""
+    speeds = {("auto", "auto"): [24, 27], ("fp32", 1): [10, 20], ("bf16", 1): [20, 30]}
+    rows: list[dict[str, Any]] = [
+        {"kind": kind, "threads": threads, **harness.summary("steps_per_s", made)}
+        for (kind, threads), made in speeds.items()
+    ]
+    importlib.import_module("auto_choice").compare(rows)
+    assert [row["over_best_fixed"] for row in rows] == pytest.approx([(1.2 + 0.9) / 2, (0.5 + 2 / 3) / 2, 1.0])
+
+
 def test_recording_size() -> None:
     """Each setting records fewer policies than the setting before it."""
     rows = report("recording_size.py", str(SCRIPTS.parent / "tests/replay/sessions/walkers.mcap"), "--rounds", "1")

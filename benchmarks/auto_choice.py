@@ -1,0 +1,47 @@
+"""Compare ``threads: auto`` with ``precision: auto`` to every fixed choice: environment steps per second of a training.
+
+    python benchmarks/auto_choice.py [--threads 1 2] [--steps 3000] [--rounds 3] [--json]
+
+The trainings are those of ``td3-robot bench train``. The time in which ``auto`` measures does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from td3_robot.bench import harness, train
+from td3_robot.bench.train import Contestants
+
+AUTO = ("auto", "auto")
+
+
+def main() -> int:
+    description = "Compare threads and precision auto with every fixed choice. Takes minutes."
+    options = train.options("python benchmarks/auto_choice.py", description).parse_args()
+    report = train.measure(options, automatic)
+    compare(report["results"])
+    return harness.show(report, options.json, lines)
+
+
+def automatic(*, threads: Any, **sizes: Any) -> Contestants:
+    del threads
+    return {AUTO: partial(train.ours, AUTO[0], threads=AUTO[1], **sizes)}  # type: ignore[dict-item, arg-type]
+
+
+def compare(results: list[dict[str, Any]]) -> None:
+    """Divide the speed of ``auto`` by that of the choice with the highest median."""
+    fixed = [row for row in results if (row["kind"], row["threads"]) != AUTO]
+    best = max(fixed, key=lambda row: float(row["steps_per_s"]))
+    for row in results:
+        row["over_best_fixed"] = harness.ratio(row["rounds"], best["rounds"])
+
+
+def lines(report: harness.Report) -> Iterator[str]:
+    for row, line in zip(report["results"], train.lines(report), strict=True):
+        yield f"{line}  {row['over_best_fixed']:5.2f} × the best fixed choice"
+
+
+if __name__ == "__main__":
+    harness.run_script(main)
