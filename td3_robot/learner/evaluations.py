@@ -60,7 +60,7 @@ class Evaluations:
             lengths=message.lengths.tolist(),
         )
         mean = record["eval_return_mean"]
-        if weights and message.updates and mean > self.best_return:  # without an update, the policy is random
+        if weights and message.updates and mean > self.best_return:  # without an update, the run has learned nothing
             self.best_return, self.best = mean, weights.payload
         self._compare_with_target(mean)
         return record

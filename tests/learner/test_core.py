@@ -29,7 +29,7 @@ def test_grants_follow_the_ratio(world: World) -> None:
     [grant] = throttles(world.join(sim))
     assert (grant.transitions_allowed, grant.answers) == (18, 0)
     outputs: list[Output] = []
-    for sequence in range(19):  # transitions 0 to 18; from 11 on, each Step makes an update due
+    for sequence in range(19):  # from Step 11 on, each Step makes an update due
         outputs += world.give(sim, world.make_step(sequence))
     assert world.core.env_steps == 18
     assert world.core.updates == 8
@@ -246,7 +246,7 @@ def test_divergence_is_reported_and_the_final_policy_has_a_new_version(world: Wo
 def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
     spec: RobotSpec, make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With γ = 0.99 and rewards of 1, returns are at most 100. The limit of the mean target is 10,000. It is 29,700."""
+    """With γ = 0.99 and rewards of 1, returns are at most 100. The mean target is 29,700, above the limit of 10,000."""
     monkeypatch.setattr(reports, "EVERY", 20)
     world = World(make_core(config(publish_every=1000)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
@@ -269,7 +269,7 @@ def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
         world.core.training.algorithm.critics_target.named[name].fill_(30_000)
     message = (
         r"training diverged: the critics' values have exploded: q_target_size is 2.\d+e\+04, above 1e\+04, which is "
-        r"100 times .* rewards of 1 can add up to \(after 40 steps .*kept: the policy after 20 steps and the earlier"
+        r"100 times .* rewards up to 1 \(after 40 steps .*kept: the policy after 20 steps and the earlier"
     )
     with pytest.raises(DivergenceError, match=message):
         run(39, 43)

@@ -1,4 +1,4 @@
-"""A learner that starts from a policy keeps its actions until its new critics have learned something."""
+"""A learner that starts from a policy does not change the policy until its new critics have learned something."""
 
 from __future__ import annotations
 

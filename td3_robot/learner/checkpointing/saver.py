@@ -21,7 +21,7 @@ from td3_robot.specs import RobotSpec
 
 log = logging.getLogger(__name__)
 
-_SNAPSHOT_TIMEOUT = 8.0  # seconds that a stopping learner waits for the simulators' states; the supervisor waits longer
+_SNAPSHOT_TIMEOUT = 8.0  # seconds to wait for the simulators' states at exit; the supervisor's timeout is longer
 
 
 def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:

@@ -57,7 +57,7 @@ def test_the_learner_leaves_out_an_operators_transitions(
 
 @pytest.mark.parametrize("replay", ["uniform", "lap"])
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_demonstrations_are_apart_and_have_their_share_of_each_batch(
+def test_demonstrations_have_a_separate_buffer_and_a_share_of_each_batch(
     spec: RobotSpec, make_step: Callable[..., Step], replay: str, n_step: int
 ) -> None:
     loss = {"critic_loss": "huber"} if replay == "lap" else {}
@@ -71,7 +71,7 @@ def test_demonstrations_are_apart_and_have_their_share_of_each_batch(
         batch = experience.take()
         assert batch.observation.shape == (4, 3)
         assert {int(number) + 1 for number in batch.observation[2:, 0]} <= set(OPERATED[:-1])
-    if n_step == 3:  # the row of the operator's last transition has one reward: no row contains others' actions
+    if n_step == 3:  # the operator's last row has one reward, because the next action is not the operator's
         demonstrations = parts["demonstrations"].state()[0]["rows"]
         assert demonstrations[:, -3].max() == OPERATED[-2]
 
