@@ -50,7 +50,7 @@ def test_a_resolved_configuration_reads_back_equal() -> None:
 
 
 def test_ddpg_is_td3_without_its_three_additions() -> None:
-    """``ddpg`` switches off all three. Each can also be switched off alone. The written configuration reads back."""
+    """``ddpg`` switches off all three. Each can also be switched off alone. A written configuration reads back equal."""
     ddpg = configuration.parse({}, ["learner.algorithm=ddpg"])
     assert (ddpg.learner.twin_critics, ddpg.learner.target_noise, ddpg.learner.policy_delay) == (False, 0.0, 1)
     assert configuration.parse(yaml.safe_load(ddpg.to_yaml())) == ddpg
