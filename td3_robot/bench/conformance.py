@@ -17,7 +17,7 @@ from td3_robot.policies import find_policy
 from td3_robot.runtime.arguments import POLICY_HELP, Parser, real
 from td3_robot.util.text import one_line
 
-_FOUND = 3  # mistakes of one check to print; the report counts the others
+_FOUND = 3  # number of mistakes to print for each check; the report counts the others
 
 
 class PeerStoppedError(Exception):
@@ -41,7 +41,7 @@ class Checks:
         self.made: set[str] = set()
 
     def expect(self, name: str, good: bool, found: Callable[[], str] | str) -> bool:
-        """Note the result of a check; ``found`` describes a mistake. Return ``good``."""
+        """Record the result of a check; ``found`` describes a mistake. Return ``good``."""
         assert name in self.demands
         self.made.add(name)
         if not good:

@@ -49,7 +49,7 @@ DEMANDS = {
     "answer": "each Step gets one Action with its source, incarnation, sequence and stamp (sections 4 and 5)",
     "policy": "an active server answers with its policy: weights_version is above 0 (section 8)",
     "action": "an Action holds the policy's action for each robot, within the limits (section 6)",
-    "again": "a Step that comes again with the same sequence is answered again (section 5)",
+    "again": "a Step that comes again with the same sequence gets an Action again (section 5)",
     "newest": "of several waiting Steps, the newest gets an Action (section 1)",
     "wrong steps": "a Step that is malformed, or of another source or incarnation, gets no Action (sections 2 and 3)",
     "going back": "a Step with a lower sequence than an earlier Step gets no Action (section 5)",

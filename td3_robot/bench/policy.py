@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         ("", "--json --memory 1000000 > policy.json"),
     )
     parser.number("--actions", 20_000, "N", "actions to time")
-    parser.number("--memory", 100_000, "N", "actions over which to watch memory")
+    parser.number("--memory", 100_000, "N", "actions for the measurement of memory")
     parser.number("--starts", 3, "N", "servers to start")
     options = parser.parse_args(arguments)
     report = {

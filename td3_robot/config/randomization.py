@@ -76,10 +76,10 @@ class RandomizationConfig(Section, frozen=True):
         action_latency: delay of actions, in whole control periods. Until the first action arrives, the robot
             applies zero, or the limit nearest to zero. A Step reports the newest sent action, which may differ from the
             applied action.
-        action_jitter: additional delay in whole control periods, which the simulator draws for each action. It drops an
-            action that arrives after a newer action.
-        sensor_noise: standard deviation of the Gaussian noise on observations. The simulator draws it for each group.
-        sensor_bias: offset of observations, constant during an episode. The simulator draws it for each channel.
+        action_jitter: additional delay in whole control periods, which the simulator draws for each action. The
+            simulator drops an action that arrives after a newer action.
+        sensor_noise: standard deviation of the Gaussian noise on observations. The simulator draws one for each group.
+        sensor_bias: offset of observations, constant during an episode. The simulator draws one for each channel.
         push: forces on the torso.
         tilt: angle between the start attitude and upright, rad, in a random direction. A planar robot tilts forwards
             or backwards.

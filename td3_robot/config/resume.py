@@ -33,7 +33,7 @@ FIXED = {
     "learner.replay_storage": "the run's replay buffer is stored there",
     "learner.start_from": "the run's actor started from it",
 }
-"""Keys that cannot change at a resume, and the reason."""
+"""Keys that cannot change at a resume, each with the reason."""
 FIXED_IN_LOCKSTEP = {
     "simulators": "each simulator continues from its saved state",
     "robots": "each simulator continues from its saved state",

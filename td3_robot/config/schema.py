@@ -69,7 +69,7 @@ class ExplorationConfig(Section, frozen=True):
         if not 0 <= low <= high <= 1e12:
             shown = list(self.noise) if isinstance(self.noise, tuple) else self.noise
             raise ValueError(
-                f"exploration.noise is {shown}; allowed: a number from 0 to 1e12, or two, the lower one first"
+                f"exploration.noise is {shown}; allowed: a number from 0 to 1e12, or two numbers, the lower one first"
             )
         if self.kind in noises.CHOSEN_BY_THE_LEARNER or self.kind not in noises.NOISES:
             allowed = [name for name in noises.NOISES.names() if name not in noises.CHOSEN_BY_THE_LEARNER]

@@ -38,7 +38,7 @@ class Divergence:
         return _FACTOR * self.greatest_reward / (1 - self.discount) if self.discount < 1 else math.inf
 
     def problem(self, metrics: Mapping[str, float]) -> str | None:
-        """The sign of divergence in these :meth:`Algorithm.metrics`; None if there is no sign."""
+        """Why these :meth:`Algorithm.metrics` show divergence; None if they do not."""
         for name, value in metrics.items():
             if not math.isfinite(value):
                 return f"{name} is {value}: networks hold numbers that are not finite"

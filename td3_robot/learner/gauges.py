@@ -17,7 +17,7 @@ class Gauges:
 
     Attributes:
         staleness: moving mean of the age of the weights that computed the stored actions, in updates.
-        lead_min, lead_max: least and greatest number of due updates (see :class:`RateLimiter`).
+        lead_min, lead_max: smallest and largest number of due updates (see :class:`RateLimiter`).
     """
 
     def __init__(self) -> None:

@@ -61,7 +61,7 @@ def _learn(node: Node) -> None:
     evaluations = core.publisher.evaluations
     evaluations.add_earlier(_best_return(node))
     if evaluations.reached:
-        log.info("evaluation.target_return was reached before; %s has that policy", node.run.best_file.name)
+        log.info("an earlier process reached evaluation.target_return; %s holds that policy", node.run.best_file.name)
     saver = Saver(node, core)
     rate = RateMeter(period=0.5, smoothing=5.0)
     writer = MetricsWriter(node.run.metrics_file, node.run.tensorboard)

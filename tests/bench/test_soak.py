@@ -20,7 +20,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows(**slopes: float) -> Any:
-    """An hour of samples of one process, one a minute. Every quantity is 20 plus its slope per hour."""
+    """One sample per minute of one process, for an hour. Every quantity is 20 plus its slope per hour."""
     quantities = ("rss", "uss", "files", "threads", "disk", "load", "median_ms", "p99_ms", "longest_ms")
     samples = [
         (60.0 * minute, {name: 20 + slopes.get(name, 0.0) * minute / 60 for name in quantities}) for minute in range(61)
@@ -60,7 +60,7 @@ def test_page_shows_the_tables_of_the_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_short_soak_of_a_deployment(tmp_path: Path) -> None:
+def test_a_short_soak_of_a_deployment_measures_every_process(tmp_path: Path) -> None:
     """The verdict of a few seconds means nothing, so the test looks only at what was measured."""
     words = [sys.executable, str(SCRIPTS / "soak.py"), "deploy", "--minutes", "0.15", "--every", "1"]
     done = subprocess.run([*words, "--out", str(tmp_path)], capture_output=True, text=True, check=False)

@@ -30,7 +30,7 @@ def main() -> None:
         "-rss_limit_mb=4096",
         "-print_final_stats=1",
     ]
-    logging.disable(logging.CRITICAL)  # links log what they drop
+    logging.disable(logging.CRITICAL)  # links log the messages that they drop
     known = Path(__file__).parent / "corpus" / name
     atheris.Setup([sys.argv[0], *limits, folder, str(known)], targets.TARGETS[name])
     atheris.Fuzz()

@@ -186,14 +186,14 @@ def test_the_learning_rate_falls_linearly(spec: RobotSpec, make_step: Callable[.
         assert adam.learning_rate == pytest.approx(0.0007)
 
 
-def test_a_fresh_learner_continues_the_servers_version(world: World) -> None:
+def test_a_new_learner_continues_the_version_numbers_of_the_server(world: World) -> None:
     """The policy server joins before any simulator, and serves version 57 of an earlier learner."""
     assert world.join(world.peer("policy", "policy", version=57)) == []
     [weights] = published(world.join(world.peer("simulator", "sim-0", robots=1)))
     assert weights.version == 58
 
 
-def test_a_paused_source_does_not_starve_the_others(world: World) -> None:
+def test_a_paused_source_does_not_stop_the_others(world: World) -> None:
     """The first source holds all 18 steps and then does nothing for more than 5 s."""
     a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
     world.join(a)
@@ -281,7 +281,7 @@ def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
 def test_many_robots_get_a_record_every_16_control_periods(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record takes some ms. With 2 robots and a record every 4 steps, every second Step would wait for a record.
 
-    The first record comes with the first Step that reaches 4 steps. The next ones come at multiples of 16 · 2 steps.
+    The first record comes with the first Step that reaches 4 steps. The next records come at multiples of 16 · 2 steps.
     """
     monkeypatch.setattr(reports, "EVERY", 4)
     world.core.reports.next_record = 4

@@ -1,4 +1,4 @@
-"""When training counts as diverged."""
+"""Tests when training counts as diverged."""
 
 from __future__ import annotations
 

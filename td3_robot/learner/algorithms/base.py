@@ -232,7 +232,7 @@ class Algorithm:
         return state.tensors(self)
 
     def restored(self) -> None:
-        """A hook that :meth:`restore` calls after it has written :meth:`tensors`."""
+        """A hook. :meth:`restore` calls this method after it has written the tensors of :meth:`tensors`."""
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """A copy of everything that :meth:`restore` needs: named arrays, and plain JSON values."""

@@ -1,4 +1,4 @@
-"""Measures which precision and how many threads make the fastest updates on this machine."""
+"""Measures which precision and which number of threads give the fastest updates on this machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def choices(config: LearnerConfig, precisions: Sequence[Precision], cores: int) 
         else:
             numbers = [config.threads]
         if replace(config, precision=precision).compiles and config.threads_in == "critics":
-            numbers = [number for number in numbers if number != 2] or numbers  # the same as 1, see ``use_threads``
+            # Two threads are the same as one thread here, see ``use_threads``.
+            numbers = [number for number in numbers if number != 2] or numbers
         found += [Choice(precision, number) for number in numbers]
     return found
 

@@ -40,7 +40,7 @@ class DeviceRows:
         """Copy transitions ``since`` to ``total - 1`` to the device."""
         capacity = len(self._host)
         first = max(since, total - capacity)
-        # Only small copies use page-locked memory. For a whole buffer, torch would keep as much of this memory.
+        # Only small copies use page-locked memory. For a whole buffer, torch would keep page-locked memory of its size.
         send = upload if total - first <= _AT_ONCE else lambda rows, _: torch.from_numpy(rows)
         while first < total:
             start = first % capacity

@@ -174,7 +174,7 @@ def _cut_off(content: bytes, at: int) -> bool:
 
     A record with a damaged length also looks incomplete, but complete records follow it.
     """
-    if not any(content[at:]):  # a power cut can leave zeros behind the written bytes
+    if not any(content[at:]):  # a power cut can leave zeros after the written bytes
         return True
     left, length = len(content) - at, int.from_bytes(content[at : at + 4], "little")
     if left > _LONGEST or _HEAD + length <= left:
@@ -187,5 +187,5 @@ def _record(payload: bytes) -> bytes:
 
 
 def row_size(observation_size: int, action_size: int) -> int:
-    """The number of float32 in a transition: two observations, the action, the reward and the discount."""
+    """The number of float32 values in a transition: two observations, the action, the reward and the discount."""
     return 2 * observation_size + action_size + 2

@@ -103,7 +103,7 @@ def test_metrics_are_means_since_the_last_call(kind: Any) -> None:
     metrics = td3.metrics()
     assert metrics["actor_loss"] != 0.0
     assert all(td3.metrics()[name] == 0.0 for name in TD3.means)
-    assert all(td3.metrics()[name] == metrics[name] for name in TD3.gauges)  # gauges are of the newest update
+    assert all(td3.metrics()[name] == metrics[name] for name in TD3.gauges)  # gauges show the newest update
 
 
 def test_gauges_match_a_hand_calculation(kind: Any) -> None:

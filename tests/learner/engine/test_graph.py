@@ -206,7 +206,7 @@ def test_another_batch_reaches_the_captured_memory(replace_capture: Replace) -> 
 
 
 def test_differences_match_a_hand_calculation() -> None:
-    """A change of 0.1 may have an error of 0.001. Unchanged numbers may have 2.4e-7 times the largest number."""
+    """A change of 0.1 may have an error of 0.001. For other numbers, the limit is 2.4e-7 times the largest."""
     before = {"w": np.array([1.0, 2.0], np.float32), "generator": np.zeros(3, np.uint8)}
     after = {"w": np.array([1.1, 2.0], np.float32), "generator": np.ones(3, np.uint8)}
     near = {"w": np.array([1.1009, 2.0], np.float32), "generator": np.ones(3, np.uint8)}

@@ -1,4 +1,4 @@
-"""The engine computes the same as the plain TD3, also with two threads. In bfloat16 it computes nearly the same."""
+"""The engine and the plain TD3 give equal results, also with two threads. In bfloat16, the results are nearly equal."""
 
 from __future__ import annotations
 

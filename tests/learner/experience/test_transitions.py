@@ -130,7 +130,7 @@ def test_no_transition_crosses_an_episode_end_or_a_gap(data: st.DataObject, robo
 
 
 def test_only_complete_episodes_are_reported() -> None:
-    """Each episode has the rewards 1, 2 and 3, so its return is 6. The first one lacks its first step."""
+    """Each episode has the rewards 1, 2 and 3, so its return is 6. The first episode lacks its first step."""
     assembler = Assembler()
     ended = [
         value
