@@ -21,7 +21,7 @@ OPERATED = range(20, 30)  # Steps whose action the operator of robot 1 chose
 
 
 def trained(spec: RobotSpec, make_step: Callable[..., Step], **learner: Any) -> LearnerCore:
-    """A learner after 40 Steps of two robots. An operator drives robot 1 for ten Steps, and sends nothing in the last."""
+    """A learner after 40 Steps of two robots. An operator drives robot 1 in 10 Steps, and sends nothing in the last."""
     world = World(make_core(config(learning_starts=4, **learner)), spec, make_step)
     source = world.peer("simulator", "sim-0", robots=2)
     world.join(source)
