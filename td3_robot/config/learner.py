@@ -71,7 +71,7 @@ class LearnerConfig(Section, frozen=True):
             random weights and uniform actions.
         critics_first: number of updates at the start that train only the critics. Untrained critics would spoil the
             actor of ``start_from``.
-        device: ``auto`` is a CUDA GPU if torch finds one, else the CPU. A resumed run keeps its device.
+        device: ``auto`` is a CUDA GPU if torch finds one, else the CPU. A resumed run keeps the choices for ``auto``.
         precision: ``auto`` is the precision with the fastest updates on a CPU, and fp32 on a GPU.
         threads: threads of the learner. ``auto`` measures which number makes the fastest updates. ``auto`` is 1
             on a GPU, in lock-step, and for algorithms without a fast engine.
