@@ -274,7 +274,7 @@ class _Examination:
             rival.send(rival.hello)
             driver.send(Heartbeat(1, driver.session))
             answer = rival.receive(0.25, Message)
-        self._checks.require("name", not isinstance(answer, Welcome), "a second driver with the name gets a Welcome")
+        self._checks.require("name", not isinstance(answer, Welcome), "a second driver gets a Welcome")
         good = isinstance(answer, Refused) and answer.code == "name"
         found = f"a second driver with the same name gets {answer}; demanded: Refused with code name"
         self._checks.expect("name", good, found)

@@ -164,7 +164,7 @@ def _readable(text: str, tree: Mapping[str, Any]) -> str:
         return f"{name} is {value!r}; it must be a map of keys"
     if _is_section(kind):
         return reason  # the error of the section's own check already contains the key
-    literals = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]  # also in a union
+    literals = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]  # ``kind`` may be a union
     choices = [str(choice) for literal in literals for choice in get_args(literal)]
     allowed = f"; allowed: {', '.join(choices)}" if choices else ""
     if not reason.startswith("Expected "):

@@ -54,7 +54,7 @@ class Request(msgspec.Struct):
 
 
 def resolve(config: Config, sizes: Callable[[], Sizes], before: Config | None = None) -> Resolved:
-    """Choose device, precision and threads of a run. Another process chooses them, because it must load torch.
+    """Choose device, precision and threads of a run. Another process chooses them, because the choice needs torch.
 
     Args:
         sizes: returns the sizes of the robot's observation and action.

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _learn_alone(node: Node) -> None:
-    # If the supervisor was killed, the earlier learner may still be saving the checkpoint to start from.
+    # If the supervisor was killed, the earlier learner may still be saving the checkpoint that this learner needs.
     patience = _PATIENCE if node.supervised else 0.0
     refusal = f"another learner is using the run folder {str(node.run.path)!r}"
     with claim(f"learner {node.run.path.resolve()}", refusal, patience, lambda: node.stop_signal):
