@@ -1,7 +1,7 @@
 """``td3-robot bench conformance``: checks whether a driver or a policy server follows the protocol.
 
-The kit plays the other side of the link with plain ZeroMQ sockets. The checks follow docs/reference/protocol.md. The
-kit makes all its messages, also wrong messages, from the table of messages, so the kit needs no files.
+The kit is the other side of the link, and uses plain ZeroMQ sockets. The checks follow docs/reference/protocol.md. The
+kit makes all its messages, including wrong messages, from the table of messages, so the kit needs no files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from td3_robot.policies import find_policy
 from td3_robot.runtime.arguments import POLICY_HELP, Parser, real
 from td3_robot.util.text import one_line
 
-_FOUND = 3  # mistakes of one check to print; the report counts the others
+_FOUND = 3  # number of mistakes to print for each check; the report counts the others
 
 
 class PeerStoppedError(Exception):
@@ -41,7 +41,7 @@ class Checks:
         self.made: set[str] = set()
 
     def expect(self, name: str, good: bool, found: Callable[[], str] | str) -> bool:
-        """Note the result of a check; ``found`` describes a mistake. Return ``good``."""
+        """Record the result of a check; ``found`` describes a mistake. Return ``good``."""
         assert name in self.demands
         self.made.add(name)
         if not good:
@@ -102,7 +102,7 @@ def _options() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  td3-robot bench conformance ipc:///tmp/policy      then start your driver with this endpoint\n"
         "  td3-robot bench conformance ipc:///tmp/policy --serves policy.safetensors\n\n"
-        "A driver under test moves: give it a simulated robot. A policy server under test is stopped and activated.",
+        "The checks move the driver's robot: use a simulated robot. They stop and activate the policy server.",
     )
     parser.add_argument("endpoint", metavar="ENDPOINT", help="ipc://PATH or tcp://127.0.0.1:PORT of the link policy")
     parser.add_argument("--serves", metavar="POLICY", help=f"check the policy server that serves this: {POLICY_HELP}")

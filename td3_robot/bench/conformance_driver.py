@@ -42,12 +42,12 @@ DEMANDS = {
     "hello again": "without an answer, the same Hello comes again every 0.25 s (section 3)",
     "wait": "no other message comes before the Welcome, even after a Heartbeat without a Welcome (section 3)",
     "topics": "a driver sends Hello, Heartbeat, Bye, Step, Command, Reply and LifecycleChange (section 3)",
-    "identity": "each Step names the name and the incarnation of the Hello (section 3)",
+    "identity": "each Step has the name and the incarnation of the Hello (section 3)",
     "sequence": "the sequence counts 0, 1, 2, …; only the newest Step may come again, unchanged (section 5)",
     "transitions": "transitions grows by the number of robots that are not at FIRST (section 5)",
-    "episodes": "FIRST, MID, …, TERMINATED or TRUNCATED; then FIRST of the next episode (section 5)",
-    "origin": "origin is 0 if all robots are at FIRST, else 1 to 4; not 5, because the kit has no operator (section 5)",
-    "answered": "origin 1 has version and noise of the Action for the Step before; other origins have none (section 5)",
+    "episodes": "the phases are FIRST, MID, …, TERMINATED or TRUNCATED; then FIRST of the next episode (section 5)",
+    "origin": "origin is 0 if all robots are at FIRST, else 1 to 4; not 5, because no operator acts (section 5)",
+    "answered": "with origin 1, version and noise are those of the Action for the previous Step, else 0 (section 5)",
     "action": "the reported action is the Action, within the limits; origin 2 repeats the last action (section 5)",
     "answers": "the driver applies the Actions that answer its newest Step (section 5)",
     "unknown field": "a message with a field that you do not know is valid (section 2)",
@@ -66,7 +66,7 @@ DEMANDS = {
 """What each check demands, by the name of the check."""
 
 _QUEUED = 0.2  # seconds for the arrival of Hellos that ZeroMQ queued before the kit served the endpoint
-_STEPS = 48  # Steps under observation
+_STEPS = 48  # number of Steps to check
 
 
 def check(endpoint: str, wait: float, deadline: float) -> Checks:
@@ -150,7 +150,7 @@ class _Examination:
         self._send(Heartbeat(1, 7))
         count = len(self.hellos)
         self._until(3.0, lambda: len(self.hellos) >= count + 2)
-        expect.require("hello again", len(self.hellos) > count, "after a Heartbeat in place of a Welcome: no Hello")
+        expect.require("hello again", len(self.hellos) > count, "no Hello after a Heartbeat in place of a Welcome")
         expect.expect("wait", True, "")
         assert self.steps
         self._welcome(7, self.steps, 1, "inactive")
@@ -173,8 +173,8 @@ class _Examination:
         begin, expect = rules.count, self.checks.expect
         applied = {
             NORMAL: ("answers", "no Step reports one of the Actions of the kit with origin 1"),
-            GROWN: ("unknown field", "an Action with the new field `later` was never applied"),
-            BEYOND: ("action", "an Action beyond the limits was never applied, not even clipped"),
+            GROWN: ("unknown field", "the driver never applied an Action with the new field `later`"),
+            BEYOND: ("action", "the driver never applied an Action beyond the limits, not even clipped"),
         }
 
         def done() -> bool:
@@ -217,7 +217,7 @@ class _Examination:
         begin = rules.count
         more = self._until(conformance_wire.PATIENCE, lambda: rules.count >= begin + 6)
         self.checks.expect("inactive", more, f"the Steps stop in state {state}")
-        found = set(rules.origins[begin + 2 :])  # the first Steps may report the time before the change
+        found = set(rules.origins[begin + 2 :])  # the first Steps may report actions from before the change
         good = found <= {int(ActionOrigin.SAFE), int(ActionOrigin.NONE)}
         self.checks.expect("inactive", good, f"in state {state} Steps have origin {sorted(found)}")
 
@@ -230,7 +230,7 @@ class _Examination:
             self._send(action, action=wrong)
         begin, rules.used = rules.count, set()
         alive = self._until(conformance_wire.PATIENCE, lambda: rules.count >= begin + 8 and NORMAL in rules.used)
-        self.checks.require("garbage", alive, "after malformed messages the driver applies no Actions any more")
+        self.checks.require("garbage", alive, "after malformed messages the driver no longer applies Actions")
 
     def _fall_silent(self, deadline: float) -> None:
         expect, beats, before = self.checks.expect, self.heartbeats, len(self.changes)

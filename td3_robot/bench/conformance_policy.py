@@ -49,7 +49,7 @@ DEMANDS = {
     "answer": "each Step gets one Action with its source, incarnation, sequence and stamp (sections 4 and 5)",
     "policy": "an active server answers with its policy: weights_version is above 0 (section 8)",
     "action": "an Action holds the policy's action for each robot, within the limits (section 6)",
-    "again": "a Step that comes again with the same sequence is answered again (section 5)",
+    "again": "a Step that comes again with the same sequence gets an Action again (section 5)",
     "newest": "of several waiting Steps, the newest gets an Action (section 1)",
     "wrong steps": "a Step that is malformed, or of another source or incarnation, gets no Action (sections 2 and 3)",
     "going back": "a Step with a lower sequence than an earlier Step gets no Action (section 5)",
@@ -57,7 +57,7 @@ DEMANDS = {
     "optional": "a Hello without the meanings of its channels is valid (section 3)",
     "reply": "each Command of an operator gets one Reply with its id and the state (section 8)",
     "unknown verb": "a Command with an unknown verb gets an error (section 8)",
-    "relay": "a Command for a robot reaches it with an empty target, and its Reply reaches the operator (section 8)",
+    "relay": "a Command for a robot reaches it with an empty target; the operator gets the robot's Reply (section 8)",
     "stop": "estop reaches the robots, and their Steps get the safe action, until reset and activate (section 8)",
     "stop of a robot": "the estop of a driver stops the server, and comes back to the driver (section 8)",
     "joining a stop": "a driver that joins during an emergency stop gets estop (section 8)",
@@ -274,9 +274,9 @@ class _Examination:
             rival.send(rival.hello)
             driver.send(Heartbeat(1, driver.session))
             answer = rival.receive(0.25, Message)
-        self._checks.require("name", not isinstance(answer, Welcome), "a second driver of the name gets a Welcome")
+        self._checks.require("name", not isinstance(answer, Welcome), "a second driver gets a Welcome")
         good = isinstance(answer, Refused) and answer.code == "name"
-        found = f"a second driver of the name gets {answer}; demanded: Refused with code name"
+        found = f"a second driver with the same name gets {answer}; demanded: Refused with code name"
         self._checks.expect("name", good, found)
 
     def _wrong_steps(self, driver: Client) -> None:
@@ -345,7 +345,7 @@ class _Examination:
         driver.send(LifecycleChange(driver.hello.name, "fault", "active", "activate", time.monotonic_ns()))
         action = self._answered(driver, "stop")
         policy = action is not None and action.weights_version > 0
-        self._checks.expect("stop", policy, "after reset and activate, no Action of the policy comes")
+        self._checks.expect("stop", policy, "after reset and activate, the server sends no Action of the policy")
 
 
 def _required(kind: type[Message]) -> list[str]:

@@ -45,7 +45,7 @@ class StepRules:
         return len(self.stamps)
 
     def take(self, step: Step, refused: bool) -> None:
-        """Check a Step. ``refused``: the kit refuses Steps, so a jump of the sequence is no mistake."""
+        """Check a Step. ``refused``: the kit refuses Steps, so a jump of the sequence is not a mistake."""
         before, expect, number = self.newest, self._expect, step.sequence
         named = (step.source, step.incarnation)
         expect("identity", named == (self._hello.name, self._hello.incarnation), f"step {number} names {named}")
@@ -73,7 +73,7 @@ class StepRules:
             BEYOND: [{}],
             NOTHING: [],
             SAFE: [{"weights_version": 0, "noise_kind": 0, "noise_seed": 0}],
-            # Never answers + 1: the driver may have reached that Step.
+            # Not the next Step, because the driver may have reached it.
             FOREIGN: [{"answers": step.sequence - 1}, {"incarnation": step.incarnation + 1}],
             GROWN: [{"later": [1, {"new": True}]}],
         }
@@ -90,7 +90,7 @@ class StepRules:
     # -- rules ---------------------------------------------------------------------------------------------------
 
     def _check_episodes(self, before: Step | None, step: Step) -> None:
-        """Check a Step that follows ``before`` without a gap; None before the first Step."""
+        """Check a Step that follows ``before`` without a gap. For the first Step, ``before`` is None."""
         first = step.phase == Phase.FIRST
         made = step.transitions - (before.transitions if before else 0)
         self._expect("transitions", made == int((~first).sum()), f"step {step.sequence}: transitions grows by {made}")
@@ -123,7 +123,7 @@ class StepRules:
     def _check_applied(self, step: Step, moving: Any) -> None:
         """Check a Step that reports an Action of the policy."""
         action = self._sent.get(step.answered) if step.answered == step.sequence - 1 else None
-        found = f"step {step.sequence}: origin 1 with answered {step.answered}: no policy answered in this period"
+        found = f"step {step.sequence}: origin 1 with answered {step.answered}: no Action of the kit fits"
         if not self._expect("answered", action is not None, found):
             return
         assert action

@@ -1,4 +1,4 @@
-"""The sockets of the conformance kit: they send and receive every message, also wrong messages."""
+"""The sockets of the conformance kit: they send and receive every message, including wrong messages."""
 
 from __future__ import annotations
 

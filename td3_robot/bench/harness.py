@@ -92,7 +92,7 @@ def take_turns(
 
 
 def repeat_for(seconds: float, run: Callable[[int], object], block: int) -> tuple[int, float]:
-    """Call ``run(block)``, which makes ``block`` calls, at least once and for at least this many seconds.
+    """Repeat ``run(block)``, at least once and for at least this many seconds. Each run makes ``block`` calls.
 
     Returns:
         The number of calls, and their total time in s.
@@ -132,7 +132,7 @@ def percentile_row(name: str, figures: Mapping[str, float]) -> str:
 
 @contextlib.contextmanager
 def process_of(name: str) -> Iterator[Callable[..., Any]]:
-    """Start a process for one contestant, with its own threads and memory. Yield a function that calls another in it.
+    """Start a process for one contestant, with its own threads and memory. Yield a function that calls functions in it.
 
     Raises:
         NodeError: a call failed.
@@ -149,7 +149,7 @@ def process_of(name: str) -> Iterator[Callable[..., Any]]:
 
 
 def show(report: Report, as_json: bool, lines: Callable[[Report], Iterable[str]]) -> int:
-    """Print a report as JSON, or as text that begins with the machine. Return the exit code.
+    """Print a report as JSON, or as text with the machine in the first line. Return the exit code.
 
     Args:
         report: must have the key ``machine``. ``not_measured`` maps a contestant to the reason why it is missing.

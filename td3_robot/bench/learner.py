@@ -1,7 +1,7 @@
 """``td3-robot bench learner``: TD3 updates per second of the learner on this machine.
 
 Batches of 256 come from a full replay buffer of random transitions of Walker2D's sizes. The time includes sampling.
-Each kind of update has its own process. ``fp32`` and ``bf16`` compute each critic in a thread of its own. ``operators``
+Each kind of update has its own process. ``fp32`` and ``bf16`` compute each critic in a separate thread. ``operators``
 and ``compiled`` use all threads inside operators.
 """
 
@@ -41,12 +41,12 @@ _LEARNING = {
     "operators bf16": {"precision": "bf16", "threads_in": "operators"},
     "compiled fp32": {"precision": "fp32", "threads_in": "operators", "compile": True},
 }
-"""Kind of update, mapped to values of the learner's configuration."""
+"""Maps each kind of update to values of the learner's configuration."""
 
 Run = Callable[[int], None]
 """Takes a number, makes this many updates, and returns when the last update is done."""
 Contestants = dict[str, Callable[[], Run]]
-"""Contestant's name, mapped to a function that prepares its updates. The function runs in the contestant's process."""
+"""Maps each contestant's name to a function that prepares its updates, in the contestant's process."""
 
 
 class Turn(NamedTuple):
@@ -151,7 +151,7 @@ def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, la
     buffer = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
     algorithm.prepare(buffer.example(BATCH))
     if config.compile and not algorithm.compiled:
-        raise NodeError("the update was not compiled; to measure without it, add --no-compile")
+        raise NodeError("the update was not compiled; to leave out compiled updates, add --no-compile")
     if device.type == "cuda":
         buffer.use_device(device)
     buffer.add(*transitions(STORED), np.ones(STORED, np.float32))

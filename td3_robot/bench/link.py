@@ -78,7 +78,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.number("--trips", 5000, "N", "round trips for each number of robots", low=_WARM_UP)
     parser.number("--seconds", 60.0, "S", "length of the control loop", low=0.1)
     parser.number("--rate", 1000.0, "HZ", "rate of the control loop")
-    parser.add_argument("--processors", type=_processors, default=[], metavar="N,N", help="for robot and server")
+    parser.add_argument(
+        "--processors", type=_processors, default=[], metavar="N,N", help="processors for robot and server"
+    )
     parser.add_argument("--priority", type=integer(), default=0, metavar="N", help="SCHED_FIFO priority, 1 to 99")
     parser.add_argument("--lock-memory", action="store_true", help="lock the memory of robot and server in RAM")
     parser.add_argument("--freeze-gc", action="store_true", help="stop the garbage collectors of robot and server")

@@ -24,7 +24,7 @@ TIMEOUT = 30.0  # seconds to wait for a server
 
 @contextlib.contextmanager
 def serving(endpoint: str, *options: str) -> Iterator[tuple[int, str]]:
-    """Start :mod:`td3_robot.bench.server`. Yield its process id and endpoint. Stop it at the end of the block."""
+    """Start :mod:`td3_robot.bench.server`, and stop it at the end of the block. Yield its process id and endpoint."""
     command = [sys.executable, "-m", "td3_robot.bench.server", "--endpoint", endpoint, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         ("", "--json --memory 1000000 > policy.json"),
     )
     parser.number("--actions", 20_000, "N", "actions to time")
-    parser.number("--memory", 100_000, "N", "actions over which to watch memory")
+    parser.number("--memory", 100_000, "N", "actions for the measurement of memory")
     parser.number("--starts", 3, "N", "servers to start")
     options = parser.parse_args(arguments)
     report = {
@@ -99,7 +99,7 @@ def server_time(robots: int, actions: int, safety: SafetyConfig | None = None) -
 def _actor_and_noise(robots: int, actions: int) -> dict[str, Any]:
     """Return the times (ns) of the actor alone, of the noise alone, and of the noise of earlier versions alone.
 
-    A call draws numbers for some steps if no drawn number is left. So the highest percentiles are times to draw.
+    The noise draws its numbers for several steps at once. So the highest percentiles are times to draw.
     """
     actor = Actor(example.bundle())
     noises = [kind(0, example.SOURCE, 0, robots, example.ACTIONS) for kind in (GaussianV2, Gaussian)]
@@ -120,7 +120,7 @@ def _actor_and_noise(robots: int, actions: int) -> dict[str, Any]:
 
 
 def memory(actions: int) -> dict[str, int | None]:
-    """Measure the growth of resident memory over this many actions after a warm-up; None if not on Linux."""
+    """Measure the growth of resident memory over this many actions after a warm-up. On Linux only; elsewhere None."""
     server, resident = _Server(1), []
     for count in (max(1000, actions // 10), actions):
         for number in range(count):

@@ -1,6 +1,6 @@
 """``td3-robot bench record`` and ``bench replay``: the cost of a recording, and the speed of a replay.
 
-Both use one robot of Walker2D's size, networks of 400 and 300, and 60 Steps per second of recorded time.
+Both use one robot with Walker2D's sizes, hidden layers of 400 and 300, and 60 Steps per second of recorded time.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) 
     begin = time.perf_counter()
     for number, ((_, message), payload) in enumerate(zip(published, payloads, strict=True)):
         if number % (3 * RATE) == 0:
-            link.sent_at = number / 3 / RATE  # a Heartbeat does the same
+            link.sent_at = number / 3 / RATE  # as when a Heartbeat is sent
         tap.offer("learner", message, payload)
         tap.flush(number / 3 / RATE)
     return time.perf_counter() - begin

@@ -1,7 +1,7 @@
 """``td3-robot bench train``: environment steps per second of a whole training on this machine.
 
-The training uses Walker2D, one robot and one update a step. Each turn runs ``td3-robot train`` with all its processes.
-The first 1,000 steps take uniform actions and do not count.
+The training uses Walker2D, one robot and one update per step. Each turn runs ``td3-robot train`` with all its
+processes. The first 1,000 steps take uniform actions and do not count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WARM_UP = 1000  # environment steps
 _RECORD = 1000  # environment steps between two records of a run's metrics
 
 Contestants = dict[tuple[str, int], Callable[[], float]]
-"""Kind and threads, mapped to a function that runs one training and returns its environment steps per second."""
+"""Maps kind and number of threads to a function that trains once and returns the environment steps per second."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -122,7 +122,7 @@ def ours(kind: str, *, threads: int, hidden: Sequence[int], batch: int, steps: i
             raise NodeError(f"the training in {kind} failed: {words[-1]}")
         if compiled and not Bundle.load(run.policy_file).provenance["compiled"]:
             log = (run.logs / "learner.log").read_text("utf-8").splitlines()
-            why = next((line for line in log if "not compiled" in line), "its log has no reason")
+            why = next((line for line in log if "not compiled" in line), "its log gives no reason")
             raise NodeError(f"the update was not compiled: {why}; --no-compile leaves this contestant out")
         records = [item for item in metrics.read(run.metrics_file, "train") if item["env_steps"] >= WARM_UP + _RECORD]
     first, last = records[0], records[-1]

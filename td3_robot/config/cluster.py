@@ -12,11 +12,11 @@ class ClusterConfig(Section, frozen=True):
 
     Attributes:
         simulators: number of simulator processes on the cluster; null for the key ``simulators``. With ``[low, high]``,
-            the run uses as many as the hosts have cores for: new hosts get more simulators, and the run continues
-            without a lost host while ``low`` simulators remain.
+            the cores of the hosts determine the number: new hosts get more simulators, and the run continues without
+            a lost host while ``low`` simulators remain.
         simulator_cpus, learner_cpus: processor cores that Ray reserves for each simulator and for the learner.
-        addresses: the address at which other hosts reach a host, by the address that Ray shows for this host. It is
-            necessary only where the two differ.
+        addresses: maps the address that Ray shows for a host to the address at which other hosts reach this host. Set
+            it only where the two addresses differ.
     """
 
     simulators: int | tuple[int, int] | None = None  # msgspec 0.22 cannot combine a limit and a tuple

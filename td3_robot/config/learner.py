@@ -57,9 +57,9 @@ class LearnerConfig(Section, frozen=True):
             newer than the checkpoint.
         recordings: files whose transitions fill the buffer at the start. These transitions are not environment steps.
         learn_from_operator: learn also from transitions in which an operator chose the action. ``a2c`` never does.
-        operator_share: if above 0, the learner keeps the newest 100,000 of the operator's transitions in a buffer of
-            their own. This share of each batch comes from that buffer. If 0, the replay buffer contains them. Even with
-            ``replay_storage: file``, a killed learner loses the rows of the separate buffer that are newer than its
+        operator_share: if above 0, the learner keeps the newest 100,000 of the operator's transitions in a separate
+            buffer. This share of each batch comes from that buffer. If 0, the replay buffer contains them. Even with
+            ``replay_storage: file``, a killed learner loses the rows of the separate buffer that are newer than the
             newest checkpoint.
         learning_starts: environment steps with uniform actions before the first update.
         replay_ratio: updates for each environment step; null for no limit.
@@ -71,10 +71,10 @@ class LearnerConfig(Section, frozen=True):
             random weights and uniform actions.
         critics_first: number of updates at the start that train only the critics. Untrained critics would spoil the
             actor of ``start_from``.
-        device: ``auto`` is a CUDA GPU if torch finds one, else the CPU. A run keeps the choices of its start.
+        device: ``auto`` is a CUDA GPU if torch finds one, else the CPU. A resumed run keeps the choices for ``auto``.
         precision: ``auto`` is the precision with the fastest updates on a CPU, and fp32 on a GPU.
-        threads: threads of the learner. ``auto`` measures which number makes the fastest updates. It is 1 on a GPU, in
-            lock-step, and for algorithms without a fast engine.
+        threads: threads of the learner. ``auto`` measures which number makes the fastest updates. ``auto`` is 1
+            on a GPU, in lock-step, and for algorithms without a fast engine.
         threads_in: with ``critics`` each thread computes one critic, or half of the actor's batch. With ``operators``
             the threads share every matrix product. That is faster if no other process uses the learner's cores, and
             otherwise may be far slower.

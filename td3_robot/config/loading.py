@@ -58,8 +58,8 @@ def parse(
         overrides: each as ``KEY=VALUE``, for example ``learner.batch_size=128``.
         source: name of the input in errors and warnings. An error about an overridden key contains the override, and
             not this name.
-        flags: full name of an overridden key, mapped to the command-line option that set the key. For a key that is not
-            in this map, the option is ``--set``.
+        flags: maps the full name of an overridden key to the command-line option that set the key. For all other keys,
+            the option is ``--set``.
 
     Raises:
         ConfigError: a key is unknown, a value is wrong, or two values contradict each other.
@@ -164,7 +164,7 @@ def _readable(text: str, tree: Mapping[str, Any]) -> str:
         return f"{name} is {value!r}; it must be a map of keys"
     if _is_section(kind):
         return reason  # the error of the section's own check already contains the key
-    literals = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]  # a union may hold one
+    literals = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]  # ``kind`` may be a union
     choices = [str(choice) for literal in literals for choice in get_args(literal)]
     allowed = f"; allowed: {', '.join(choices)}" if choices else ""
     if not reason.startswith("Expected "):

@@ -36,7 +36,7 @@ class SensorsConfig(Section, frozen=True):
         joint_position: position of each joint; -1 and 1 are the joint's limits.
         joint_velocity: velocity of each joint, multiplied by 0.1 s/rad.
         contact: contact of each foot, 0 or 1.
-        all: all channels whose group has no range of its own. Robots that do not walk support only this key.
+        all: all channels whose group has no range. Robots that do not walk support only this key.
     """
 
     height: tuple[float, float] | None = None
@@ -50,7 +50,7 @@ class SensorsConfig(Section, frozen=True):
 
 
 class PushConfig(Section, frozen=True):
-    """Horizontal forces on the torso's centre of mass, in random directions. Planar robots get pushes ahead or back.
+    """Horizontal forces on the torso's centre of mass, in random directions. For planar robots: forwards or backwards.
 
     Attributes:
         force: force of a push, N; null for no pushes.
@@ -72,17 +72,17 @@ class RandomizationConfig(Section, frozen=True):
         friction: factor of the floor's lateral friction. Bullet multiplies it by the foot's friction.
         motor_strength: factor of every joint's torque. The cost of an action does not change.
         joint_damping: damping of every driven joint, N·m·s/rad; the models have none. Bullet uses the velocity at the
-            start of a control period, so values above a few N·m·s/rad shake light links.
+            start of a control period, so light links vibrate at values above a few N·m·s/rad.
         action_latency: delay of actions, in whole control periods. Until the first action arrives, the robot
             applies zero, or the limit nearest to zero. A Step reports the newest sent action, which may differ from the
             applied action.
-        action_jitter: additional delay in whole control periods, which the simulator draws for each action. It drops an
-            action that arrives after a newer action.
-        sensor_noise: standard deviation of the normal noise of observations. The simulator draws it for each group.
-        sensor_bias: offset of observations, constant during an episode. The simulator draws it for each channel.
+        action_jitter: additional delay in whole control periods, which the simulator draws for each action. The
+            simulator drops an action that arrives after a newer action.
+        sensor_noise: standard deviation of the Gaussian noise on observations. The simulator draws one for each group.
+        sensor_bias: offset of observations, constant during an episode. The simulator draws one for each channel.
         push: forces on the torso.
-        tilt: angle between the start attitude and upright, rad, in a random direction. A planar robot tilts ahead or
-            back.
+        tilt: angle between the start attitude and upright, rad, in a random direction. A planar robot tilts forwards
+            or backwards.
     """
 
     mass: tuple[_Factor, _Factor] | None = None

@@ -1,4 +1,4 @@
-"""Checks what a resume changes: only keys that the user sets with ``--set``, and no key in FIXED."""
+"""Checks what a resume changes: it may change only keys that the user sets with ``--set``, and no key in FIXED."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from td3_robot.errors import UsageError
 
 FIXED = {
     "task": "the run's policy has learned this task",
-    "seed": "the run has used its random numbers",
+    "seed": "the run has used the random numbers of this seed",
     "timing": "the run's checkpoints fit only this timing",
     "network.hidden": "the run's networks have that shape",
     "learner.layer_norm": "the run's networks have that shape",
@@ -33,7 +33,7 @@ FIXED = {
     "learner.replay_storage": "the run's replay buffer is stored there",
     "learner.start_from": "the run's actor started from it",
 }
-"""Keys that cannot change at a resume, and the reason."""
+"""Keys that cannot change at a resume, each with the reason."""
 FIXED_IN_LOCKSTEP = {
     "simulators": "each simulator continues from its saved state",
     "robots": "each simulator continues from its saved state",

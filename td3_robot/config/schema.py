@@ -51,7 +51,7 @@ class ExplorationConfig(Section, frozen=True):
 
     Attributes:
         kind: ``gaussian_v2``, ``ornstein_uhlenbeck_v2``, or a kind of noise from an installed package. ``gaussian`` and
-            ``ornstein_uhlenbeck`` repeat the random numbers of earlier versions, robot by robot, which is slower.
+            ``ornstein_uhlenbeck`` draw the same numbers as earlier versions. They draw robot by robot, which is slower.
         noise: standard deviation, as a fraction of half the action range. With ``[low, high]``, the robots of a source
             get values spread over this range, so that some explore more than others.
         theta: parameter of ``ornstein_uhlenbeck_v2``. x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), and x is 0 at
@@ -69,7 +69,7 @@ class ExplorationConfig(Section, frozen=True):
         if not 0 <= low <= high <= 1e12:
             shown = list(self.noise) if isinstance(self.noise, tuple) else self.noise
             raise ValueError(
-                f"exploration.noise is {shown}; allowed: a number from 0 to 1e12, or two, the lower one first"
+                f"exploration.noise is {shown}; allowed: a number from 0 to 1e12, or two numbers, the lower one first"
             )
         if self.kind in noises.CHOSEN_BY_THE_LEARNER or self.kind not in noises.NOISES:
             allowed = [name for name in noises.NOISES.names() if name not in noises.CHOSEN_BY_THE_LEARNER]
@@ -207,10 +207,10 @@ class EndpointsConfig(Section, frozen=True):
     """Addresses of the links, ``ipc://PATH`` or ``tcp://HOST:PORT``; null for a private socket of the run.
 
     Attributes:
-        policy, learner, supervisor, recorder, monitor: the address at which this process listens. Monitors and
-            recorders also attach without an endpoint to nodes on their own machine.
+        policy, learner, supervisor, recorder, monitor: the address at which this process listens. Without an
+            endpoint, monitors and recorders can still connect to nodes on the same machine.
         keys: folder of this machine's keys, see ``td3-robot keys``. With keys, every ``tcp://`` link is encrypted and
-            admits known keys only. Without keys, links cannot connect to other machines.
+            accepts only known keys. Without keys, links cannot connect to other machines.
     """
 
     policy: str | None = None
@@ -230,7 +230,7 @@ class Config(Section, frozen=True):
         total_steps: environment steps of the run.
         simulators: number of simulator processes.
         robots: number of robots in each simulator.
-        timing: ``free`` runs every process at full speed. With ``lockstep``, runs with one seed are bit-identical.
+        timing: ``free`` runs every process at full speed. With ``lockstep``, runs with the same seed are bit-identical.
         launch: name of the launch description, which lists the processes.
     """
 
@@ -300,13 +300,13 @@ class Config(Section, frozen=True):
             raise ValueError(
                 f"learner.learning_starts is {learner.learning_starts}; with {self.simulators} simulators of "
                 f"{self.robots} robots at learner.n_step {learner.n_step} it must be at least {waiting}: "
-                "the replay buffer would be empty"
+                "otherwise the replay buffer would be empty"
             )
         if learner.replay_storage == "file" and learner.n_step > 1 and self.timing == "free":
             # The learner stores an n-step row later than its Steps. A killed learner would lose or repeat rows.
             raise ValueError(
-                f"learner.replay_storage is 'file' and learner.n_step is {learner.n_step}; with 'file' it must be 1, "
-                "or timing lockstep"
+                f"learner.replay_storage is 'file' and learner.n_step is {learner.n_step}; with 'file', n_step "
+                "must be 1, or timing must be lockstep"
             )
 
     def replay_ratio_problem(self) -> str | None:

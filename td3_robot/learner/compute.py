@@ -33,14 +33,14 @@ def device(wanted: str) -> torch.device:
 
 
 def bf16_problem(device: torch.device = CPU) -> str | None:
-    """Why bf16 is slower than fp32 on this device; None if it is faster.
+    """Why bf16 is slower than fp32 on this device; None if bf16 is faster.
 
-    Some processors with AVX-512 BF16 are slower in bf16, so the function measures the speed of a CPU.
+    On a CPU, the function measures the speed, because some CPUs with AVX-512 BF16 are slower in bf16.
     """
     if (lack := _bf16_lack(device)) or device.type != "cpu":
         return lack
     speed = bf16_speed()
-    return None if speed > 1 else f"processor multiplies at {speed:.2f} times the speed of fp32 (measured)"
+    return None if speed > 1 else f"processor multiplies bf16 at {speed:.2f} times the speed of fp32 (measured)"
 
 
 def _bf16_lack(device: torch.device) -> str | None:
@@ -50,11 +50,11 @@ def _bf16_lack(device: torch.device) -> str | None:
     """
     if device.type == "cuda":
         fast = torch.cuda.get_device_capability(device) >= (8, 0)
-        return None if fast else "GPU is older than Ampere and would only emulate it"
+        return None if fast else "GPU is older than Ampere and would only emulate bf16"
     checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     has = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not has or not any(check is not None and check() for check in checks):
-        return "processor has neither AVX-512 BF16 nor AMX and would only emulate it"
+        return "processor has neither AVX-512 BF16 nor AMX and would only emulate bf16"
     return None
 
 

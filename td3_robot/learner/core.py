@@ -96,7 +96,7 @@ class LearnerCore:
         return outputs + self.scheduler.grant(now)
 
     def begin(self, spec: RobotSpec, bundle: Bundle | None = None) -> None:
-        """Start the training for a robot. A bundle gives the first policy."""
+        """Start the training for a robot. With a bundle, the training starts from its policy."""
         self.learning.begin(spec, bundle)
         self.recover()
 

@@ -1,4 +1,4 @@
-"""Detects that training has diverged: a metric is not finite, or the critics' values are far above any return."""
+"""Detects that training has diverged: a metric is not finite, or the critics' values are far larger than any return."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Divergence:
         return _FACTOR * self.greatest_reward / (1 - self.discount) if self.discount < 1 else math.inf
 
     def problem(self, metrics: Mapping[str, float]) -> str | None:
-        """The sign of divergence in these :meth:`Algorithm.metrics`; None if there is no sign."""
+        """Why these :meth:`Algorithm.metrics` show divergence; None if they do not."""
         for name, value in metrics.items():
             if not math.isfinite(value):
                 return f"{name} is {value}: networks hold numbers that are not finite"
@@ -46,7 +46,7 @@ class Divergence:
         if size > self.bound:
             return (
                 f"the critics' values have exploded: q_target_size is {size:.3g}, above {self.bound:.3g}, which is "
-                f"{_FACTOR:.0f} times the greatest return that rewards of {self.greatest_reward:.3g} can add up to"
+                f"{_FACTOR:.0f} times the largest possible return with rewards up to {self.greatest_reward:.3g}"
             )
         return None
 

@@ -60,7 +60,7 @@ class Evaluations:
             lengths=message.lengths.tolist(),
         )
         mean = record["eval_return_mean"]
-        if weights and message.updates and mean > self.best_return:  # without an update, the policy is random
+        if weights and message.updates and mean > self.best_return:  # without an update, the run has learned nothing
             self.best_return, self.best = mean, weights.payload
         self._compare_with_target(mean)
         return record
@@ -111,7 +111,7 @@ def evaluation_record(
         env_steps, updates, weights_version: environment steps, updates and version of the policy.
         wall_s: seconds of training until the evaluation.
         returns, lengths: undiscounted return and number of steps of each episode.
-        final: whether the policy is the one at the end of training.
+        final: whether this is the policy at the end of training.
     """
     return {
         "kind": "evaluation",

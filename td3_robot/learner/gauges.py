@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_RECENT = 20  # episodes in the moving mean return
-_REMEMBERED = 1000  # newest versions whose number of updates is kept
+_RECENT = 20  # number of the newest episodes in the mean return
+_REMEMBERED = 1000  # number of the newest versions for which the number of updates is kept
 _SMOOTHING = 0.01  # weight of one Step in the moving mean of the weights' age
 
 
@@ -17,7 +17,7 @@ class Gauges:
 
     Attributes:
         staleness: moving mean of the age of the weights that computed the stored actions, in updates.
-        lead_min, lead_max: least and greatest number of due updates (see :class:`RateLimiter`).
+        lead_min, lead_max: smallest and largest number of due updates (see :class:`RateLimiter`).
     """
 
     def __init__(self) -> None:

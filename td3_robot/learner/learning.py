@@ -46,7 +46,7 @@ class Learning:
         self._make_training = make_training
 
     def begin(self, spec: RobotSpec, bundle: Bundle | None = None) -> None:
-        """Create the training for this robot. A bundle gives the first policy."""
+        """Create the training for this robot. With a bundle, the training starts from its policy."""
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)
         self.training = self._make_training(spec)
         # The configuration cannot check these two rules, because it must not import the algorithm's class.
@@ -120,6 +120,6 @@ class Learning:
         kept = "" if self.sound_at is None else f"the policy after {self.sound_at} steps and "
         return DivergenceError(
             f"training diverged: {problem} (after {self.env_steps} steps and {self.updates} updates); kept: {kept}the "
-            "earlier checkpoints; try a lower learner.learning_rate, learner.gradient_clip, learner.layer_norm or "
-            "learner.normalise_observations"
+            "earlier checkpoints; try a lower learner.learning_rate, or use learner.gradient_clip, learner.layer_norm "
+            "or learner.normalise_observations"
         )

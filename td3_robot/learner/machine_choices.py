@@ -1,4 +1,4 @@
-"""Replaces ``auto`` in ``learner.device``, ``learner.precision`` and ``learner.threads`` with the best value here.
+"""Replaces ``auto`` in ``learner.device``, ``learner.precision`` and ``learner.threads`` with the best values.
 
 A run keeps its first choices, so that a resume does not change its arithmetic. A separate process makes the choices,
 because loading torch costs one second and 200 MB: ``python -m td3_robot.learner.machine_choices REQUEST``.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # the import loads torch
     from td3_robot.learner.compute import Precision
 
 AUTO = "auto"
-_AS_FAST = 0.97  # share of the highest speed that counts as equal: fewer threads leave more to other processes
+_AS_FAST = 0.97  # fraction of the highest speed that is fast enough; fewer threads leave more for other processes
 Sizes = tuple[int, int]
 """The sizes of observation and action."""
 
@@ -54,7 +54,7 @@ class Request(msgspec.Struct):
 
 
 def resolve(config: Config, sizes: Callable[[], Sizes], before: Config | None = None) -> Resolved:
-    """Find device, precision and threads of a run in another process, which loads torch.
+    """Choose device, precision and threads of a run. Another process chooses them, because the choice needs torch.
 
     Args:
         sizes: returns the sizes of the robot's observation and action.

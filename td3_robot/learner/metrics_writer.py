@@ -24,7 +24,7 @@ TAGS = {
     "episodes": "time/episodes",
     "updates": "train/n_updates",
 }
-"""Maps keys of ``metrics.jsonl`` to the TensorBoard tags of Stable-Baselines3. So dashboards for its runs work here.
+"""Maps keys of ``metrics.jsonl`` to the TensorBoard tags of Stable-Baselines3, so that its dashboards show these runs.
 
 All other keys of training get the tag ``train/KEY``, for example ``train/critic_loss``. All other keys of evaluations
 get the tag ``eval/KEY``.

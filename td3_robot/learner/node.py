@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _learn_alone(node: Node) -> None:
-    # If the supervisor was killed, the earlier learner may still be saving the checkpoint that we start from.
+    # If the supervisor was killed, the earlier learner may still be saving the checkpoint that this learner needs.
     patience = _PATIENCE if node.supervised else 0.0
     refusal = f"another learner is using the run folder {str(node.run.path)!r}"
     with claim(f"learner {node.run.path.resolve()}", refusal, patience, lambda: node.stop_signal):
@@ -61,7 +61,7 @@ def _learn(node: Node) -> None:
     evaluations = core.publisher.evaluations
     evaluations.add_earlier(_best_return(node))
     if evaluations.reached:
-        log.info("evaluation.target_return was reached before; %s has that policy", node.run.best_file.name)
+        log.info("an earlier process reached evaluation.target_return; %s holds that policy", node.run.best_file.name)
     saver = Saver(node, core)
     rate = RateMeter(period=0.5, smoothing=5.0)
     writer = MetricsWriter(node.run.metrics_file, node.run.tensorboard)

@@ -129,7 +129,7 @@ class Publisher:
         payload = self.bundle(averaged=averaged).encode()
         if len(payload) > MAX_PAYLOAD:
             raise BundleError(
-                f"the policy takes {len(payload):,} bytes, above the {MAX_PAYLOAD:,} that Weights may hold; "
+                f"the policy takes {len(payload):,} bytes, above the limit of {MAX_PAYLOAD:,} for Weights; "
                 "use a smaller network.hidden"
             )
         return Weights(self.version, self._learning.updates, self._learning.env_steps, sha256(payload), payload)

@@ -39,7 +39,7 @@ class Networks(NamedTuple):
 
 
 def estimated(config: Config, observation_size: int, action_size: int) -> Networks:
-    """Estimate the networks of a shipped algorithm without torch: an actor, one or two critics, and their targets."""
+    """Estimate the networks of a built-in algorithm without torch: an actor, one or two critics, and their targets."""
     learner, hidden = config.learner, config.network.hidden
 
     def count(inputs: int, outputs: int) -> int:
@@ -59,7 +59,7 @@ def needs(
     networks: Networks | None = None,
     capacity: int | None = None,
 ) -> Needs:
-    """What a learner with this configuration needs. A checkpoint of a short run holds only the rows that it can fill.
+    """What a learner with this configuration needs. In a short run, checkpoints hold fewer rows than ``capacity``.
 
     Args:
         config: without ``auto`` in ``device`` and ``precision``.
@@ -105,13 +105,16 @@ def announce(
     loaded: int = 0,
     networks: Networks | None = None,
 ) -> str:
-    """One line with the memory and disk space that the learner needs, and how much is free. Refuse what does not fit.
+    """One line with the memory and disk space that the learner needs, and how much is free.
 
     Args:
         config, networks: see :func:`needs`.
         run: the run folder, which may not exist yet. Files that exist in it need no further space.
         device_memory: free bytes of the GPU; None if unknown or without a GPU.
         loaded: bytes of a checkpoint that is already in memory.
+
+    Raises:
+        ConfigError: not enough memory or disk space is free.
     """
     networks = networks or estimated(config, observation_size, action_size)
     held = config.learner.buffer_size

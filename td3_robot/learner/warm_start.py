@@ -45,7 +45,7 @@ def check(bundle: Bundle, spec: RobotSpec, hidden: tuple[int, ...], learner: Lea
 
 
 def observations(bundle: Bundle) -> int:
-    """The number of observations in a policy's mean and deviation."""
+    """The number of observations from which a policy's mean and deviation were computed."""
     count = bundle.provenance.get("env_steps")
     if not isinstance(count, int) or count < 1:
         raise BundleError(

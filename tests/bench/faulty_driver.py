@@ -29,7 +29,7 @@ def load() -> Any:
 
 
 def changed(topic: str, **fields: Any) -> Callable[[Any], None]:
-    """A fault that replaces fields of the outgoing messages of a topic; a function gets the old value."""
+    """A fault that replaces fields of a topic's outgoing messages. If a value is a function, it gets the old value."""
 
     def apply(example: Any) -> None:
         def outgoing(name: str, message: dict[str, Any]) -> Messages:
@@ -124,7 +124,7 @@ def silent_unless_active(example: Any) -> None:
     example.Driver.control = lambda driver: control(driver) if driver.state == "active" else None
 
 
-def dies_of_garbage(example: Any) -> None:
+def crashes_at_garbage(example: Any) -> None:
     example.MALFORMED = ()
 
 
@@ -165,13 +165,13 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "lifecycle of another node": ("lifecycle", changed("lifecycle", node="policy")),
     "ends a stop": ("stop", obeys_activate_in_a_stop),
     "silent unless active": ("inactive", silent_unless_active),
-    "dies of garbage": ("garbage", dies_of_garbage),
+    "crashes at garbage": ("garbage", crashes_at_garbage),
     "no deadline": ("deadline", without_deadline),
     "no heartbeat": ("heartbeat", dropped("heartbeat")),
     "ignores refused": ("rejoin", ignoring("refused")),
     "no bye": ("bye", dropped("bye")),
 }
-"""Name of each fault: the check that must find it, and a function that puts it into the example."""
+"""Maps the name of a fault to the check that must find it, and to a function that puts it into the example."""
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ServerLink, hello
 from tests.bench.faulty_driver import EXAMPLE, FAULTS
 
-TOGETHER = 6  # faulty peers at the same time; most of their time they wait
+TOGETHER = 6  # number of faulty peers at the same time; they wait most of the time
 WAIT, SHORT_WAIT = 60.0, 20.0  # seconds
 OWN_DRIVER = EXAMPLE.with_name("pendulum_driver.py")
 
@@ -136,7 +136,7 @@ def test_every_check_of_a_driver_has_a_faulty_driver() -> None:
     assert {check for check, _ in FAULTS.values()} == set(conformance_driver.DEMANDS)
 
 
-def test_a_driver_that_does_not_come_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_driver_that_does_not_connect_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "conformance", f"ipc://{tmp_path}/policy", "--wait", "0.1"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "         found: no Hello within 0.1 s" in lines
@@ -291,7 +291,7 @@ def numbered() -> Down:
 SERVER_FAULTS: dict[str, tuple[str, Callable[[], tuple[Down, Down]], int]] = {
     "three frames": ("frames", lambda: (same, same), 3),
     "no noise seed": ("form", lambda: (on("action", without_seed), same), 2),
-    "silent to strangers": ("stranger", lambda: (without("refused", lambda it: it["code"] == "hello"), same), 2),
+    "silent before a hello": ("stranger", lambda: (without("refused", lambda it: it["code"] == "hello"), same), 2),
     "a session for each welcome": ("welcome", lambda: (numbered(), same), 2),
     "wrong code": ("refusals", lambda: (setting("refused", code="hello"), same), 2),
     "no reason": ("refusals", lambda: (setting("refused", reason=""), same), 2),
@@ -312,21 +312,21 @@ SERVER_FAULTS: dict[str, tuple[str, Callable[[], tuple[Down, Down]], int]] = {
     "no new fields in hellos": ("optional", lambda: (same, without("hello", lambda it: "later" in it)), 2),
     "another reply": ("reply", lambda: (on("reply", lambda it: [{**it, "id": it["id"] + 1}]), same), 2),
     "no errors": ("unknown verb", lambda: (setting("reply", error=""), same), 2),
-    "target of a relay": ("relay", lambda: (setting("command", target="conformance"), same), 2),
+    "relay with a target": ("relay", lambda: (setting("command", target="conformance"), same), 2),
     "acts in a stop": (
         "stop",
         lambda: (on("action", lambda it: [{**it, "weights_version": it["weights_version"] or 9}]), same),
         2,
     ),
-    "deaf to drivers": ("stop of a robot", lambda: (same, without("command", lambda it: it["reason"] == "smoke")), 2),
+    "ignores drivers": ("stop of a robot", lambda: (same, without("command", lambda it: it["reason"] == "smoke")), 2),
     "forgets a stop": (
         "joining a stop",
         lambda: (without("command", lambda it: it["reason"].startswith("one is in force")), same),
         2,
     ),
-    "no farewell": ("bye", lambda: (same, without("bye")), 2),
+    "ignores bye": ("bye", lambda: (same, without("bye")), 2),
 }
-"""Name of each fault: the check that must find it, changes of messages down and up, and the number of frames."""
+"""Maps the name of a fault to the check that must find it, the changes of messages down and up, and the frames."""
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def test_page_shows_the_matrix_of_the_data(tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8") == reliability.PAGE.read_text(encoding="utf-8")
 
 
-def test_every_cell_is_measured_or_left_out_or_named() -> None:
+def test_every_cell_is_measured_or_left_out_or_not_run() -> None:
     """The matrix has 7 faults, 6 processes and 3 uses."""
     import faults
     import reliability
@@ -42,8 +42,8 @@ def test_unknown_cell_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_policy_server_of_a_robot(tmp_path: Path) -> None:
-    """The deadline of the driver is 500 ms. A server that is back before it causes no safe action."""
+def test_a_robot_is_safe_until_a_killed_policy_server_is_back(tmp_path: Path) -> None:
+    """The deadline of the driver is 500 ms. If the server is back before the deadline, there is no safe action."""
     done = run("--quick", "--only", "kill/policy/deploy", "--out", str(tmp_path / "out.json"))
     assert done.returncode == 0, done.stderr
     cell = json.loads((tmp_path / "out.json").read_text())["cells"]["kill/policy/deploy"]

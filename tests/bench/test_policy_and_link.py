@@ -27,19 +27,19 @@ def report(*words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_policy_benchmark() -> None:
+def test_the_policy_benchmark_reports_times_and_bounded_memory() -> None:
     """Memory does not grow over 20,000 actions, and the process stays below 60 MB."""
     result = report("policy", "--actions", "200", "--memory", "20000", "--starts", "1")
     assert set(result["server_us"]) == {"1", "8", "64"}
     for parts in result["server_us"].values():
         assert set(parts) == {"decode", "core", "encode", "all", "infer", "noise", "noise_v1"}
         assert all(0 < row["p50"] <= row["p99"] <= row["p999"] <= row["max"] for row in parts.values())
-        assert parts["all"]["p50"] >= parts["core"]["p50"]  # one loop times both
+        assert parts["all"]["p50"] >= parts["core"]["p50"]  # the same loop measures both
     assert result["memory"]["growth_bytes"] < 1_000_000
     assert 10e6 < result["start"]["resident_bytes"] < 60e6
 
 
-def test_link_benchmark() -> None:
+def test_the_link_benchmark_counts_every_turn() -> None:
     result = report("link", "--trips", "200", "--seconds", "0.3", "--freeze-gc", "--spin", "500")
     assert result["realtime"] == {"applied": ["garbage collector frozen"], "refused": [], "spin_us": 500}
     for row in result["round_trip_us"].values():
@@ -81,5 +81,5 @@ def test_wrong_arguments_give_one_line_of_error(capsys: pytest.CaptureFixture[st
         assert line in capsys.readouterr().err
 
 
-def test_percentiles() -> None:
+def test_percentiles_of_nanoseconds_are_in_microseconds() -> None:
     assert harness.percentiles([1000, 2000, 3000]) == {"p50": 2.0, "p99": 3.0, "p999": 3.0, "max": 3.0}

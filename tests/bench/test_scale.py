@@ -33,8 +33,8 @@ def test_few_sources_are_served_one_step_at_a_time(queues: Any) -> None:
     assert outcome.delay_ms == pytest.approx(1.0)
 
 
-def test_a_full_thread_takes_what_its_costs_allow(queues: Any) -> None:
-    """100 sources send 6,000 Steps per second, and each takes 1 ms: the thread takes 1,000. The rest waits."""
+def test_the_costs_limit_the_steps_of_a_busy_thread(queues: Any) -> None:
+    """100 sources send 6,000 Steps per second, and each takes 1 ms: the thread processes 1,000. The others wait."""
     outcome = queues.simulate(100, 1, 60.0, queues.Costs(0.0, 0.0, 0.001, 0.0), seconds=2.0)
     assert outcome.busy > 0.99
     assert outcome.steps_per_s == pytest.approx(1000, rel=0.01)
@@ -56,7 +56,7 @@ def test_a_thread_with_half_a_core_makes_fewer_turns(queues: Any) -> None:
     assert shared.steps_per_s == pytest.approx(16 * 60, rel=0.02)
 
 
-def test_most_sources_follow_from_the_costs(queues: Any) -> None:
+def test_the_largest_number_of_sources_follows_from_the_costs(queues: Any) -> None:
     """A Step takes 1 ms, so 1,000 Steps per second fill the thread: 16.7 sources of 60 Steps per second."""
     assert queues.most_sources(1, 60.0, queues.Costs(0.0, 0.0, 0.001, 0.0)) in (16, 17)
 

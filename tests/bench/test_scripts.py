@@ -26,7 +26,7 @@ def report(script: str, *arguments: str) -> Any:
 
 
 @pytest.mark.slow
-def test_learner_peers() -> None:
+def test_learner_peers_compares_with_sb3_and_with_the_peak() -> None:
     sizes = ("--seconds", "0.01", "--repetitions", "1", "--networks", "256-256", "--threads", "1", "--no-compile")
     rows = {row["kind"]: row for row in report("learner_peers.py", *sizes)["results"]}
     assert rows.keys() >= {"sb3", "fp32", "products fp32"}
@@ -36,7 +36,7 @@ def test_learner_peers() -> None:
     assert rows["sb3"]["share_of_peak"] is None
 
 
-def test_products_of_an_update() -> None:
+def test_products_of_an_update_match_a_hand_calculation() -> None:
     """Networks 22-4-3-6 and 28-4-3-1, whose layers all differ in size.
 
     Multiplications for one sample: actor 22·4 + 4·3 + 3·6 = 118, critic 28·4 + 4·3 + 3·1 = 127.
@@ -53,7 +53,7 @@ def test_products_of_an_update() -> None:
 
 
 @pytest.mark.slow
-def test_train_peers() -> None:
+def test_train_peers_compares_with_the_faster_sb3() -> None:
     """Compare trainings with tiny networks."""
     tiny = ("--threads", "1", "--hidden", "8", "--batch", "4", "--no-compile", "--steps", "1000", "--rounds", "1")
     rows = {row["kind"]: row for row in report("train_peers.py", *tiny)["results"]}
@@ -82,7 +82,7 @@ def test_automatic_choices_compare_with_the_best_fixed_choice() -> None:
     assert [row["over_best_fixed"] for row in rows] == pytest.approx([(1.2 + 0.9) / 2, (0.5 + 2 / 3) / 2, 1.0])
 
 
-def test_recording_size() -> None:
+def test_a_recording_of_fewer_policies_is_smaller() -> None:
     """Each setting records fewer policies than the setting before it."""
     rows = report("recording_size.py", str(SCRIPTS.parent / "tests/replay/sessions/walkers.mcap"), "--rounds", "1")
     assert rows["messages"] > 1000
@@ -131,7 +131,7 @@ def stretch(recorded: bool, steps: float, wall: float, training: float, recorder
     )
 
 
-def test_report_of_two_blocks() -> None:
+def test_the_report_of_two_blocks_matches_a_hand_calculation() -> None:
     """Throughput in block 1: 1000 steps in 10 s plain, 900 in 10 s recorded, ratio 0.9. Block 2: 1000 each, ratio 1.
 
     Processor time per step in block 1: 12 s / 1000 plain, (9 + 0.9) s / 900 = 11 ms recorded, ratio 11/12.
@@ -160,7 +160,7 @@ def test_report_of_two_blocks() -> None:
     assert (figures["blocks"], figures["recorded_mb"]) == (2, 7.0)
 
 
-def test_median_with_interval_of_at_least_95_percent() -> None:
+def test_the_interval_of_a_median_has_at_least_95_percent_confidence() -> None:
     """Confidence by the sign test.
 
     - 6 values: lowest to highest gives 1 - 2/64 = 97 %.
@@ -176,7 +176,7 @@ def test_median_with_interval_of_at_least_95_percent() -> None:
 
 
 @pytest.mark.slow
-def test_recorded_training() -> None:
+def test_recorded_training_reports_ratios_and_sizes() -> None:
     small = ("network.hidden=[32, 32]", "learner.batch_size=32", "learner.threads=1", "learner.compile=false")
     settings = (word for item in small for word in ("--set", item))
     figures = report("recorded_training.py", "--blocks", "1", "--stretch", "1", "--warm-up", "200", *settings)
@@ -186,7 +186,7 @@ def test_recorded_training() -> None:
     assert figures["recorded_mb"] > 0
 
 
-def test_link_floor() -> None:
+def test_link_floor_compares_with_an_echo() -> None:
     rows = report("link_floor.py", "--trips", "200", "--robots", "1", "8")["robots"]
     for kinds in rows.values():
         assert kinds["echo"]["p50_over_echo"] == 1
@@ -200,7 +200,7 @@ def test_policy_server_answers_every_step_under_attack() -> None:
     assert all(row["attacked"]["p50"] > 0 for row in attacks.values())
 
 
-def test_sim_peers() -> None:
+def test_sim_peers_compares_with_the_published_robots() -> None:
     """Standard output holds only the JSON, although the published robots print from C."""
     found = report("sim_peers.py", "--steps", "2", "--rounds", "1", "--resets", "1")
     for task in ("Walker2D", "Ant"):

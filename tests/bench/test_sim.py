@@ -16,7 +16,7 @@ from td3_robot.util.machine import available_cores
 
 
 def test_report_names_machine_robots_fleets_and_memory() -> None:
-    """In a child process, because a robot may reuse the memory that earlier tests have freed."""
+    """The test uses a child process, because a robot may reuse the memory that earlier tests have freed."""
     words = ["-m", "td3_robot", "bench", "sim", "--json", "--steps", "20", "--rounds", "2", "--resets", "3"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)

@@ -14,7 +14,7 @@ SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
 
 def rows(**slopes: float) -> Any:
-    """An hour of samples of one process, one a minute. Every quantity is 20, and has the given slope per hour."""
+    """One sample per minute of one process, for an hour. Every quantity is 20 plus its slope per hour."""
     quantities = ("rss", "uss", "files", "threads", "disk", "load", "median_ms", "p99_ms", "longest_ms")
     samples = [
         (60.0 * minute, {name: 20 + slopes.get(name, 0.0) * minute / 60 for name in quantities}) for minute in range(61)
@@ -29,7 +29,7 @@ def rows(**slopes: float) -> Any:
         ({"uss": 3.9, "disk": 1000.0, "files": -3.0}, []),
         ({"uss": 4.1}, ["memory of policy: 4.1 MB/h"]),
         ({"files": 2.0, "threads": 2.0}, ["files of policy", "threads of policy"]),
-        ({"median_ms": 10.0}, []),  # after the warm-up from 22.5 to 30 ms
+        ({"median_ms": 10.0}, []),  # 22.5 ms after the warm-up, and 30 ms at the end
         ({"median_ms": 60.0}, ["latency"]),
         ({"median_ms": 60.0, "load": 40.0}, []),  # a latency 2.1 times as long, a load 1.9 times as high
     ],
@@ -52,7 +52,7 @@ def test_page_shows_the_tables_of_the_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_short_soak_of_a_deployment(tmp_path: Path) -> None:
+def test_a_short_soak_of_a_deployment_measures_every_process(tmp_path: Path) -> None:
     """The verdict of a few seconds means nothing, so the test looks only at what was measured."""
     words = [sys.executable, str(SCRIPTS / "soak.py"), "deploy", "--minutes", "0.15", "--every", "1"]
     done = subprocess.run([*words, "--out", str(tmp_path)], capture_output=True, text=True, check=False)

@@ -50,7 +50,7 @@ def test_a_resolved_configuration_reads_back_equal() -> None:
 
 
 def test_ddpg_is_td3_without_its_three_additions() -> None:
-    """``ddpg`` switches off all three. Each can also be switched off alone. The written configuration reads back."""
+    """``ddpg`` switches off all three. Each can also be switched off alone. The written configuration is equal."""
     ddpg = configuration.parse({}, ["learner.algorithm=ddpg"])
     assert (ddpg.learner.twin_critics, ddpg.learner.target_noise, ddpg.learner.policy_delay) == (False, 0.0, 1)
     assert configuration.parse(yaml.safe_load(ddpg.to_yaml())) == ddpg
@@ -159,7 +159,7 @@ def test_refusals_name_key_value_and_what_is_allowed(content: object, overrides:
         assert word in text
 
 
-def test_files_that_cannot_be_read_or_parsed(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_or_parsed_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no file 'walker3d'; similar shipped files: walker2d"):
         configuration.load("walker3d")
     (tmp_path / "bad.yaml").write_text("a: [1\nb: 2")

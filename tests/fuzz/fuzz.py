@@ -1,8 +1,8 @@
 """Coverage-guided fuzzing of one target with Atheris: ``python tests/fuzz/fuzz.py TARGET [SECONDS] [FOLDER]``.
 
-It needs the package ``atheris`` and begins with the inputs in ``corpus/TARGET``. It writes new inputs into FOLDER
-(default: a temporary folder). At a defect it prints the traceback, writes the input to ``crash-…`` in the working
-folder, and ends with an error. Move this input to ``corpus/TARGET``, then test_corpus.py tests it.
+The script needs the package ``atheris``. It begins with the inputs in ``corpus/TARGET``, and writes new inputs into
+FOLDER (default: a temporary folder). At a defect, the script prints the traceback, writes the input to ``crash-…`` in
+the working folder, and ends with an error. Move this input to ``corpus/TARGET``, so that test_corpus.py tests it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
         "-rss_limit_mb=4096",
         "-print_final_stats=1",
     ]
-    logging.disable(logging.CRITICAL)  # links log what they drop
+    logging.disable(logging.CRITICAL)  # links log the messages that they drop
     known = Path(__file__).parent / "corpus" / name
     atheris.Setup([sys.argv[0], *limits, folder, str(known)], targets.TARGETS[name])
     atheris.Fuzz()

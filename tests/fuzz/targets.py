@@ -1,7 +1,7 @@
 """The targets of fuzzing: functions that read bytes from outside.
 
-Each target takes any bytes. It returns after a valid result or after the documented error. Any other exception, and any
-broken promise about a valid result, is a defect.
+Each target takes any bytes. It returns after a valid result or after the documented error. Any other exception is a
+defect, and a failed assertion about a valid result is a defect too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 def decode(data: bytes) -> None:
-    """A message. The first byte chooses the topic. What can be decoded can be encoded and decoded again."""
+    """A message. The first byte chooses the topic. A valid message can be encoded and decoded again."""
     topic = _TOPICS[data[0] % len(_TOPICS)] if data else ""
     try:
         message = codec.decode(topic, data[1:])
@@ -50,7 +50,7 @@ def decode(data: bytes) -> None:
 
 
 def server(data: bytes) -> None:
-    """A server of a link, with the messages of up to four strangers."""
+    """A server of a link, with the messages of up to four unknown clients."""
     link = ServerLink("policy", "policy", policy_core.ACCEPTS, {}, session=1)
     for now, (client, topic, payload) in enumerate(_messages(data)):
         link.receive(bytes([client % 4]), [topic, payload], float(now))
@@ -58,7 +58,7 @@ def server(data: bytes) -> None:
 
 
 def client(data: bytes) -> None:
-    """A client of a link, with the messages of a wrong server."""
+    """A client of a link, with the messages of a faulty server."""
     link = ClientLink("policy", hello("driver", "leg", client=1, incarnation=1), _KINDS, essential=False)
     for now, (_, topic, payload) in enumerate(_messages(data)):
         link.receive([topic, payload], float(now))
@@ -66,7 +66,7 @@ def client(data: bytes) -> None:
 
 
 def bundle(data: bytes) -> None:
-    """A policy file. What can be read can be written and read again."""
+    """A policy file. A valid policy can be written and read again."""
     try:
         read = Bundle.decode(data, "fuzz")
     except BundleError as error:
@@ -90,7 +90,7 @@ def recording(data: bytes) -> None:
 
 
 def config(data: bytes) -> None:
-    """A configuration file. What can be read can be written and read again."""
+    """A configuration file. A valid configuration can be written and read again."""
     file = FOLDER / "fuzz.yaml"
     file.write_bytes(data)
     try:
@@ -139,7 +139,7 @@ def sb3_model(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target for target in (decode, server, client, bundle, recording, config, keys, state, sb3_model)
 }
-"""The targets by name. ``corpus/NAME`` holds inputs of each."""
+"""The targets by name. ``corpus/NAME`` holds inputs for the target NAME."""
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:

@@ -76,7 +76,7 @@ def test_the_precision_follows_setting_and_hardware(
     for name, outcomes in expected.items():
         for wanted, outcome in zip(("fp32", "bf16", "auto"), outcomes, strict=True):
             if outcome is None:
-                slower = r"processor multiplies at 0\.57 times the speed of fp32 \(measured\); allowed here: fp32"
+                slower = r"processor multiplies bf16 at 0\.57 times the speed of fp32 \(measured\); allowed here: fp32"
                 lacks = "processor has neither AVX-512 BF16 nor AMX" if speed is None else slower
                 with pytest.raises(ConfigError, match=lacks if name == "cpu" else "GPU is older than Ampere"):
                     compute.precision(wanted, torch.device(name), begins=True)
@@ -134,7 +134,7 @@ def test_a_new_precision_is_measured(
         ((196, 120, 200, 150), ("fp32", 1)),
     ],
 )
-def test_auto_is_the_fastest_update(
+def test_auto_chooses_the_fastest_updates(
     speeds: tuple[int, ...],
     expected: tuple[str, int],
     monkeypatch: pytest.MonkeyPatch,
@@ -153,7 +153,7 @@ def test_auto_is_the_fastest_update(
 @pytest.mark.parametrize(
     ("learner", "lockstep", "expected"),
     [
-        ({"threads": "auto"}, True, ("fp32", 1)),  # two runs of one seed must be equal
+        ({"threads": "auto"}, True, ("fp32", 1)),  # two runs with the same seed must be equal
         ({"threads": 3, "precision": "auto"}, True, ("bf16", 3)),
         ({"threads": "auto", "algorithm": "a2c", "task": "discrete:CartPole-v1"}, False, ("fp32", 1)),
         ({"threads": 2, "precision": "fp32"}, False, ("fp32", 2)),
@@ -227,7 +227,7 @@ def test_resolve_gives_the_settings_that_this_process_would_use() -> None:
     assert notices[3:] == [] or notices[3].startswith("measured updates per second: fp32 with 1 thread ")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, so that it is not refused")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, so the learner does not refuse it")
 def test_a_missing_device_gives_a_one_line_error() -> None:
     with pytest.raises(
         ConfigError, match=r"^learner\.device is 'cuda': torch .* sees no GPU; allowed here: cpu, auto$"

@@ -29,7 +29,7 @@ def test_grants_follow_the_ratio(world: World) -> None:
     [grant] = throttles(world.join(sim))
     assert (grant.transitions_allowed, grant.answers) == (18, 0)
     outputs: list[Output] = []
-    for sequence in range(19):  # transitions 0 to 18; from 11 on, each Step makes an update due
+    for sequence in range(19):  # from Step 11 on, each Step makes an update due
         outputs += world.give(sim, world.make_step(sequence))
     assert world.core.env_steps == 18
     assert world.core.updates == 8
@@ -186,14 +186,14 @@ def test_the_learning_rate_falls_linearly(spec: RobotSpec, make_step: Callable[.
         assert adam.learning_rate == pytest.approx(0.0007)
 
 
-def test_a_fresh_learner_continues_the_servers_version(world: World) -> None:
+def test_a_new_learner_continues_the_version_numbers_of_the_server(world: World) -> None:
     """The policy server joins before any simulator, and serves version 57 of an earlier learner."""
     assert world.join(world.peer("policy", "policy", version=57)) == []
     [weights] = published(world.join(world.peer("simulator", "sim-0", robots=1)))
     assert weights.version == 58
 
 
-def test_a_paused_source_does_not_starve_the_others(world: World) -> None:
+def test_a_paused_source_does_not_stop_the_others(world: World) -> None:
     """The first source holds all 18 steps and then does nothing for more than 5 s."""
     a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
     world.join(a)
@@ -246,7 +246,7 @@ def test_divergence_is_reported_and_the_final_policy_has_a_new_version(world: Wo
 def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
     spec: RobotSpec, make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With γ = 0.99 and rewards of 1, returns are at most 100. The limit of the mean target is 10,000. It is 29,700."""
+    """With γ = 0.99 and rewards of 1, returns are at most 100. The mean target is 29,700, above the limit of 10,000."""
     monkeypatch.setattr(reports, "EVERY", 20)
     world = World(make_core(config(publish_every=1000)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
@@ -269,7 +269,7 @@ def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
         world.core.training.algorithm.critics_target.named[name].fill_(30_000)
     message = (
         r"training diverged: the critics' values have exploded: q_target_size is 2.\d+e\+04, above 1e\+04, which is "
-        r"100 times .* rewards of 1 can add up to \(after 40 steps .*kept: the policy after 20 steps and the earlier"
+        r"100 times .* rewards up to 1 \(after 40 steps .*kept: the policy after 20 steps and the earlier"
     )
     with pytest.raises(DivergenceError, match=message):
         run(39, 43)
@@ -281,7 +281,7 @@ def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
 def test_many_robots_get_a_record_every_16_control_periods(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record takes some ms. With 2 robots and a record every 4 steps, every second Step would wait for a record.
 
-    The first record comes with the first Step that reaches 4 steps. The next ones come at multiples of 16 · 2 steps.
+    The first record comes with the first Step that reaches 4 steps. The next records come at multiples of 16 · 2 steps.
     """
     monkeypatch.setattr(reports, "EVERY", 4)
     world.core.reports.next_record = 4

@@ -1,4 +1,4 @@
-"""When training counts as diverged."""
+"""Tests when training counts as diverged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOUND = {"critic_loss": 1.0, "q_target_size": 3.0, "actor_gradient_norm": 0.0}
 
 
 def test_the_bound_matches_a_hand_calculation() -> None:
-    """With γ = 0.9, rewards of up to 7 give returns of up to 70, so the bound is 100 · 70 = 7000.
+    """With γ = 0.9, rewards up to 7 give returns up to 70, so the bound is 100 · 70 = 7000.
 
     Before the first reward, the largest reward counts as 1 and the bound is 1000.
     """
@@ -27,7 +27,7 @@ def test_the_bound_matches_a_hand_calculation() -> None:
     problem = divergence.problem({**SOUND, "q_target_size": 7001.0})
     assert problem is not None
     assert "exploded: q_target_size is 7e+03, above 7e+03" in problem
-    assert "100 times the greatest return that rewards of 7 can add up to" in problem
+    assert "100 times the largest possible return with rewards up to 7" in problem
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -62,7 +62,7 @@ def update(training):
 other = make_core(configuration.parse({"learner": {"buffer_size": 1000}}))
 other.start(spec)
 add(other.training.experience.replay, 1000)
-update(other.training)  # what libraries take when they are used first
+update(other.training)  # memory that libraries take at their first use
 before = memory()
 if sys.argv[3] == "fill":
     core = make_core(config, storage=room)

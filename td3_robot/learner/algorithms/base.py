@@ -232,10 +232,10 @@ class Algorithm:
         return state.tensors(self)
 
     def restored(self) -> None:
-        """A hook that :meth:`restore` calls after it has written :meth:`tensors`."""
+        """A hook. :meth:`restore` calls this method after it has written the tensors of :meth:`tensors`."""
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """A copy of everything that :meth:`restore` needs: named arrays, and scalars fit for JSON."""
+        """A copy of everything that :meth:`restore` needs: named arrays, and plain JSON values."""
         tensors = self.tensors() | state.optimiser_tensors(self)
         arrays: dict[str, NDArray[Any]] = {name: state.to_numpy(tensor) for name, tensor in tensors.items()}
         arrays["generator"] = self.random.get_state().numpy().copy()
@@ -253,7 +253,7 @@ class Algorithm:
             saved = {name: torch.tensor(arrays[name]) for name in tensors}
             for name, tensor in tensors.items():
                 if (saved[name].shape, saved[name].dtype) != (tensor.shape, tensor.dtype):
-                    raise ValueError(f"{name} is {saved[name].dtype}{list(saved[name].shape)}")
+                    raise ValueError(f"{name} is {saved[name].dtype}{list(saved[name].shape)}, which does not fit")
             updates = int(scalars["updates"])
             random.set_state(torch.tensor(arrays["generator"], dtype=torch.uint8))
             optimisers = state.read_optimisers(self, arrays)

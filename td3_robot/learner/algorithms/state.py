@@ -1,4 +1,4 @@
-"""The state of an algorithm as named arrays, found in its attributes."""
+"""Collects the state of an algorithm from its attributes, as named arrays."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read_optimisers(owner: object, arrays: Arrays) -> list[tuple[Optimizer, dict
             if key.startswith(f"{attribute}."):
                 index, _, name = key.removeprefix(f"{attribute}.").partition(".")
                 if array.shape not in ((), tuple(parameters[int(index)].shape)):
-                    raise ValueError(f"{key!r} is {array.dtype}{list(array.shape)}")
+                    raise ValueError(f"{key!r} is {array.dtype}{list(array.shape)}, which does not fit")
                 kept.setdefault(int(index), {})[name] = torch.tensor(array)
         complete = sorted(kept) == list(range(len(parameters))) and len(set(map(frozenset, kept.values()))) == 1
         if kept and not complete:

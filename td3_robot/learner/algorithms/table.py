@@ -24,8 +24,8 @@ IMPLIED: dict[str, dict[str, Any]] = {
 }
 """Maps an algorithm to other ``learner`` keys, and to the values that these keys must have.
 
-With this algorithm, these values are the defaults, and all other values are errors. They are in this file because the
-configuration is also checked without torch. An algorithm of an installed package checks its options in
+With this algorithm, these values are the defaults, and all other values are errors. The values are in this file because
+the configuration is also checked without torch. An algorithm of an installed package checks its options in
 :meth:`Algorithm.build` and raises ConfigError.
 """
 
@@ -43,4 +43,4 @@ The attribute is repeated here because importing the class of an algorithm loads
 """
 
 TASKS = {"a2c": "discrete:"}
-"""The first part of the names of all tasks that an algorithm can learn. Other algorithms can learn every task."""
+"""Maps an algorithm to the first part of the names of its tasks. All other algorithms can learn every task."""

@@ -43,7 +43,7 @@ def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any
     with files.replacing(path) as temporary:
         try:
             safetensors.numpy.save_file(arrays, temporary, metadata={"td3_robot": json.dumps(header)})
-        except SafetensorError as error:  # only the error text contains the error number of the system
+        except SafetensorError as error:  # the system's error number is only in the text
             found = re.search(r"os error (\d+)", str(error))
             if not found:
                 raise

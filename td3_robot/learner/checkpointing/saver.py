@@ -21,7 +21,7 @@ from td3_robot.specs import RobotSpec
 
 log = logging.getLogger(__name__)
 
-_SNAPSHOT_TIMEOUT = 8.0  # seconds that a stopping learner waits for the simulators' states; the supervisor waits longer
+_SNAPSHOT_TIMEOUT = 8.0  # seconds to wait for the simulators' states at exit; the supervisor's timeout is longer
 
 
 def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
@@ -47,7 +47,7 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
     else:
         path, arrays, scalars = saved
         state.resume(core, arrays, scalars)
-        log.info("continues from %s: %d steps, %d updates", path.name, core.env_steps, core.updates)
+        log.info("the learner continues from %s: %d steps, %d updates", path.name, core.env_steps, core.updates)
     return core
 
 
@@ -108,7 +108,7 @@ class Saver:
             log.warning("stopped between two snapshots: a resumed run continues at step %d", max(0, self._saved_at))
 
     def _save(self, *, last: bool) -> None:
-        """Save a checkpoint. Training continues after a failure, except for the last checkpoint."""
+        """Save a checkpoint. A failure is an error only for the last checkpoint; otherwise, training continues."""
         begin = time.monotonic()
         core, run = self._core, self._node.run
         arrays, scalars = state.save(core, begin)

@@ -17,7 +17,7 @@ class Stateful(Protocol):
     """A part of the learner whose state is in checkpoints."""
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Everything that :meth:`restore` needs: named arrays, and scalars fit for JSON."""
+        """Everything that :meth:`restore` needs: named arrays, and plain JSON values."""
 
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
         """Continue from :meth:`state`.

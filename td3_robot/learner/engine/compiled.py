@@ -54,7 +54,7 @@ def use(engine: FastTD3, example: Batch) -> None:
         example: a batch of any numbers, with the sizes and memory layout of all later batches.
     """
     began = time.monotonic()
-    log.info("compiling the update for this processor; the first time takes about 20 s")
+    log.info("compiling the update for this processor; the first compilation takes about 20 s")
     noise = torch.randn(example.action.shape, generator=torch.Generator().manual_seed(0))
     critics, actor, second = engine.critics_gradient, engine.actor_gradient, engine.second
 

@@ -1,4 +1,4 @@
-"""Measures which precision and how many threads make the fastest updates on this machine."""
+"""Measures which precision and which number of threads give the fastest updates on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 _TURNS = 7
 _TURN_S = 0.15
 _MOST_THREADS = 8
-# One of the other processes of a training: for each update of about 10 ms it works for 0.5 ms. It ends with its parent.
+# Imitates another process of a training: it works 0.5 ms in every 10 ms (about one update), and ends with its parent.
 _OTHER = """import os, time
 parent = os.getppid()
 while os.getppid() == parent:
@@ -51,7 +51,8 @@ def choices(config: LearnerConfig, precisions: Sequence[Precision], cores: int) 
         else:
             numbers = [config.threads]
         if replace(config, precision=precision).compiles and config.threads_in == "critics":
-            numbers = [number for number in numbers if number != 2] or numbers  # equal to 1, see ``use_threads``
+            # Two threads are the same as one thread here, see ``use_threads``.
+            numbers = [number for number in numbers if number != 2] or numbers
         found += [Choice(precision, number) for number in numbers]
     return found
 

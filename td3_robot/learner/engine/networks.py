@@ -112,7 +112,7 @@ class Network:
         self.layout = layout = Layout(heads, sizes, layer_norm)
         self.flat = torch.zeros(layout.size, device=device)
         self.named = layout.views(self.flat)
-        # The parameters that hidden matrix products read; in float32 they are a part of ``flat``.
+        # The parameters that the matrix products of hidden layers read. In float32 they are a part of ``flat``.
         self._hidden_flat = self.flat[: layout.low_size]
         same = dtype == torch.float32
         self._low_flat = self.flat if same else torch.zeros(layout.low_size, dtype=dtype, device=device)

@@ -29,5 +29,5 @@ def has_engine(config: LearnerConfig) -> bool:
 
 
 def use_threads(config: LearnerConfig) -> None:
-    """Divide ``learner.threads`` in this process. Without an engine, all threads work inside operators."""
+    """Set how this process uses ``learner.threads``. Without an engine, all threads work inside operators."""
     threads.use_threads(config.thread_count, config.threads_in if has_engine(config) else "operators")

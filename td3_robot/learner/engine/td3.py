@@ -157,7 +157,7 @@ class FastTD3(Algorithm):
         return errors, y, means, joined([gradients])
 
     def _actor_gradient(self, s: Tensor) -> tuple[Tensor, Tensor, Gradient]:
-        """π(s); the actor's loss, the mean of -Q1(s, π(s)); its gradient."""
+        """π(s); the actor's loss, which is the mean of -Q1(s, π(s)); the gradient of the loss."""
 
         def half(rows: Tensor) -> tuple[Tensor, Tensor, list[Layer]]:
             output, actor_trace = self.actor.forward(rows)

@@ -22,7 +22,8 @@ class Replayed:
     """Draws random transitions from the configured kind of replay buffer.
 
     With ``operator_share``, a second buffer holds the transitions in which an operator chose the action. Each batch
-    then contains some of them. The class has two sets of n-step returns, so that no row mixes the two kinds.
+    then contains some of them. The n-step returns of the two buffers are separate, so that no row mixes both kinds of
+    transitions.
 
     Args:
         config: the ``learner`` section; ``device`` is not ``auto``.

@@ -44,7 +44,7 @@ class Rollouts:
     def __init__(self, discount: float, observation_size: int, action_size: int) -> None:
         self.discount = discount
         self.total_added = 0
-        self.storage = Storage(0, 0)  # rollouts do not survive a kill of the process
+        self.storage = Storage(0, 0)  # a killed process loses the rollouts since its newest checkpoint
         self._widths = [observation_size, action_size, 1, observation_size, 1]
         self._running: dict[tuple[str, int], _Episode] = {}  # by source and robot
         self._ended: deque[Float32] = deque()  # [T, W] each
@@ -101,13 +101,13 @@ class Rollouts:
         """There is no example, because batches have different sizes."""
 
     def learned(self, td_errors: Sequence[Tensor]) -> None:
-        """Rollouts do not use TD errors."""
+        """Does nothing: rollouts do not use TD errors."""
 
     def end(self) -> None:
-        """Rollouts use only whole episodes."""
+        """Does nothing: rollouts use only whole episodes."""
 
     def recover(self) -> None:
-        """Rollouts do not survive the process."""
+        """Does nothing: no file keeps the rollouts since the newest checkpoint."""
 
     def parts(self) -> dict[str, Stateful]:
         return {"rollouts": self}

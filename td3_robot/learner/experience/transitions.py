@@ -16,7 +16,7 @@ from td3_robot.specs import Float32, UInt32, UInt64
 
 Bools = NDArray[np.bool_]
 
-# numpy compares an array with a number of its own type in a third of the time.
+# numpy compares an array three times as fast with a number of the same type.
 _FIRST, _MID, _TERMINATED = (np.uint8(phase) for phase in (Phase.FIRST, Phase.MID, Phase.TERMINATED))
 
 
@@ -174,7 +174,7 @@ class Robots:
         return continues
 
     def state(self, prefix: str) -> dict[str, NDArray[Any]]:
-        """A copy of every column. ``prefix`` begins the names of the arrays."""
+        """A copy of every column. The names of the arrays start with ``prefix``."""
         return {prefix + name: self.rows[name].copy() for name in self.rows.dtype.names or ()}
 
     def restore(self, arrays: Arrays, prefix: str) -> None:

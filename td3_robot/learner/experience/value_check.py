@@ -113,8 +113,8 @@ class ValueCheck:
         """Means over the newest whole episodes. Waits for the device.
 
         ``return_discounted_mean`` is the observed return. ``return_expected_mean`` is the return that the first critic
-        predicts now. For a truncated episode, neither includes the value of the last observation. There are no means
-        before the first whole episode, or if the algorithm has no values.
+        predicts now. For a truncated episode, neither return includes the value of the last observation. There are no
+        means before the first whole episode, or if the algorithm has no values.
         """
         if not self.episodes:
             return {}

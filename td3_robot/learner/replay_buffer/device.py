@@ -25,7 +25,7 @@ class DeviceRows:
         except torch.OutOfMemoryError:
             raise ConfigError(
                 f"learner.buffer_size is {len(rows)}: {rows.nbytes / 1e9:.1f} GB do not fit into the memory "
-                f"of {device.type}; use a smaller one, or learner.device cpu"
+                f"of {device.type}; use a smaller buffer, or learner.device cpu"
             ) from None
         self._batch = self._rows[:0]
 
@@ -40,7 +40,7 @@ class DeviceRows:
         """Copy transitions ``since`` to ``total - 1`` to the device."""
         capacity = len(self._host)
         first = max(since, total - capacity)
-        # Only small copies use page-locked memory. For a whole buffer, torch would keep as much page-locked memory.
+        # Only small copies use page-locked memory. For a whole buffer, torch would keep page-locked memory of its size.
         send = upload if total - first <= _AT_ONCE else lambda rows, _: torch.from_numpy(rows)
         while first < total:
             start = first % capacity

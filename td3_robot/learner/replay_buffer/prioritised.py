@@ -40,7 +40,7 @@ class SumTree:
         self.leaves[leaves] = weights
         for below, above in zip(self._levels[:0:-1], self._levels[-2::-1], strict=True):
             children = below.reshape(-1, BRANCHES)
-            if isinstance(leaves, slice) or len(leaves) * BRANCHES > len(self.leaves):  # all sums are faster
+            if isinstance(leaves, slice) or len(leaves) * BRANCHES > len(self.leaves):  # computing all sums is faster
                 above[: len(children)] = children.sum(1)
             else:
                 leaves = leaves // BRANCHES

@@ -29,7 +29,7 @@ _COMPACT = 1 << 22  # bytes; a longer journal is rewritten with only the newest 
 class Note(msgspec.Struct, frozen=True):
     """One record of the journal: the progress of the buffer and of one source."""
 
-    total_added: int  # rows that were ever added
+    total_added: int  # number of rows ever added
     env_steps: int
     source: str  # the source that sent the newest row; empty for the recordings that a run starts with
     state: dict[str, Any]  # progress of that source, see ``Source.state``
@@ -156,7 +156,7 @@ class File(Storage):
 
 
 def _write(file: int, content: memoryview, at: int) -> None:
-    """Write at byte ``at``. On an almost full disk, one call of the system may write only a part."""
+    """Write at byte ``at``. On an almost full disk, one system call may write only a part."""
     while content:
         written = os.pwrite(file, content, at)
         content, at = content[written:], at + written
@@ -174,7 +174,7 @@ def _cut_off(content: bytes, at: int) -> bool:
 
     A record with a damaged length also looks incomplete, but complete records follow it.
     """
-    if not any(content[at:]):  # a power cut can leave zeros behind the written bytes
+    if not any(content[at:]):  # a power cut can leave zeros after the written bytes
         return True
     left, length = len(content) - at, int.from_bytes(content[at : at + 4], "little")
     if left > _LONGEST or _HEAD + length <= left:
@@ -187,5 +187,5 @@ def _record(payload: bytes) -> bytes:
 
 
 def row_size(observation_size: int, action_size: int) -> int:
-    """The number of float32 in a transition: two observations, the action, the reward and the discount."""
+    """The number of float32 values in a transition: two observations, the action, the reward and the discount."""
     return 2 * observation_size + action_size + 2

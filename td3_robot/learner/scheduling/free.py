@@ -146,7 +146,7 @@ def _equalize(shares: Mapping[str, int], room: Mapping[str, int], free: int, mis
     full = _level(rows, free)
     steps = {name: raised(shares[name], room[name], full - 1) for name in shares}
     left = free - sum(raised(*row, full - 1) for row in rows)
-    for name in shares:  # the remaining steps are fewer than the sources
+    for name in shares:  # fewer steps remain than there are sources
         if left > 0 and raised(shares[name], room[name], full) > steps[name]:
             steps[name] += 1
             left -= 1

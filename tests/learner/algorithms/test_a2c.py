@@ -38,7 +38,7 @@ def test_returns_match_a_hand_calculation(last: float, expected: list[float]) ->
     assert found[:, 0].tolist() == expected
 
 
-def test_update_is_the_gradient_of_the_loss() -> None:
+def test_an_update_follows_the_gradient_of_the_loss() -> None:
     """Adam's first step moves each parameter by the learning rate, against the sign of its gradient.
 
     The test computes the gradients as finite differences.
@@ -93,7 +93,7 @@ def test_progress_reaches_1_after_the_configured_episodes() -> None:
     assert progress == [0, 0.25, 0.5, 0.75, 1, 1]
 
 
-def test_an_episode_of_one_step_has_no_deviation_to_divide_by() -> None:
+def test_an_episode_of_one_step_gives_finite_metrics() -> None:
     a2c = made()
     a2c.learn(episode(np.random.default_rng(0), 1))
     assert all(np.isfinite(value) for value in a2c.metrics().values())

@@ -14,7 +14,7 @@ from td3_robot.learner.engine.td3 import FastTD3
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 from tests.learner.td3_cases import A, B, O, batches, distance, noise_to_come, tensors_of, weights_of
 
-pytestmark = pytest.mark.parametrize("kind", [TD3, FastTD3], ids=["written", "engine"])
+pytestmark = pytest.mark.parametrize("kind", [TD3, FastTD3], ids=["plain", "engine"])
 
 
 def test_policy_and_targets_change_only_at_the_delayed_step(kind: Any) -> None:
@@ -37,7 +37,7 @@ def test_policy_and_targets_change_only_at_the_delayed_step(kind: Any) -> None:
         np.testing.assert_allclose(targets[name], moved, atol=1e-8)
 
 
-def test_only_a_termination_ignores_the_next_value(kind: Any) -> None:
+def test_only_a_termination_removes_the_value_of_the_next_observation(kind: Any) -> None:
     (batch,) = batches(1, seed=3)
     elsewhere = batch._replace(next_observation=batch.next_observation + 1)
     for on, same in ((torch.zeros(B, 1), True), (torch.ones(B, 1), False)):
@@ -103,7 +103,7 @@ def test_metrics_are_means_since_the_last_call(kind: Any) -> None:
     metrics = td3.metrics()
     assert metrics["actor_loss"] != 0.0
     assert all(td3.metrics()[name] == 0.0 for name in TD3.means)
-    assert all(td3.metrics()[name] == metrics[name] for name in TD3.gauges)  # gauges are of the newest update
+    assert all(td3.metrics()[name] == metrics[name] for name in TD3.gauges)  # gauges show the newest update
 
 
 def test_gauges_match_a_hand_calculation(kind: Any) -> None:
@@ -187,7 +187,7 @@ def test_the_actor_does_not_change_during_the_critics_warm_up(kind: Any, precisi
     assert td3.metrics()["actor_loss"] != 0
 
 
-def test_the_actors_mean_counts_only_its_own_updates(kind: Any) -> None:
+def test_the_mean_actor_loss_counts_only_the_updates_of_the_actor(kind: Any) -> None:
     """The first 5 of 8 updates are warm-up, so the actor changes at updates 6 and 8."""
     stream, losses = batches(8, seed=2), []
     one_by_one, together = (kind(O, A, (16,), LearnerConfig(critics_first=5), seed=1) for _ in range(2))

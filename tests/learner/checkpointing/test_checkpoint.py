@@ -48,7 +48,7 @@ def test_a_failed_write_names_the_file_and_keeps_the_previous_checkpoint(tmp_pat
     assert list(tmp_path.iterdir()) == [before]
 
 
-def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_older_checkpoint_replaces_a_damaged_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoint.save(tmp_path, 1, ARRAYS, {"steps": 1}, keep=2)
     newest = checkpoint.save(tmp_path, 2, ARRAYS, {"steps": 2}, keep=2)
     whole = newest.read_bytes()
@@ -65,8 +65,8 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(tmp_path: Path, ca
         assert not newest.exists()  # it is renamed, so that it does not count as a checkpoint
 
 
-def test_every_changed_bit_is_found(tmp_path: Path) -> None:
-    """Also in the header, which holds the scalars and the names, types and shapes of the arrays."""
+def test_a_changed_bit_is_found_or_has_no_effect(tmp_path: Path) -> None:
+    """The header also counts. It holds the scalars and the names, types and shapes of the arrays."""
     path = checkpoint.save(tmp_path, 1, ARRAYS, {"updates": 2300, "text": "ü", "rate": 1e-3}, keep=1)
     whole = path.read_bytes()
     arrays, scalars = checkpoint.load(path)

@@ -50,8 +50,8 @@ def test_a_restarted_learner_recovers_all_state_of_the_stored_rows(
 ) -> None:
     """The learner restarts after a kill, with or without a checkpoint. It equals a learner that was never killed.
 
-    Since the checkpoint, it may have stored more rows than the buffer holds. A Step gives three rows, or two rows if
-    one robot starts an episode. One Step has the greatest reward.
+    After the checkpoint, the killed learner may store more rows than the buffer holds. A Step gives three rows, or two
+    rows if one robot starts an episode. One Step has the greatest reward.
     """
     random = np.random.default_rng(5)
     steps = []

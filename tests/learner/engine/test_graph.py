@@ -131,7 +131,7 @@ def _copied(value: Any) -> Any:
 
 @pytest.mark.parametrize("config", [LearnerConfig(), LearnerConfig(gradient_clip=0.1)], ids=["as it is", "clipped"])
 @pytest.mark.parametrize("resumed_at", [10, 11])
-def test_gauges_are_of_the_newest_captured_update(
+def test_gauges_show_the_newest_captured_update(
     config: LearnerConfig, resumed_at: int, replace_capture: Replace
 ) -> None:
     """The test restores the engine at an even or odd number of updates, and again after 26 more updates."""
@@ -206,7 +206,7 @@ def test_another_batch_reaches_the_captured_memory(replace_capture: Replace) -> 
 
 
 def test_differences_match_a_hand_calculation() -> None:
-    """A change of 0.1 may have an error of 0.001. Unchanged numbers may have an error of 2.4e-7 of the largest."""
+    """A change of 0.1 may have an error of 0.001. For other numbers, the limit is 2.4e-7 times the largest."""
     before = {"w": np.array([1.0, 2.0], np.float32), "generator": np.zeros(3, np.uint8)}
     after = {"w": np.array([1.1, 2.0], np.float32), "generator": np.ones(3, np.uint8)}
     near = {"w": np.array([1.1009, 2.0], np.float32), "generator": np.ones(3, np.uint8)}

@@ -1,4 +1,4 @@
-"""The engine computes the same as the plain TD3, also with two threads. In bfloat16 it computes nearly the same."""
+"""The engine and the plain TD3 give equal results, also with two threads. In bfloat16, the results are nearly equal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.learner.td3_cases import (
 
 @pytest.mark.parametrize("count", [1, 2, 25])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_the_engine_equals_the_written_algorithm_in_float64(
+def test_the_engine_equals_the_plain_algorithm_in_float64(
     config: LearnerConfig, count: int, device: torch.device
 ) -> None:
     engine = FastTD3(O, A, (24, 16), config, seed=11, device=device)
@@ -85,12 +85,12 @@ def test_a_subclass_runs_its_own_update(monkeypatch: pytest.MonkeyPatch) -> None
     assert found == {TD3: FastTD3, DDPG: FastTD3, Mine: Mine}
 
 
-def test_the_engine_starts_with_the_weights_and_noise_of_the_written_algorithm() -> None:
+def test_the_engine_starts_with_the_weights_and_noise_of_the_plain_algorithm() -> None:
     for config in (LearnerConfig(), LearnerConfig(layer_norm=True), LearnerConfig(twin_critics=False)):
-        written, engine = (kind(O, A, (24, 16), config, seed=3) for kind in (TD3, FastTD3))
+        plain, engine = (kind(O, A, (24, 16), config, seed=3) for kind in (TD3, FastTD3))
         for role in ("online", "target"):
-            assert distance(weights_of(written, role), weights_of(engine, role)) == 0
-        assert torch.equal(written.randn_like(torch.empty(B, A)), engine.draw_noise(B))
+            assert distance(weights_of(plain, role), weights_of(engine, role)) == 0
+        assert torch.equal(plain.randn_like(torch.empty(B, A)), engine.draw_noise(B))
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
@@ -125,7 +125,7 @@ def test_a_state_continues_on_any_device(device: torch.device) -> None:
     assert torch.equal(there.draw_noise(B).cpu(), here.draw_noise(B))
     there.learn(stream[3])
     here.learn(stream[3])
-    assert distance(weights_of(there), weights_of(here)) < 2e-6  # as close as to the written algorithm
+    assert distance(weights_of(there), weights_of(here)) < 2e-6  # the same limit as for the plain algorithm
 
 
 def test_the_learning_rate_can_be_on_the_device(device: torch.device) -> None:

@@ -21,7 +21,7 @@ OPERATED = range(20, 30)  # Steps whose action the operator of robot 1 chose
 
 
 def trained(spec: RobotSpec, make_step: Callable[..., Step], **learner: Any) -> LearnerCore:
-    """A learner after 40 Steps of two robots. An operator drives robot 1 for ten Steps, and is silent in the last."""
+    """A learner after 40 Steps of two robots. An operator drives robot 1 in 10 Steps, and sends nothing in the last."""
     world = World(make_core(config(learning_starts=4, **learner)), spec, make_step)
     source = world.peer("simulator", "sim-0", robots=2)
     world.join(source)
@@ -33,7 +33,7 @@ def trained(spec: RobotSpec, make_step: Callable[..., Step], **learner: Any) -> 
 
 
 def steps(rows: Any) -> list[int]:
-    """The number of each row's first Step, which is in its observation."""
+    """The number of the first Step of each row. The observation contains this number."""
     return sorted(int(number) for number in rows[:, 0])
 
 
@@ -57,7 +57,7 @@ def test_the_learner_leaves_out_an_operators_transitions(
 
 @pytest.mark.parametrize("replay", ["uniform", "lap"])
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_demonstrations_are_apart_and_have_their_share_of_each_batch(
+def test_demonstrations_have_a_separate_buffer_and_a_share_of_each_batch(
     spec: RobotSpec, make_step: Callable[..., Step], replay: str, n_step: int
 ) -> None:
     loss = {"critic_loss": "huber"} if replay == "lap" else {}
@@ -71,12 +71,12 @@ def test_demonstrations_are_apart_and_have_their_share_of_each_batch(
         batch = experience.take()
         assert batch.observation.shape == (4, 3)
         assert {int(number) + 1 for number in batch.observation[2:, 0]} <= set(OPERATED[:-1])
-    if n_step == 3:  # the row of the operator's last transition has one reward: no row contains others' actions
+    if n_step == 3:  # the operator's last row has one reward, because the next action is not the operator's
         demonstrations = parts["demonstrations"].state()[0]["rows"]
         assert demonstrations[:, -3].max() == OPERATED[-2]
 
 
-def test_a_checkpoint_has_the_demonstrations(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+def test_a_checkpoint_contains_the_demonstrations(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
     core = trained(spec, make_step, operator_share=0.25)
     arrays, scalars = state.save(core, 1.0)
     arrays = {name: array.copy() for name, array in arrays.items()}

@@ -130,7 +130,7 @@ def test_no_transition_crosses_an_episode_end_or_a_gap(data: st.DataObject, robo
 
 
 def test_only_complete_episodes_are_reported() -> None:
-    """Each episode has the rewards 1, 2 and 3, so its return is 6. The first one lacks its first step."""
+    """Each episode has the rewards 1, 2 and 3, so its return is 6. The first episode lacks its first step."""
     assembler = Assembler()
     ended = [
         value
@@ -172,7 +172,7 @@ def test_a_restored_learner_counts_the_steps_it_missed() -> None:
 
 
 def test_a_restored_learner_continues_the_episode() -> None:
-    """The learner received Steps 0 to 9. The source repeats 8 and 9. The episode's return is 1 + … + 12 = 78."""
+    """The learner received Steps 0 to 9. The source repeats Steps 8 and 9. The episode's return is 1 + … + 12 = 78."""
     steps = history([[(12, True)]], 20, 4)
     before = Assembler()
     for step in steps[:10]:

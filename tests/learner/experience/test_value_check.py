@@ -1,4 +1,4 @@
-"""Compares observed returns with the critic's values: by hand, with gaps, and with a known critic."""
+"""Compares observed returns with the critic's values: hand calculations, gaps, and a known critic."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_only_complete_episodes_count() -> None:
 
 
 @pytest.mark.parametrize("normalise", [False, True])
-def test_figures_of_a_known_critic(normalise: bool) -> None:
+def test_figures_of_a_known_critic_match_a_hand_calculation(normalise: bool) -> None:
     """A critic with the constant value 10 predicts 10 - 10/8 = 8.75 for the return 2.75, and 10 for the return 2."""
     td3 = FastTD3(4, 2, (8,), LearnerConfig(), seed=1)
     td3.critics.flat.zero_()

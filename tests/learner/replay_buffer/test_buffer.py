@@ -122,7 +122,7 @@ def test_samples_are_uniform(added: int) -> None:
     assert chi_squared < (stored - 1) + 5 * np.sqrt(2 * (stored - 1))
 
 
-def test_shapes_and_types_of_a_batch() -> None:
+def test_a_batch_has_the_documented_shapes_and_separate_memory() -> None:
     buffer = ReplayBuffer(10, O, A, seed=0)
     buffer.add(*transitions(0, 4))
     batch = buffer.sample(7)

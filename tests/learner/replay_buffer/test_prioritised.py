@@ -87,7 +87,7 @@ def test_unfilled_rows_are_never_drawn() -> None:
     assert (buffer.sample(3).observation[:, 0] == 7.125).all()  # the last row replaces an unfilled row
 
 
-def test_priorities_equal_those_of_the_written_algorithm() -> None:
+def test_priorities_equal_those_of_the_plain_algorithm() -> None:
     config = LearnerConfig(critic_loss="huber", replay="lap", learning_rate=1e-3)
     td3 = FastTD3(O, A, (8,), config, seed=5)
     exact = Exact(td3)

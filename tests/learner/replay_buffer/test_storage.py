@@ -97,7 +97,7 @@ def test_missing_rows_are_not_replaced_by_zeros(left: int | None, tmp_path: Path
     path = tmp_path / "rows.float32"
     path.write_bytes(path.read_bytes()[:left]) if left is not None else path.unlink()
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
-    for _ in range(2):  # the first try must not create a file that the second one accepts
+    for _ in range(2):  # the first try must not create a file that the second try accepts
         with pytest.raises(BundleError, match=f"rows.float32' has {left or 0} bytes, and this run needs 320: "):
             File(tmp_path, 8, WIDTH)
         assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before

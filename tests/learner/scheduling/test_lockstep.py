@@ -75,7 +75,7 @@ def test_a_run_starts_with_a_snapshot(world: World) -> None:
     assert not world.core.scheduler.snapshot_ready
     assert a_round(world, a, b, 0) == []  # no round starts before the snapshot is complete
     world.give(b, saved("b", 0))
-    assert world.idle() == []  # and before it is saved
+    assert world.idle() == []  # no round starts before the snapshot is saved
     assert state.save(world.core, 0.0)[0]["simulator.b"].tobytes() == b"b0"
     world.core.scheduler.snapshot_saved()
     assert [(item.answers, item.save) for item in throttles(world.idle())] == [(1, 0), (1, 0)]
@@ -172,7 +172,7 @@ def test_the_last_round_ends_with_a_snapshot(world: World) -> None:
     assert world.core.env_steps == steps
 
 
-def test_a_state_needs_its_arrays(world: World) -> None:
+def test_a_state_without_the_sent_weights_is_refused(world: World) -> None:
     a, b, _ = begin(world)
     first_snapshot(world, a, b)
     arrays, scalars = state.save(world.core, 0.0)
