@@ -31,7 +31,7 @@ class Desk:
         self._operators: set[Peer] = set()
         self._verbs = verbs
         self._detail = detail
-        self._relayed: dict[int, tuple[str, Peer, int]] = {}  # relayed id: robot, operator, id of the operator
+        self._relayed: dict[int, tuple[str, Peer, int]] = {}  # by the server's id: robot, operator, operator's id
         self._relays = 0
 
     def join(self, peer: Peer) -> list[Output]:

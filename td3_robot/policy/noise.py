@@ -170,7 +170,7 @@ class Gaussian(Noise):
 
 
 class Uniform(Noise):
-    """U[low, high] in place of the actor's output. It ignores the scale. The warm-up uses this noise."""
+    """U[low, high] in place of the actor's output. The scale has no effect. The warm-up uses this noise."""
 
     NUMBER = 2
 
@@ -240,7 +240,7 @@ def robot_scales(scale: float | tuple[float, float], source: str, robots: int) -
     """The standard deviation of each robot's noise, float32[N, 1].
 
     Args:
-        scale: one scale for all robots; or a range [low, high], which is cut into N equal parts: robot i gets part i.
+        scale: one scale for all robots; or a range [low, high]. Robot i gets part i of N equal parts of the range.
         source: determines the position of each robot in its part, so that robots of different sources differ too.
         robots: N.
     """

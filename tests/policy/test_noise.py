@@ -74,7 +74,7 @@ def test_the_order_of_requests_does_not_matter(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("actions", [1, 2, 5, 17])
 def test_robots_together_and_one_by_one_get_equal_noise(kind: type[Noise], actions: int, seed: int) -> None:
-    """64 robots in one draw get the same bits as each robot in a draw of its own."""
+    """One draw for 64 robots gives the same bits as 64 draws for one robot each."""
     together, apart = (made(kind, seed, 64, actions) for _ in range(2))
     episode, number = np.arange(64, dtype=np.uint64) * np.uint64(2**40), np.arange(64, dtype=np.uint32) % np.uint32(5)
     drawn = together.draw(np.arange(64), episode, number)
@@ -144,8 +144,8 @@ def test_the_distributions_have_the_expected_moments(white: type[Noise], flat: t
 def test_numbers_drawn_at_once_are_independent_and_normal() -> None:
     """256 robots draw 16 steps of 6 actions, 24,576 numbers with a fixed seed. Bounds are four standard errors.
 
-    The mean of n numbers has the error 1/√n, and their mean fourth power, which is 3, has √(96/n). A correlation over m
-    pairs has the error 1/√m. Kolmogorov's distance is above 1.63/√n with a probability of 1 %.
+    The error of a mean of n numbers is 1/√n. The mean of their fourth powers is 3, with the error √(96/n). The error of
+    a correlation over m pairs is 1/√m. Kolmogorov's distance is above 1.63/√n with a probability of 1 %.
     """
     noise = GaussianV2(7, "sim-0", 0, 256, 6)
     drawn = noise.draw(np.arange(256), np.zeros(256, np.uint64), np.zeros(256, np.uint32)).astype(np.float64)
@@ -181,7 +181,7 @@ def test_a_run_of_an_earlier_version_keeps_the_noises_that_the_learner_chooses(
     assert [noises.like(kind, configured) for kind in ("uniform", "categorical", "none")] == expected
 
 
-def test_pinned_values() -> None:
+def test_the_gaussian_stream_equals_its_definition() -> None:
     """The stream is part of the protocol, because later versions must be able to recompute a recorded action."""
     drawn = ask(Gaussian(42, "sim-0", 0, 1, 2), [3], [65])
     generator = np.random.Generator(
@@ -276,7 +276,7 @@ from td3_robot.noises import Parameter
 from td3_robot.policy.noise import Noise
 
 class Sign(Noise):
-    """Plus or minus ``size``, each half of the time."""
+    """Plus or minus ``size``, each with the probability 1/2."""
 
     NUMBER = {number}
     PARAMETERS = {{"size": Parameter(1.0, 0.0, 4.0)}}
