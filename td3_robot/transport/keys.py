@@ -51,11 +51,11 @@ def default_folder() -> Path:
 
 
 def named(folder: str | Path) -> KeyFolder:
-    """The folder of this name; ``~`` is expanded. Raises KeysError if there is no such user, or no home folder."""
+    """The folder of this name; ``~`` is expanded. Raises KeysError if there is no such user or home folder."""
     try:
         return KeyFolder(Path(folder).expanduser())
     except RuntimeError:
-        raise KeysError(f"folder of keys {str(folder)!r}: there is no such user, or they have no home folder") from None
+        raise KeysError(f"folder of keys {str(folder)!r}: there is no such user or home folder") from None
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -223,7 +223,7 @@ class AllowList:
     def __init__(self, folder: KeyFolder) -> None:
         if not zmq.has("curve") or zmq.zmq_version_info() < _OLDEST:
             needed = ".".join(map(str, _OLDEST))
-            raise KeysError(f"keys need libzmq {needed} or newer with CURVE; this one is {zmq.zmq_version()}")
+            raise KeysError(f"keys need libzmq {needed} or newer with CURVE; this machine has {zmq.zmq_version()}")
         self.folder = folder
         self.identity = folder.identity()
         self._stamp = self._look()

@@ -112,7 +112,7 @@ def test_a_public_and_a_secret_key_of_different_pairs_are_an_error(folder: KeyFo
         folder.identity()
 
 
-def test_allow_and_revoke(folder: KeyFolder) -> None:
+def test_allow_adds_keys_and_roles_and_revoke_removes_a_key(folder: KeyFolder) -> None:
     folder.create("here")
     robot, learner = public(), public()
     folder.allow("robot-7", robot)
@@ -146,7 +146,7 @@ def test_contradictory_entries_are_refused(folder: KeyFolder) -> None:
 
 
 def test_a_key_may_have_only_its_listed_roles(folder: KeyFolder) -> None:
-    """``client`` means every role except operator. The key in the folder itself has every role."""
+    """``client`` means every role except operator. The folder's own key has every role."""
     own = folder.create("here").public
     robot, person, both, server, stranger = (public() for _ in range(5))
     folder.allow("robot-7", robot)
