@@ -66,7 +66,7 @@ def test_a_pause_is_not_measured() -> None:
 def test_the_log_has_the_first_measurement_and_those_with_too_many_missed_deadlines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A measurement has 40 turns. Each tenth deadline is missed, in the second measurement each fifth."""
+    """A measurement has 40 turns. Every tenth deadline is missed; in the second measurement, every fifth."""
     caplog.set_level(logging.INFO)
     loop = LoopRate(0.125)
     for number in range(170):
