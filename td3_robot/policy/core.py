@@ -1,4 +1,4 @@
-"""The policy server without I/O: Steps, Weights and Commands in, Actions and states out.
+"""The policy server without I/O. It takes Steps, Weights and Commands, and returns Actions and states.
 
 The core joins five parts:
 
@@ -159,7 +159,7 @@ class PolicyCore:
             self.lifecycle.stop(held.reason, now)
             return [f"the emergency stop is still in force ({held.reason}): reset, then activate"]
         if withdrawn:
-            return ["a rollback withdrew this policy: activate it, or load another one"]
+            return ["a rollback withdrew this policy: activate it, or load another policy"]
         return ["the server was not active before the restart: activate it"]
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:

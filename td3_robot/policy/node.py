@@ -95,7 +95,7 @@ class _Server:
         realtime = config.pacing.mode == "realtime"
         self.rates = AnswerRates(config.realtime.missed_share, realtime=realtime)
         self.examiner: Examiner | None = None
-        if learns and config.timing == "free":  # in lock-step a robot waits for its weights anyway
+        if learns and config.timing == "free":  # in lock-step, robots wait for weights anyway
             self.examiner = Examiner(node.counters)
             resources.callback(self.examiner.close)
         self.core = policy_core.make(config, node.name, **settings, examine=self.examiner or examine)

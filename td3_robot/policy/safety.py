@@ -1,6 +1,6 @@
 """Decides which robots a policy may move.
 
-This depends on the state of the server, on its watch over each robot, and on stops of single robots.
+The decision depends on the state of the server, on its watch over each robot, and on stops of single robots.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class SafetyFilter:
         """Change ``action`` in place, and return it.
 
         Args:
-            action: float32[N, A], of the policy with its noise.
+            action: float32[N, A], the policy's action with its noise.
             applied: float32[N, A], ``action`` of the Step, which the robot applied in the last control period or at
                 the start of the episode.
         """

@@ -160,7 +160,7 @@ class PolicyStore:
         if len(payload) <= most:
             return None
         return (
-            f"weights version {version} have {len(payload):,} bytes; allowed: at most {most:,}, which is 1 MiB and "
+            f"weights version {version} have {len(payload):,} bytes; allowed: at most {most:,}, which is 1 MiB plus "
             "twice the size of the serving policy"
         )
 

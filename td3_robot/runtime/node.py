@@ -32,7 +32,7 @@ from td3_robot.transport.tap import RECORDED
 log = logging.getLogger(__name__)
 
 STATUS_PERIOD = 0.5  # seconds between two reports
-_LOOK_PERIOD = 1.0  # seconds between two checks whether the run still runs
+_LOOK_PERIOD = 1.0  # seconds between two checks whether the run has ended
 _IDLE = 0.05  # seconds that a core without work waits for input
 _POLL_ERROR = 0.002  # seconds by which polling can be late; ZeroMQ counts in milliseconds
 

@@ -79,7 +79,7 @@ class Bus(Transport):
         self._next_look = float("-inf")
         self._lost: Counter[str] = Counter()  # counts of listeners that have detached
         self._paths: dict[Path, int] = {}  # socket files that this process serves, with their inodes
-        self._behind: dict[str, float] = {}  # time (s) at which the bus found unread messages, by link
+        self._behind: dict[str, float] = {}  # by link: time (s) from which the bus has had unread messages
         self._next_timer = self._timed_at = self._awake_since = self._awake_until = float("-inf")
 
     def serve(self, endpoint: str, server: ServerLink) -> str:
@@ -333,7 +333,7 @@ class Bus(Transport):
             foreign += len(inputs) == before
             if foreign >= FOREIGN:
                 break
-            # Check for a message first. Reading an empty socket raises an exception, as slow as reading a message.
+            # Check for a message first. The exception of an empty socket takes as much time as a message.
             if not self._has_more(socket) or self._clock() - now > _TURN:
                 break
         return inputs

@@ -38,7 +38,7 @@ MOST_RECORDS = 256
 
 _SIMPLE = frozenset({str, int, float, bool, type(None)})  # the leaves of maps and lists
 _LAYOUTS = 256  # maximum number of combinations of sizes that a plan remembers
-_LONGEST_TEXT = 200  # maximum number of characters of msgspec's error text in an error
+_LONGEST_TEXT = 200  # maximum number of characters of msgspec's error text in a ProtocolError
 
 Dims = Mapping[str, int]
 Buffer = bytes | memoryview
@@ -72,7 +72,7 @@ def kind_of(frames: Frames) -> type[Message]:
     """The type of a message, by its topic, without unpacking the payload.
 
     Raises:
-        ProtocolError: with ``kind`` frames, unknown-topic or oversize.
+        ProtocolError: its ``kind`` is frames, unknown-topic or oversize.
     """
     if len(frames) != 2:
         number = len(frames) if len(frames) < MOST_FRAMES else f"{MOST_FRAMES} or more"
@@ -97,7 +97,7 @@ def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
             for this letter. All arrays must have the same size for a letter.
 
     Raises:
-        ProtocolError: with ``kind`` one of unknown-topic, oversize, malformed, fields, shape, value.
+        ProtocolError: its ``kind`` is unknown-topic, oversize, malformed, fields, shape or value.
     """
     return decode_as(_kind(name, len(payload)), payload, dims)
 

@@ -140,7 +140,7 @@ class KeyFolder:
             raise KeysError(f"allow-list {str(self.allowed_file)!r} cannot be read: {error}") from None
         what = f"allow-list {str(self.allowed_file)!r}"
         if mode & 0o022:
-            raise KeysError(f"{what} has mode {mode:04o}; others may write it: chmod 600")
+            raise KeysError(f"{what} has mode {mode:04o}; other users may write to it: chmod 600")
         known: dict[str, Entry] = {}
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()
@@ -196,7 +196,7 @@ class KeyFolder:
             raise KeysError(f"{what} belongs to user {found.st_uid}; allowed: {os.geteuid()} (this user) and 0 (root)")
         if found.st_mode & 0o022:
             mode = found.st_mode & 0o7777
-            raise KeysError(f"{what} has mode {mode:04o}; others may write it: chmod 700 {self.path}")
+            raise KeysError(f"{what} has mode {mode:04o}; other users may write to it: chmod 700 {self.path}")
 
     def _write(self, known: dict[str, Entry]) -> None:
         lines = [f"{entry.name} {entry.key} {','.join(entry.roles)}\n" for entry in known.values()]

@@ -69,7 +69,7 @@ def test_a_folder_that_others_can_write_is_refused(folder: KeyFolder, writable: 
     folder.allow("a", public())
     keys = AllowList(folder)
     folder.path.chmod(writable)
-    line = rf"^key folder '.*keys' has mode {writable:04o}; others may write it: chmod 700 .*keys$"
+    line = rf"^key folder '.*keys' has mode {writable:04o}; other users may write to it: chmod 700 .*keys$"
     uses = [folder.identity, folder.entries, lambda: AllowList(folder), lambda: folder.create("b")]
     for use in [*uses, lambda: folder.allow("b", public()), lambda: folder.revoke("a")]:
         with pytest.raises(KeysError, match=line):
@@ -180,7 +180,7 @@ def test_a_list_that_others_can_write_is_refused(folder: KeyFolder) -> None:
     folder.create("here")
     folder.allow("a", public())
     folder.allowed_file.chmod(0o620)
-    with pytest.raises(KeysError, match="has mode 0620; others may write it"):
+    with pytest.raises(KeysError, match="has mode 0620; other users may write to it"):
         AllowList(folder)
 
 
