@@ -74,7 +74,7 @@ def test_hold_repeats_the_last_applied_action(make_core: Make, robot: Toy) -> No
 
 
 def test_a_robot_without_settings_keeps_the_limits_of_its_specification(make_core: Make, robot: Toy) -> None:
-    """The channels allow [-1, 3] and [-0.5, 0.5]. An action inside passes bit for bit, even -0.0."""
+    """The channels allow [-1, 3] and [-0.5, 0.5]. The bits of an action within them do not change, even of -0.0."""
     core = make_core(SafetyConfig())
     core.step([action(0, 1e9, -1e9)], 0.003)
     assert robot.applied[-1] == [3.0, -0.5]

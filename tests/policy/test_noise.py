@@ -175,7 +175,7 @@ def test_numbers_drawn_at_once_are_independent_and_normal() -> None:
         ("ornstein_uhlenbeck_v2", ["uniform_v2", "categorical_v2", "none"]),
     ],
 )
-def test_a_run_of_an_earlier_version_keeps_the_noises_that_the_learner_chooses(
+def test_the_other_noises_of_a_run_have_the_version_of_its_configured_noise(
     configured: str, expected: list[str]
 ) -> None:
     assert [noises.like(kind, configured) for kind in ("uniform", "categorical", "none")] == expected
@@ -250,7 +250,7 @@ def test_ornstein_uhlenbeck_remembers_only_the_blocks_it_needs() -> None:
 def test_ornstein_uhlenbeck_has_the_expected_variance_and_correlation() -> None:
     """The variance tends to 1 / (1 - 0.85²) = 3.6036, a deviation of 1.898. Neighbours correlate by 0.85.
 
-    4,000 steps of 10 actions with a fixed seed are as good as 4000 · 0.15 · 10 / 2 = 3000 independent numbers.
+    4,000 steps of 10 actions with a fixed seed have the error of 4000 · 0.15 · 10 / 2 = 3000 independent numbers.
     The error of the deviation is then below 4 %.
     """
     noise = OrnsteinUhlenbeck(**IDENTITY, theta=0.15)
@@ -307,7 +307,7 @@ def test_an_installed_package_adds_a_noise(
     make_step: Callable[..., Step],
     peer: Peer,
 ) -> None:
-    """A zero actor gives the middle, (1, 0). Half ranges are 2 and 0.5, so noise of ±2 · 0.1 moves by ±0.4 and ±0.1."""
+    """A zero actor gives (1, 0). Half ranges are 2 and 0.5, so noise of ±2 · 0.1 changes an action by ±0.4 and ±0.1."""
     install(1000)
     config = loading.parse({"exploration": {"kind": "sign", "parameters": {"size": 2.0}}}).exploration
     exploration = Exploration(config.kind, config.noise, config.noise_parameters())

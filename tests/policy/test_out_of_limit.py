@@ -65,7 +65,7 @@ def server(safety: SafetyConfig, shares: tuple[float, float]) -> PolicyCore:
 
 
 def drive(safety: SafetyConfig, action: Float32) -> tuple[Guard, Float32 | None]:
-    """Give an Action of a policy to a driver's guard. Return the guard and the action that the guard returns."""
+    """Give an Action of a policy to a driver's guard. Return the guard and its action."""
     guard = Guard(SPEC, "leg", safety)
     guard.look(0.0)
     return guard, guard.accept(Action("leg", 0, 0, 0, action, 1, NO_NOISE, 0), 0.0)

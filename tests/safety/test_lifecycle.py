@@ -106,7 +106,7 @@ def test_reset_after_a_stop_does_not_configure_a_node() -> None:
 
 
 @pytest.mark.parametrize("state", [UNCONFIGURED, INACTIVE, FAULT, FINALIZED])
-def test_only_an_active_node_faults(state: str) -> None:
+def test_only_an_active_node_goes_to_fault(state: str) -> None:
     lifecycle = at(state)
     lifecycle.fault("late", 1.0)
     assert lifecycle.changes() == []
