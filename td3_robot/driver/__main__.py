@@ -23,7 +23,7 @@ DRIVERS = Registry("driver", {"ros2": "td3_robot.ros2.driver:main"}, "td3_robot.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Drive the robot that the first argument names. The others are options of every driver. Return the exit code."""
+    """Drive the robot that the first argument names. The other arguments are options. Return the exit code."""
     name, *others = (sys.argv[1:] if arguments is None else arguments) or [""]
     try:
         row = DRIVERS.load(name)

@@ -46,7 +46,7 @@ class Allowance:
             self.kept.popleft()
 
     def keep(self, step: Step) -> int:
-        """Keep a published Step until the learner has processed it. Return how many older Steps had to be dropped.
+        """Keep a published Step until the learner has processed it. Return the number of older Steps that are dropped.
 
         A robot in real time continues while no learner is connected, so the queue can become full.
         """

@@ -24,7 +24,7 @@ class Body(Protocol):
         world: by robot index (as text), the drawn values of each robot that starts an episode in a random world.
         commanded: float32[N, A], the newest commanded action.
         problem: why the robots cannot work; empty if they can.
-        stop: the reason of the robots for an emergency stop of all robots; empty without a reason. The core clears it.
+        stop: why the robots ask for an emergency stop of all robots; empty if they do not. The core clears this text.
     """
 
     spec: RobotSpec

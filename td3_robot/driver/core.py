@@ -248,7 +248,7 @@ class SourceCore:
         body, actuator = self.body, self._actuator
         applied, origin = self._applied()
         if not actuator.made_safe and (body.phase >= Phase.TERMINATED).all():
-            actuator.make_safe()  # a reset must not run under the policy's last action
+            actuator.make_safe()  # the policy's last action must not apply during a reset
         stepped = body.step(applied)
         if missed := self.pacing.stepped(now):
             self.counters["overruns"] += missed
@@ -310,14 +310,14 @@ class SourceCore:
         return [(link, step) for link in self._links]
 
     def _operated(self, origin: ActionOrigin) -> dict[str, str]:
-        """``operated`` of the next Step: the operator of each robot that is taken over, or "" for another action."""
+        """``operated`` of the next Step: the operator of each robot that is taken over; "" if the action is another."""
         received, before = self._exchange.action, self._exchange.step
         if received:
             chosen = origin in (ActionOrigin.POLICY, ActionOrigin.OPERATOR)
             return received.operated if chosen else dict.fromkeys(received.operated, "")
         if origin is not ActionOrigin.HELD or before is None or not before.operated:
             return {}
-        began = before.phase == Phase.FIRST  # such a robot had a reset, and holds no action of its operator
+        began = before.phase == Phase.FIRST  # a robot at FIRST had a reset, so it holds no action of its operator
         return {robot: "" if began[int(robot)] else operator for robot, operator in before.operated.items()}
 
 

@@ -1,6 +1,6 @@
 """The robot's own safety: state, watchdog, limits and safe action between Actions and the robot.
 
-It protects the robot even if the policy server fails or misbehaves.
+These parts protect the robot even if the policy server fails or sends wrong actions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from td3_robot.specs import Float32, RobotSpec
 class Guard:
     """Guards the robots of one source.
 
-    The first Action after the start or an ``activate`` arms the watchdog, which then runs from episode to episode.
+    The first Action after the start or an ``activate`` arms the watchdog. The watchdog stays armed in later episodes.
     Until the first Action of an episode, a source with a deadline applies the safe action; without a deadline, the
     pacing chooses the action. The limits of the specification hold even if the settings have none.
 
@@ -36,7 +36,7 @@ class Guard:
         self.counters: Counter[str] = Counter()
         self._spec = spec
         self._autostart = autostart
-        self._waiting = True  # whether the first Action after the start, an activate or a reset has not come yet
+        self._waiting = True  # for the first Action after the start, an activate or a reset
         self._begun = False
         self._watchdog = Watchdog(self.lifecycle, "action", self.envelope.action_deadline_s, self.envelope.recovery_s)
         moves = ("configure", "activate", "deactivate", "reset", "estop", "shutdown")
@@ -96,7 +96,7 @@ class Guard:
     def begin(self) -> None:
         """Begin an episode. The deadline of its first Action counts from the next :meth:`look`.
 
-        It does not count from now, because a reset may take long, and the caller read its clock before the reset.
+        The deadline does not count from now: a reset may take long, and the caller read its clock before the reset.
         """
         self._waiting = True
         self._begun = self._watchdog.due is not None

@@ -14,7 +14,7 @@ Answer = TypeVar("Answer")
 
 EXIT_HUNG = 70
 """Exit code of a driver after a hang (EX_SOFTWARE of sysexits.h)."""
-_LOOKS = 4  # looks in one limit; a call that is running at five looks in a row has lasted for 1 to 1.25 limits
+_LOOKS = 4  # looks per limit; a call that is seen at five looks in a row has lasted 1 to 1.25 times the limit
 
 
 class HangWatch:
@@ -40,7 +40,7 @@ class HangWatch:
         threading.Thread(target=self._watch, daemon=True, name="hang").start()
 
     def run(self, what: str, call: Callable[[], Answer]) -> Answer:
-        """Make a call under watch, and return its result; ``what`` is the method's name, for the log."""
+        """Make a call that the thread watches. Return its result. ``what``: name of the method, for the log."""
         self._call = [what]
         try:
             return call()

@@ -107,7 +107,7 @@ def _drive_alone(node: Node, robot: Robot, follow: Callable[[SourceCore], None] 
         if policy.refusal:
             core.contact.refused(rival=policy.refusal.code == "name")
         if core.contact.in_charge:
-            log.warning("%s: the policy server refuses this driver; it applies the safe action and ends", node.name)
+            log.warning("%s: refused by the policy server; the driver applies the safe action and ends", node.name)
         raise
     finally:
         if core.contact.in_charge:

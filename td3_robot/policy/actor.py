@@ -37,7 +37,7 @@ class Actor:
         return self.clip(self.unclipped(observation))
 
     def unclipped(self, observation: Float32) -> Float32:
-        """Like a call, but without clipping: rounding may take an action over a limit by one unit in the last place."""
+        """Like a call, but without clipping. Rounding can move an action over a limit by one unit in the last place."""
         if len(observation) != self._rows:
             self._rows = len(observation)
             self._activations = [np.empty((self._rows, w.shape[1]), np.float32) for w in self._weights]
@@ -57,6 +57,6 @@ class Actor:
         return action
 
     def clip(self, action: Float32) -> Float32:
-        """Clip ``action``, float32[N, A], to the limits, in place; returns the same array."""
+        """Clip ``action``, float32[N, A], to the limits, in place. Return the same array."""
         np.maximum(action, self.low, out=action)
         return np.minimum(action, self.high, out=action)

@@ -104,7 +104,7 @@ class Answers:
         """Whether a Step is too old for this policy (``age`` in seconds), or comes from another kind of robot."""
         spec = policy.bundle.spec
         if (step.observation.shape[1], step.action.shape[1]) != (spec.observation_size, spec.action_size):
-            self._counters["other_robot"] += 1  # the source joined before the first weights; the server refuses it soon
+            self._counters["other_robot"] += 1  # the source joined before the first weights; the server will refuse it
             return True
         deadline = policy.safety.envelope.observation_deadline_s
         if deadline is not None and age > deadline:
@@ -113,7 +113,7 @@ class Answers:
         return False
 
     def _is_withheld(self, name: str, step: Step, policy: Policy, since: float, now: float) -> bool:
-        """Whether a stop, a fault or a bad observation keeps the policy from this robot."""
+        """Whether a stop, a fault or a bad observation forbids the policy's action for this robot."""
         problem = None
         watch = self._safety.watches.get(name)
         if watch is None and policy.safety.envelope.guarded:

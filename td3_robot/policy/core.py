@@ -1,4 +1,4 @@
-"""The policy server without I/O: Steps, Weights and Commands in, Actions and states out.
+"""The policy server without I/O. It takes Steps, Weights and Commands, and returns Actions and states.
 
 The core joins five parts:
 
@@ -42,9 +42,9 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
     "operator": (Command, Teleop),
 }
 """The messages that a policy server accepts, by the role of the client."""
-_SOURCES = 256  # the most watches in a Reply, because the size of a message is limited
-_CONNECTED = 512  # the most robot names in a Reply
-_REASON = 200  # the most characters of a watch's reason in a Reply
+_SOURCES = 256  # maximum number of watches in a Reply, because the size of a message is limited
+_CONNECTED = 512  # maximum number of robot names in a Reply
+_REASON = 200  # maximum number of characters of a watch's reason in a Reply
 
 
 def make(config: Config, name: str, *, exploring: bool, frozen: bool = False, examine: Examine = examine) -> PolicyCore:
@@ -66,7 +66,7 @@ class PolicyCore:
     """Answers every Step with the policy that serves, or in lock-step with exactly the version that the Step needs.
 
     A policy acts only while the server and its watch over the source are active. Otherwise the server answers with
-    the safe action. A server without configuration or policy does not answer.
+    the safe action. A server that is unconfigured or has no policy does not answer.
 
     Args:
         exploring: add the exploration noise that a Weights message names.
@@ -139,7 +139,7 @@ class PolicyCore:
         self.store.withdrawn = state.withdrawn
         if state.frozen and not self.store.frozen:
             self.store.frozen = True
-            lines.append("frozen before the restart: learners' weights are refused until unfreeze")
+            lines.append("the server was frozen before the restart: it refuses learners' weights until unfreeze")
         lines += self.safety.restore(state, now)
         lines += self.takeovers.restore(state.operated)
         lines += self._resume_server(state.server, now)
@@ -159,7 +159,7 @@ class PolicyCore:
             self.lifecycle.stop(held.reason, now)
             return [f"the emergency stop is still in force ({held.reason}): reset, then activate"]
         if withdrawn:
-            return ["a rollback withdrew this policy: activate it, or load another one"]
+            return ["a rollback withdrew this policy: activate it, or load another policy"]
         return ["the server was not active before the restart: activate it"]
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
@@ -283,7 +283,7 @@ class PolicyCore:
 
     def _roll_back(self, version: int) -> None:
         policy = self.store.roll_back(version)
-        log.info("%s: back to weights version %d, frozen", self.lifecycle.node, policy.version)
+        log.info("%s: serves weights version %d again, and is frozen", self.lifecycle.node, policy.version)
 
     def _freeze(self, frozen: bool) -> None:
         self.store.frozen = frozen

@@ -31,7 +31,8 @@ class Desk:
         self._operators: set[Peer] = set()
         self._verbs = verbs
         self._detail = detail
-        self._relayed: dict[int, tuple[str, Peer, int]] = {}  # relayed id: robot, operator, id of the operator
+        # Key: id of the relayed Command. Value: robot, operator, and id of the operator's Command.
+        self._relayed: dict[int, tuple[str, Peer, int]] = {}
         self._relays = 0
 
     def join(self, peer: Peer) -> list[Output]:

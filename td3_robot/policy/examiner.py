@@ -40,7 +40,7 @@ class Examiner:
 
     Args:
         counters: ``weights_not_examined`` counts weights that the examiner drops: because newer weights already serve,
-            because a person has loaded a policy since, or because too many weights wait.
+            because a person has loaded a policy, or because too many weights wait.
     """
 
     def __init__(self, counters: Counter[str], examine: Examine = examine) -> None:

@@ -54,13 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--bundle", metavar="POLICY", help=f"with --config: policy to serve: {POLICY_HELP}")
     parser.add_argument("--frozen", action="store_true", help="refuse the weights of learners")
-    parser.add_argument("--explore", action="store_true", help="deployed: add the exploration that weights ask for")
+    parser.add_argument("--explore", action="store_true", help="deployed: add the exploration noise of the weights")
     parser.add_argument(
         "--state",
         type=Path,
         metavar="FILE",
-        help="deployed: keeps stops, faults and a freeze over a restart (default: the bundle's name and .state; a "
-        "server with another configuration gets its own file)",
+        help="deployed: file that keeps stops, faults and a freeze across a restart (default: the bundle's name with "
+        ".state added; a server with another configuration gets its own file)",
     )
     parsed = parser.parse_args(arguments)
     return run_node("policy", parsed, lambda node: _serve(node, parsed))
@@ -95,7 +95,7 @@ class _Server:
         realtime = config.pacing.mode == "realtime"
         self.rates = AnswerRates(config.realtime.missed_share, realtime=realtime)
         self.examiner: Examiner | None = None
-        if learns and config.timing == "free":  # in lock-step a robot waits for its weights anyway
+        if learns and config.timing == "free":  # in lock-step, robots wait for weights anyway
             self.examiner = Examiner(node.counters)
             resources.callback(self.examiner.close)
         self.core = policy_core.make(config, node.name, **settings, examine=self.examiner or examine)

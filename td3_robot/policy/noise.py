@@ -152,7 +152,7 @@ class NoNoise(Noise):
 
     NUMBER = NO_NOISE
 
-    def __init__(self, *identity: object, **parameters: float) -> None:  # it draws nothing
+    def __init__(self, *identity: object, **parameters: float) -> None:  # this noise draws no numbers
         del identity, parameters
 
     def act(self, actor: Actor, observation: Float32, episode: UInt64, step: UInt32, scale: Float32) -> Float32:
@@ -170,7 +170,7 @@ class Gaussian(Noise):
 
 
 class Uniform(Noise):
-    """U[low, high] in place of the actor's output. It ignores the scale. The warm-up uses this noise."""
+    """U[low, high] in place of the actor's output. The scale has no effect. The warm-up uses this noise."""
 
     NUMBER = 2
 
@@ -185,7 +185,7 @@ class Uniform(Noise):
 class Categorical(Noise):
     """Draws an action from the softmax of score / scale. The actor gives one score for each discrete action.
 
-    The Gumbel-max trick: with independent Gumbel numbers g, argmax(score + scale · g) is such a draw. The chosen action
+    The Gumbel-max trick: with independent Gumbel numbers g, the draw is argmax(score + scale · g). The chosen action
     has the high limit of its channel; the other actions have the low limit. The environment takes the action with the
     highest score.
     """
@@ -226,7 +226,7 @@ class OrnsteinUhlenbeck(Gaussian):
 
 
 def gumbel(uniform: Float32) -> Float32:
-    """Gumbel numbers from uniform numbers, which are multiples of 2^-24 in [0, 1)."""
+    """Convert uniform numbers to Gumbel numbers. The uniform numbers are multiples of 2^-24 in [0, 1)."""
     numbers: Float32 = (-np.log(-np.log(uniform.astype(np.float64) + 2.0**-25))).astype(np.float32)
     return numbers
 
@@ -240,7 +240,7 @@ def robot_scales(scale: float | tuple[float, float], source: str, robots: int) -
     """The standard deviation of each robot's noise, float32[N, 1].
 
     Args:
-        scale: one scale for all robots; or a range [low, high], which is cut into N equal parts: robot i gets part i.
+        scale: one scale for all robots; or a range [low, high]. Robot i gets part i of N equal parts of the range.
         source: determines the position of each robot in its part, so that robots of different sources differ too.
         robots: N.
     """

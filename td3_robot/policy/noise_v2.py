@@ -91,7 +91,7 @@ class OrnsteinUhlenbeckV2(GaussianV2, OrnsteinUhlenbeck):
     """The process of :class:`OrnsteinUhlenbeck`, driven by numbers like those of :class:`GaussianV2`."""
 
     NUMBER = 7
-    steps_of_block = staticmethod(Noise.steps_of_block)  # the process begins some blocks earlier
+    steps_of_block = staticmethod(Noise.steps_of_block)  # OrnsteinUhlenbeck.draw needs blocks of this length
 
 
 class CategoricalV2(AtOnce, Categorical):

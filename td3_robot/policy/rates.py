@@ -36,7 +36,7 @@ class AnswerRates:
     def answered(self, now: float, *, answers: bool = True) -> None:
         """Note that the server has answered the Steps of this turn at ``now`` (s).
 
-        If it ``answers`` no Steps, because it is unconfigured or has no policy, their rate is not measured.
+        If the server ``answers`` no Steps, because it is unconfigured or has no policy, nothing is measured.
         """
         (inputs, period, began), self._turn = self._turn, ((), 0.0, 0.0)
         if not answers:

@@ -1,6 +1,6 @@
 """Decides which robots a policy may move.
 
-This depends on the state of the server, on its watch over each robot, and on stops of single robots.
+The decision depends on the state of the server, on its watch over each robot, and on stops of single robots.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from td3_robot.safety.state import SafetyState
 
 log = logging.getLogger(__name__)
 
-_AWAY = 1024  # the most absent robots that the server remembers because no policy may move them
-_STOPS = 1024  # the most names of individually stopped robots
-_LONGEST_REASON = 500  # characters of a reason that the server keeps across a restart
+_AWAY = 1024  # maximum number of absent robots whose watches the server keeps, because no policy may move them
+_STOPS = 1024  # maximum number of individually stopped robots
+_LONGEST_REASON = 500  # maximum number of characters of a reason in the state file
 
 
 class Safety:
@@ -78,7 +78,7 @@ class Safety:
     # -- commands ------------------------------------------------------------------------------------------------
 
     def command(self, name: str, command: Command, now: float, *, watched: bool = True) -> str:
-        """Apply a Command to the individual stop of a robot and, if ``watched``, to the watch over it.
+        """Apply a Command to the individual stop of a robot and, if ``watched``, to the robot's watch.
 
         Returns:
             The reason why the server refuses the Command; empty if the server accepts it.
@@ -113,15 +113,15 @@ class Safety:
     def leave(self, name: str, farewell: Farewell) -> None:
         """Forget the watch of a robot that left if the watch is active.
 
-        Otherwise keep the watch, so that the robot cannot end a fault by leaving and returning. Also keep the watch if
-        the robot fell silent during a reset: a source cannot send heartbeats while its ``reset()`` runs.
+        Otherwise keep the watch, so that the robot cannot end a fault by leaving and returning. Also keep the watch of
+        a robot that is lost during a reset: a source cannot send heartbeats while its ``reset()`` runs.
         """
         watch = self.watches.pop(name, None)
         if watch and (not watch.lifecycle.active or (watch.resetting and farewell is not Farewell.STOPPED)):
             self.watches[name] = watch  # at the end, because the order shows which robots left last
 
     def forget_absent_robots(self, here: Container[str]) -> None:
-        """Forget the watches of absent robots. Keep the _AWAY that left last, and robots with emergency stops."""
+        """Forget the watches of absent robots, except of the last _AWAY that left and of robots with a stop."""
         away = [name for name, it in self.watches.items() if name not in here and not it.lifecycle.stopped]
         for name in away[:-_AWAY]:
             log.warning("%s: forgets robot %r, because %d absent robots left later", self.lifecycle.node, name, _AWAY)
@@ -159,7 +159,7 @@ class Safety:
 
 
 def _kept(lifecycle: Lifecycle, longest: int | None = None) -> Held | None:
-    """Return why a lifecycle is not active, as the state file stores it. Cut the reason to ``longest`` characters."""
+    """Return why a lifecycle is not active, for the state file. Cut the reason to ``longest`` characters."""
     held = lifecycle.held
     if held is None or held.cause is Cause.INACTIVE:
         return held and Held(Cause.INACTIVE)

@@ -19,7 +19,7 @@ class SafetyFilter:
     def __init__(self, envelope: Envelope, spec: RobotSpec) -> None:
         self.envelope = envelope
         self.spec = spec
-        # Rows [1, A]: for one robot they have the shape of the actions, which saves time (see Actor).
+        # Rows [1, A] have the shape of one robot's actions. Equal shapes save time (see Actor).
         self._low, self._high = envelope.low[None], envelope.high[None]
         self._step = None if envelope.step is None else envelope.step[None]
         self._blend = None if envelope.blend is None else envelope.blend[None]
@@ -29,7 +29,7 @@ class SafetyFilter:
         """Change ``action`` in place, and return it.
 
         Args:
-            action: float32[N, A], of the policy with its noise.
+            action: float32[N, A], the policy's action with its noise.
             applied: float32[N, A], ``action`` of the Step, which the robot applied in the last control period or at
                 the start of the episode.
         """
@@ -49,7 +49,7 @@ class SafetyFilter:
         return np.minimum(action, self._high, out=action)
 
     def violation(self, action: Float32) -> str | None:
-        """Why this action of the policy, float32[N, A], must stop the robot; None if it need not."""
+        """Why this action of the policy, float32[N, A], must stop the robot; None if the action is allowed."""
         return self.envelope.violation(action, self.spec.actions)
 
     def problem(self, observation: Float32) -> str | None:

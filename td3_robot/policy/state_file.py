@@ -61,7 +61,7 @@ class StateFile:
 
     def __init__(self, path: Path, owner: str = "") -> None:
         self.path = path
-        refusal = f"state file {str(path)!r} belongs to another running policy server; name another with --state FILE"
+        refusal = f"state file {str(path)!r} belongs to another running policy server; name another file with --state"
         self._claim = claim(f"latches {path.resolve()}", refusal)
         try:
             self.kept, kept_owner = _read(path)
@@ -122,7 +122,7 @@ class StateFile:
             files.write_atomically(self.path, msgspec.json.encode(values) + b"\n")
         except OSError as error:
             raise ConfigError(
-                f"state file {str(self.path)!r} cannot be written: {error.strerror}; name another with --state FILE"
+                f"state file {str(self.path)!r} cannot be written: {error.strerror}; name another file with --state"
             ) from None
 
 

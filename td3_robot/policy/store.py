@@ -16,7 +16,7 @@ from td3_robot.safety.limits import SafetyConfig, joined
 
 log = logging.getLogger(__name__)
 
-_SPARE = 1 << 20  # the most bytes of a policy besides its tensors
+_SPARE = 1 << 20  # maximum number of bytes of a policy besides its tensors
 _KEPT = 4  # versions to keep: in lock-step, one source may need a version when another source needs the next version
 _WITHDRAWN = 16  # withdrawn policies to remember
 
@@ -160,7 +160,7 @@ class PolicyStore:
         if len(payload) <= most:
             return None
         return (
-            f"weights version {version} have {len(payload):,} bytes; allowed: at most {most:,}, which is 1 MiB and "
+            f"weights version {version} have {len(payload):,} bytes; allowed: at most {most:,}, which is 1 MiB plus "
             "twice the size of the serving policy"
         )
 

@@ -32,7 +32,7 @@ class _Takeover:
     Attributes:
         operator: the operator's process; ("", 0, "") after a restart of the server.
         action: float32[A] of the newest Teleop; None if the operator has sent no action, or has left.
-        received: time of the newest Teleop, or of the Command ``takeover`` before the first, in seconds.
+        received: time (s) of the newest Teleop; before the first Teleop, of the Command ``takeover``.
     """
 
     operator: Identity
@@ -53,10 +53,10 @@ class Takeovers:
         store: names the robot's action channels.
         deadline_s: the longest age of an operator's action, in seconds.
         lockstep: refuse every takeover, because a lock-step run must repeat exactly.
-        counters: ``teleops`` counts the actions of operators, and ``teleops_refused`` those that the server refuses.
+        counters: ``teleops`` counts the accepted actions of operators, and ``teleops_refused`` the refused actions.
 
     Attributes:
-        held: the takeovers. While this map is empty, nothing else of this class runs for a Step.
+        held: the takeovers. While this map is empty, no method of this class runs for a Step.
     """
 
     VERBS: ClassVar = ("takeover", "give_back")
@@ -212,7 +212,7 @@ class Takeovers:
         }
 
     def robots(self) -> dict[str, tuple[int, ...]]:
-        """The robots that the server must keep from the policy after a restart."""
+        """The robots that the policy must not move after a restart."""
         names = sorted({source for source, _ in self.held})
         return {name: tuple(sorted(robot for source, robot in self.held if source == name)) for name in names}
 

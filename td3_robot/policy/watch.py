@@ -10,7 +10,7 @@ from td3_robot.safety.lifecycle import Lifecycle, Watchdog
 class Watch:
     """The server's watch over one simulator process or robot.
 
-    While all robots of the source are in ``reset()``, the watch waits for ``reset_timeout_ms`` instead of the deadline.
+    While all robots of the source are in ``reset()``, ``reset_timeout_ms`` replaces the deadline.
     A reset lasts from the last Step of an episode to the first Step of the next episode.
 
     Attributes:
@@ -23,9 +23,9 @@ class Watch:
         self.lifecycle.command("activate", now, "a source has joined")
         self.watchdog = Watchdog(self.lifecycle, "observation")
         self.newest: Step | None = None
-        self._problem: str | None = None  # of the newest observation
+        self._problem: str | None = None  # what is wrong with the newest observation
         self._different = now  # when the observation changed last
-        self._deadline_s: float | None = None  # of the next observation within an episode
+        self._deadline_s: float | None = None  # for the next observation within an episode
         self._ended: float | None = None  # when the last Step of an episode came; None within an episode
 
     @property
@@ -34,7 +34,7 @@ class Watch:
         return self._ended is not None
 
     def take(self, step: Step, safety: SafetyFilter, now: float) -> str | None:
-        """Take a Step. Return why the policy with the settings ``safety`` may not answer it; None if it may."""
+        """Take a Step. Return why the policy with the settings ``safety`` may not answer; None if the policy may."""
         envelope = safety.envelope
         before, self.newest = self.newest, step
         problem = safety.problem(step.observation)

@@ -112,7 +112,7 @@ def node_parser(role: str, name: str, description: str, *, deployable: bool = Fa
     result.set_defaults(prog=result.prog)
     result.add_argument("--run", type=Path, required=not deployable, metavar="DIR", help="folder of the run to join")
     if deployable:
-        result.add_argument("--config", metavar="FILE", help="configuration to deploy with, without a run")
+        result.add_argument("--config", metavar="FILE", help="configuration of a node without a run")
         result.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a key of FILE"
         )

@@ -80,7 +80,7 @@ class Child:
         return sum(now - died < self.row.restart.window_s for died in self.deaths) >= self.row.restart.times
 
     def prepare_restart(self) -> None:
-        """Count a death, and give the next start a new incarnation."""
+        """Count a death of the process. Give the next start a new incarnation."""
         self.deaths.append(time.monotonic())
         self.incarnation += 1
 

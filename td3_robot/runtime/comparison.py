@@ -35,7 +35,10 @@ def compare(folder: Path) -> dict[str, Any]:
 
 
 def band(curves: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
-    """The mean, lowest and highest value of curves at each step of any curve. A curve counts only within its range."""
+    """The mean, lowest and highest value of the curves, at each step of any curve.
+
+    A curve counts only between its first and its last step.
+    """
     steps = sorted({step for curve in curves for step in curve["env_steps"]})
     whole = [curve for curve in curves if curve["env_steps"]]
     if not steps:
@@ -93,7 +96,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of nested sections by their whole key, such as ``learner.batch_size``."""
+    """The values of nested sections by full key, such as ``learner.batch_size``."""
     values: dict[str, Any] = {}
     for name, value in section.items():
         if isinstance(value, dict) and value:
@@ -104,7 +107,7 @@ def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _label(differences: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> str:
-    """A short name of a group of runs: its few differences, or the names of its runs."""
+    """A label for a group of runs: the settings that differ from other groups, or the names of its runs."""
     if len(group) == 1:
         return str(group[0]["name"])
     if len(differences) > 3:

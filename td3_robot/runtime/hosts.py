@@ -37,7 +37,7 @@ class Start(NamedTuple):
 
 
 class Running(Protocol):
-    """A process that was started. ``subprocess.Popen`` is one."""
+    """A started process, for example a ``subprocess.Popen``."""
 
     def poll(self) -> int | None:
         """Return the exit code, or minus the number of the signal that killed the process; None while it runs."""
@@ -50,7 +50,7 @@ class Running(Protocol):
 
 
 class Hosts(Protocol):
-    """The hosts of a run. The supervisor enters them as a context; at exit, all their processes end."""
+    """The hosts of a run, as a context manager. When the supervisor leaves the context, all processes on them end."""
 
     def __enter__(self) -> Hosts: ...
 
@@ -78,7 +78,7 @@ class NoRoomError(Exception):
 
 
 class Lifeline:
-    """A pipe that ends processes together with this process, even if SIGKILL ends it."""
+    """A pipe that ends other processes when this process ends, even by SIGKILL."""
 
     def __init__(self) -> None:
         self.read_end, self._write_end = os.pipe()

@@ -76,7 +76,7 @@ class LogQueue(QueueHandler):
             return
         lost = self._dropped + self._writer.failed
         if lost > self._reported:
-            record.msg = f"({lost - self._reported} lines are missing: nobody read them)\n{record.msg}"
+            record.msg = f"({lost - self._reported} lines are missing: they could not be written)\n{record.msg}"
             self._reported = lost
         self._queued += 1
         self.queue.put(record)

@@ -32,7 +32,7 @@ from td3_robot.transport.tap import RECORDED
 log = logging.getLogger(__name__)
 
 STATUS_PERIOD = 0.5  # seconds between two reports
-_LOOK_PERIOD = 1.0  # seconds between two checks whether the run still runs
+_LOOK_PERIOD = 1.0  # seconds between two checks whether the run has ended
 _IDLE = 0.05  # seconds that a core without work waits for input
 _POLL_ERROR = 0.002  # seconds by which polling can be late; ZeroMQ counts in milliseconds
 
@@ -93,8 +93,8 @@ class Node:
     def listeners(self, link: str) -> str:
         """Return the ``ipc://`` endpoint at which any number of monitors or recorders attach; empty if there is none.
 
-        It is the endpoint of the link. A link without an endpoint on this machine uses a path beside the policy
-        server's.
+        The result is the endpoint of the link. If the link has no endpoint on this machine, the result is beside the
+        endpoint of the policy server.
         """
         with contextlib.suppress(ConfigError, RunFolderError):
             endpoint = self.endpoint(link)
@@ -191,7 +191,7 @@ class Node:
             settings: arguments of the core that the configuration does not hold, as plain JSON values.
             observer: object that returns additional facts about a turn, which ``core.step`` does not return.
         """
-        offers = sorted(kind.NAME for kind in RECORDED)  # a replay does not expect topics that this version lacks
+        offers = sorted(kind.NAME for kind in RECORDED)  # a replay expects only these topics
         self.bus.send(RECORDER, Start(self.role, self.config.to_yaml(), {**settings, "offers": offers}))
         return RecordedCore(core, self.bus, observer)
 

@@ -123,7 +123,7 @@ def resumed_run(
     newest = max(run.checkpoints.glob("checkpoint-*.safetensors"), default=None)
     if newest and checkpoint.of_another_program(newest):
         raise UsageError(
-            f"{newest.name} is of A2C in version 0.1.0; this version cannot continue it, but can use its "
+            f"{newest.name} comes from A2C in version 0.1.0; this version cannot continue the run, but can use its "
             "policies; start a new run"
         )
     what = (flags or {}).get("total_steps", "total_steps")
@@ -131,7 +131,7 @@ def resumed_run(
         what = "overrides: total_steps"
     for override in overrides:
         key, _, text = override.partition("=")
-        if key == "total_steps" and text.isdecimal():  # before the configuration compares it with other keys
+        if key == "total_steps" and text.isdecimal():  # first, because loading compares total_steps with other keys
             _check_steps(run, int(text), what)
     before = run.trained_with() or run.config()
     wanted = configuration.load(source or run.config_file, overrides, flags)
@@ -159,7 +159,7 @@ def _sizes(task: str) -> tuple[int, int]:
 
 
 def _on_cluster(config: Config) -> Config:
-    """Set the highest number of simulators on a cluster. Raise ConfigError if the configuration cannot train there."""
+    """Set the number of simulators to its maximum on the cluster. Raise ConfigError if a cluster cannot run this."""
     if config.timing == "lockstep":
         raise ConfigError("timing is 'lockstep', which trains on one machine only; with --cluster it must be free")
     for key in (*LINKS, "keys"):
@@ -169,7 +169,7 @@ def _on_cluster(config: Config) -> Config:
 
 
 def _check_steps(run: RunFolder, total: int, what: str) -> None:
-    """Check that the run has not passed its new ``total_steps``. ``what`` is the option or key that sets them."""
+    """Check that the run has not passed its new ``total_steps``. ``what`` is the option or key that sets it."""
     made = run.steps_made()
     if total < made:
         raise UsageError(
@@ -207,7 +207,9 @@ def _check(config: Config) -> None:
     """Check packages, task, recordings and endpoints before the processes need them."""
     _check_installed(config)
     if config.record.enabled and _RECORDER not in _modules(config):
-        raise UsageError(f"record.enabled is true and launch {config.launch!r} has no recorder; it must be false")
+        raise UsageError(
+            f"record.enabled is true and launch {config.launch!r} has no recorder; record.enabled must be false"
+        )
     keys = open_keys(config.endpoints.keys)
     for link in LINKS:
         if endpoint := getattr(config.endpoints, link):
@@ -247,7 +249,7 @@ def thread_notices(learner: LearnerConfig, cores: int) -> Sequence[str]:
     if count > cores:
         return [f"{threads} and {machine}: the threads will wait for each other"]
     if learner.threads_in == "operators" and 2 <= count == cores:
-        return [f"{threads} in operators and {machine}: threads_in critics waits less"]
+        return [f"{threads} in operators and {machine}: with threads_in critics, the threads wait less"]
     return []
 
 

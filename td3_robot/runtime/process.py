@@ -106,7 +106,7 @@ def _connect_listeners(node: Node, bus: Bus) -> None:
 
 
 def _report_failure(node: Node | None, reason: str) -> None:
-    """Report why this process ends to the supervisor, or to recorder and monitor if there is no supervisor."""
+    """Tell the supervisor why this process ends. Without a supervisor, tell recorder and monitor."""
     if node is None:
         return
     with contextlib.suppress(Exception):
@@ -124,7 +124,7 @@ def _advice_for_full_disk(role: str, folder: RunFolder | None) -> str:
 
 def log_realtime(config: RealtimeConfig, outcome: realtime.Outcome) -> None:
     """Log which real-time settings the operating system granted."""
-    spins = [f"looks for messages for {config.spin_us} µs before it sleeps"] if config.spin_us else []
+    spins = [f"polls for messages for {config.spin_us} µs before it sleeps"] if config.spin_us else []
     if applied := outcome.applied + spins:
         log.info("real time: %s", "; ".join(applied))
     for reason in outcome.refused:

@@ -16,7 +16,7 @@ from td3_robot.messages import Status
 _REWRITE_PERIOD = 0.5  # seconds
 _SETTLED = 10.0  # seconds from the start of a learner until its speed is typical
 _LEAST_IMPORTANT = ("stale", "ratio", "updates", "speed", "steps", "return")
-"""Parts that a narrow terminal omits, in this order. It keeps the numbers of ``steps``, and omits only the word."""
+"""Parts that a narrow terminal omits, in this order. From ``steps`` it omits only the word, not the numbers."""
 
 
 class Progress:

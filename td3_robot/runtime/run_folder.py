@@ -70,7 +70,7 @@ class RunFolder:
         return run
 
     def config(self) -> Config:
-        """Read the configuration of the run. The running training may have its own folder of keys."""
+        """Read the configuration of the run. A folder of keys in ``run.json`` replaces the configured folder."""
         keys = self.read_run().get("keys")
         return configuration.load(self.config_file, [f"endpoints.keys={json.dumps(keys)}"] if keys else [])
 

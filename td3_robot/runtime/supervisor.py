@@ -37,7 +37,7 @@ _STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, f
 """Signals that stop a process, each with the seconds to wait after it. The learner saves a checkpoint after SIGINT."""
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_TURN = 1.0  # seconds; a longer turn means that the supervisor itself was suspended
-_SILENCE = 0.05  # seconds without a report, after which no more reports will come
+_SILENCE = 0.05  # after this many seconds without a report, the supervisor expects no more reports
 _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
 _STARTS = 1000  # incarnation numbers for each start of the run; each restart of a process uses one
 
@@ -252,7 +252,7 @@ class Supervisor:
             self._say(f"{child.name} ended with exit code {code}; see {child.log}")
 
     def _await_last_report(self, child: Child) -> None:
-        """Wait for the last report of a process that ended with code 0. The report may arrive after this end."""
+        """Wait for the last report of a process that ended with code 0. The report may arrive later."""
         deadline = time.monotonic() + _LAST_REPORT
         while child.state is not ChildState.FINISHED and not self._interrupts and time.monotonic() < deadline:
             self._listen(_SILENCE)

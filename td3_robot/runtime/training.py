@@ -73,7 +73,7 @@ def train(
 def finished(prepared: Prepared) -> dict[str, Any] | None:
     """Return the evaluation of the final policy; None if the run is not finished.
 
-    A run is not finished if its changed configuration asks for more steps.
+    A run is also not finished if its changed configuration asks for more steps.
     """
     run, config, _ = prepared
     evaluations = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.is_file() else []
@@ -97,13 +97,13 @@ def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
         return int(counters.get(name, 0))
 
     if cut := count("cut"):
-        progress.say(f"{cut} episodes were cut short by a restart or by lost Steps")
+        progress.say(f"{cut} episodes ended early because of a restart or lost Steps")
     if failed := count("checkpoints_failed"):
         progress.say(f"{failed} checkpoints could not be saved; see {supervisor.run.logs / 'learner.log'}")
     if skipped := count("evaluations_skipped") + count("evaluations_pending"):
         progress.say(f"{skipped} evaluations during training were skipped or came too late; see the evaluator's log")
     if missed := count("missed"):
-        progress.say(f"{missed} published Steps never reached the learner, at {count('gaps')} gaps")
+        progress.say(f"{missed} published Steps never reached the learner, in {count('gaps')} gaps")
     return missed
 
 

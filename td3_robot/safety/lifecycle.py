@@ -98,7 +98,7 @@ class Lifecycle:
 
     @property
     def trouble(self) -> str:
-        """One line for a person; empty when all is well."""
+        """One line for a person; empty while the node is active."""
         return "" if self.active else f"{self.state}: {self.reason}"
 
     def command(self, verb: str, now: float, reason: str = "") -> None:
@@ -204,7 +204,7 @@ class Watchdog:
             self.lifecycle.recover(f"{self.what}s have come for {self.recovery_s * 1e3:.0f} ms", now)
 
     def check(self, now: float, why: str | None = None) -> bool:
-        """Take the lifecycle to FAULT if the deadline has passed. Return whether it has. ``why``: why no feed came."""
+        """If the deadline has passed, take the lifecycle to FAULT and return True. ``why``: why no feed came."""
         if self.due is None or now <= self.due:
             return False
         assert self.deadline_s is not None
@@ -226,5 +226,5 @@ class Watchdog:
             self.fed = now
 
     def disarm(self) -> None:
-        """Stop the deadline until the next feed. An explicit activate also does this."""
+        """Stop the deadline until the next feed. Call this before an explicit activate."""
         self.fed = self._back_since = None

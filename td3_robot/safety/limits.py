@@ -37,9 +37,9 @@ class SafetyConfig(Section, frozen=True):
     Attributes:
         limits: [low, high] of the action. In a map they must be inside the specification's limits. One value for all
             channels is cut to the specification's limits.
-        out_of_limit: what happens if the policy's action with its noise is outside the limits, before ``low_pass`` and
-            ``rate``. ``clamp``: the robot gets the nearest action within the limits. ``stop``: an emergency stop of
-            this robot. Channels that a map does not name clamp. The default is ``clamp``.
+        out_of_limit: what happens if the policy's action with its noise is outside the limits. This check comes before
+            ``low_pass`` and ``rate``. ``clamp``: the robot gets the nearest action within the limits. ``stop``: an
+            emergency stop of this robot. The default is ``clamp``, also for channels that a map does not name.
         rate: the largest change of an action, in units per second.
         low_pass: cut-off frequency of a first-order filter over the actions, in Hz.
         safe_action: ``hold`` (the last applied action), ``zero`` (or the limit nearest to it), or a map from channel

@@ -18,7 +18,7 @@ class SafetyState:
     """Stops, faults and decisions that a policy server keeps until a person clears them.
 
     Attributes:
-        server: an emergency stop of the server, or its deactivation by a person; None without both.
+        server: an emergency stop of the server, or its deactivation by a person; None if there is neither.
         sources: robot name, mapped to the reason why the server's lifecycle for this robot is not active.
         stopped: names of the robots that a person stopped individually.
         frozen: whether the server refuses the weights of learners.
@@ -74,7 +74,7 @@ def read(values: Any) -> SafetyState:
     """Return the state from plain values that this version or version 0.1.0 stored.
 
     Raises:
-        msgspec.ValidationError: the values do not fit.
+        msgspec.ValidationError: a value has a wrong name or a wrong type.
     """
     stored = msgspec.convert(values, _Stored)
     server = Held(Cause.STOP, stored.stop) if stored.stop else Held(Cause.INACTIVE) if stored.inactive else None

@@ -33,8 +33,8 @@ _IPC = "ipc://"
 def beside(policy: str, link: str) -> str:
     """The endpoint of monitors or recorders of a deployed robot; empty if there is none.
 
-    It is beside the socket of the policy server. If the server uses TCP, it is in a folder of this user, with the port
-    in its name.
+    The endpoint is beside the socket of the policy server. If the server uses TCP, the endpoint is in a folder of this
+    user, and its name contains the port.
     """
     if endpoints.is_tcp(policy):
         port = policy.rpartition(":")[2]
@@ -43,7 +43,7 @@ def beside(policy: str, link: str) -> str:
 
 
 def places(endpoint: str) -> list[str]:
-    """All places of an endpoint, best first. A TCP endpoint has only one place."""
+    """All places of an endpoint, in the order of use. A TCP endpoint has only one place."""
     if endpoints.is_tcp(endpoint):
         return [endpoint]
     return [endpoint, *(f"{endpoint}.{number}" for number in range(2, PLACES + 1))]
@@ -62,7 +62,7 @@ def prepare(endpoint: str) -> None:
 class Search:
     """Looks for the listeners that serve the places of an endpoint.
 
-    ``skip``: the configuration names the first place, so the node connects to this place anyway.
+    ``skip``: leave out the first place. The configuration names it, so the node connects to it anyway.
     """
 
     def __init__(self, endpoint: str, *, skip: bool) -> None:
@@ -93,7 +93,7 @@ class Attaching:
 
     Attributes:
         model: a tap whose numbers and kept messages each new tap continues.
-        owned: whether no listener has the model. Then the model only counts and keeps messages.
+        owned: whether the model has no listener. Then it only counts and keeps messages.
     """
 
     search: Search

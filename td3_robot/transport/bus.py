@@ -30,12 +30,12 @@ from td3_robot.transport.tap import Tap
 
 log = logging.getLogger(__name__)
 
-_IO_THREADS = 2  # libzmq distributes connections over two threads, so large data of a stranger delays only half of them
+_IO_THREADS = 2  # libzmq distributes connections over two threads, so a stranger's large data delays only half of them
 _FAREWELL = 1000  # ms that a closing socket may take to send its last messages
 _DRAIN = 256  # maximum number of messages to take from one socket before the other sockets
 FOREIGN = 16
-"""In one turn, the bus takes at most this number of messages that are not for the core from one socket. Such messages
-come from strangers, are malformed, or belong to a handshake. The limit keeps the delay of the core short in a flood."""
+"""Maximum number of foreign messages to take from one socket in one turn. A foreign message gives the core no input:
+it comes from a stranger, is malformed, or belongs to a handshake. The limit keeps the core's delay short."""
 _TURN = 0.001  # maximum seconds for one socket, so that a flood from one peer does not block the other peers
 _TIMER = REVOCATION_TIME  # seconds between two checks of handshakes, timeouts and keys
 _DELIVERY = 0.5  # seconds in which libzmq delivers the messages that arrived while this process was suspended
@@ -67,7 +67,7 @@ class Bus(Transport):
         self._context = zmq.Context(io_threads=_IO_THREADS)
         self._poller = zmq.Poller()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}  # by link
-        self._take: dict[zmq.Socket[bytes], Callable[[float], list[Input]]] = {}  # takes one message; argument in s
+        self._take: dict[zmq.Socket[bytes], Callable[[float], list[Input]]] = {}  # argument: the time in seconds
         self._read_other: dict[zmq.Socket[bytes], Callable[[float], None]] = {}  # for sockets that carry no messages
         self._gatekeeper: curve.Gatekeeper | None = None
         self._pins: list[curve.Pin] = []
@@ -79,7 +79,7 @@ class Bus(Transport):
         self._next_look = float("-inf")
         self._lost: Counter[str] = Counter()  # counts of listeners that have detached
         self._paths: dict[Path, int] = {}  # socket files that this process serves, with their inodes
-        self._behind: dict[str, float] = {}  # time (s) at which the bus found unread messages, by link
+        self._behind: dict[str, float] = {}  # by link: time (s) from which the bus has had unread messages
         self._next_timer = self._timed_at = self._awake_since = self._awake_until = float("-inf")
 
     def serve(self, endpoint: str, server: ServerLink) -> str:
@@ -106,7 +106,7 @@ class Bus(Transport):
             curve.as_server(socket, server.link, self.keys)
             server.may = self.keys.may
         elif endpoints.is_tcp(endpoint):
-            # With a ZAP domain, libzmq refuses ZMTP 1.0. A web page can write ZMTP 1.0 into the body of a HTTP request.
+            # With a ZAP domain, libzmq refuses ZMTP 1.0. A web page can put ZMTP 1.0 into the body of an HTTP request.
             socket.setsockopt(zmq.ZAP_DOMAIN, server.link.encode())
         departures = Departures(socket, server)
         self._departures[server.link] = departures
@@ -151,7 +151,7 @@ class Bus(Transport):
         return tap
 
     def attach(self, search: Search, client: Callable[[], ClientLink], like: Tap | None = None) -> None:
-        """Copy every message that this bus sends also to the listeners that the search finds, while they listen.
+        """Also copy every message that this bus sends to the listeners that the search finds, while they listen.
 
         Args:
             client: makes the handshake with one listener.
@@ -178,7 +178,7 @@ class Bus(Transport):
         return socket
 
     def _register(self, socket: zmq.Socket[bytes], read: Callable[[float], None]) -> None:
-        """Call ``read`` with the time (s) when a socket that carries no messages is readable."""
+        """Call ``read`` with the time (s) whenever the socket is readable. The socket carries no messages."""
         self._read_other[socket] = read
         self._poller.register(socket, zmq.POLLIN)
 
@@ -333,7 +333,7 @@ class Bus(Transport):
             foreign += len(inputs) == before
             if foreign >= FOREIGN:
                 break
-            # Check for a message first. An empty socket raises an exception, which takes as much time as a message.
+            # Check for a message first. The exception of an empty socket takes as much time as a message.
             if not self._has_more(socket) or self._clock() - now > _TURN:
                 break
         return inputs
@@ -351,7 +351,7 @@ class Bus(Transport):
         first = socket.recv(_NOW, copy=False)
         frames, owner = self._receiver.frames(socket), curve.owner(first)
         if not (self.keys and self.keys.client(owner)):
-            self._tally.note("revoked", f"link {server.link}: a message under the key {owner}", now)
+            self._tally.note("revoked", f"link {server.link}: a message with the key {owner}", now)
             return []
         return self._from_client(server, first.bytes, frames, now, owner)
 

@@ -38,7 +38,7 @@ MOST_RECORDS = 256
 
 _SIMPLE = frozenset({str, int, float, bool, type(None)})  # the leaves of maps and lists
 _LAYOUTS = 256  # maximum number of combinations of sizes that a plan remembers
-_LONGEST_TEXT = 200  # maximum number of characters of msgspec's error text to repeat
+_LONGEST_TEXT = 200  # maximum number of characters of msgspec's error text in a ProtocolError
 
 Dims = Mapping[str, int]
 Buffer = bytes | memoryview
@@ -72,11 +72,11 @@ def kind_of(frames: Frames) -> type[Message]:
     """The type of a message, by its topic, without unpacking the payload.
 
     Raises:
-        ProtocolError: with ``kind`` frames, unknown-topic or oversize.
+        ProtocolError: its ``kind`` is frames, unknown-topic or oversize.
     """
     if len(frames) != 2:
         number = len(frames) if len(frames) < MOST_FRAMES else f"{MOST_FRAMES} or more"
-        raise ProtocolError("frames", f"{number} frames, needs topic and payload")
+        raise ProtocolError("frames", f"{number} frames; a message has two: topic and payload")
     return _kind(bytes(frames[0][:64]).decode("ascii", "replace"), len(frames[1]))
 
 
@@ -97,7 +97,7 @@ def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
             for this letter. All arrays must have the same size for a letter.
 
     Raises:
-        ProtocolError: with ``kind`` one of unknown-topic, oversize, malformed, fields, shape, value.
+        ProtocolError: its ``kind`` is unknown-topic, oversize, malformed, fields, shape or value.
     """
     return decode_as(_kind(name, len(payload)), payload, dims)
 
@@ -129,14 +129,14 @@ def extra_fields(message: type[Message], payload: Buffer) -> int:
     first = payload[0]
     width = (
         0 if first < 0x90 else 2 if first == 0xDE else 4
-    )  # map 16, map 32; in other maps, the first byte is the size
+    )  # map 16 and map 32 have a size after the first byte; a fixmap has its size in the first byte
     count = int.from_bytes(payload[1 : 1 + width], "big") if width else first & 0x0F
     plan = _PLANS[message]
     if count == plan.required:
         return 0  # most payloads have exactly the required fields, so their names need no check
     try:
         return len(_unpack_names(payload).keys() - plan.names)
-    except (msgspec.MsgspecError, UnicodeDecodeError):  # a name is a number, or not valid text: no field of ours
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # a name is a number or not valid text
         return max(1, count - len(plan.names))
 
 
@@ -156,7 +156,7 @@ def decode_records(payload: Buffer) -> list[Message]:
 
 
 def source_of(payload: bytes) -> str:
-    """The field ``source`` of a payload; empty without this field. A reader finds the sizes of the arrays with it."""
+    """The field ``source`` of a payload; empty without this field. The sizes of the arrays depend on the source."""
     try:
         return _unpack_source(payload).source
     except Exception:  # decode raises the right error later
@@ -236,7 +236,7 @@ def _layout(topic: str, plan: _Plan, contents: Sequence[bytes], dims: Dims) -> l
         fits = math.prod(shape) == count and not rest and max(shape) <= MAX_SIZE and min(shape) >= 1
         if not (fits or zeros):
             needed = " × ".join(f"{size}={known[size]}" for size in sizes)
-            raise ProtocolError("shape", f"{topic}.{name}: {len(content)} bytes is not {dtype.name} of {needed}")
+            raise ProtocolError("shape", f"{topic}.{name}: {len(content)} bytes are not {dtype.name} of {needed}")
         shapes.append(shape)
     return shapes
 
@@ -248,22 +248,22 @@ def _check_tree(label: str, tree: Any, deepest: int, most: int) -> None:
         within: list[Any] = []
         for part in level:
             if len(part) > MAX_SIZE:
-                raise ProtocolError("fields", f"{label}: a map or list of {len(part)}, above {MAX_SIZE}")
+                raise ProtocolError("fields", f"{label}: a map or list has {len(part)} elements; allowed: {MAX_SIZE}")
             items = part
             if type(part) is dict:
                 items = part.values()
                 for kind in {*map(type, part)} - {str}:
-                    raise ProtocolError("fields", f"{label}: key of type {kind.__name__}, needs text")
+                    raise ProtocolError("fields", f"{label}: a key has the type {kind.__name__}; allowed: text")
             if others := {*map(type, items)} - _SIMPLE:
                 for kind in others - {dict, list}:
-                    text = f"{label}: holds {kind.__name__}, needs text, numbers, maps and lists"
+                    text = f"{label}: holds {kind.__name__}; allowed: text, numbers, maps and lists"
                     raise ProtocolError("fields", text)
                 within += [item for item in items if type(item) not in _SIMPLE]
             if depth == deepest and part:
-                raise ProtocolError("fields", f"{label}: nested deeper than {deepest}")
+                raise ProtocolError("fields", f"{label}: is nested deeper than {deepest} levels")
         depth, parts, level = depth + 1, parts + len(within), within
         if parts > most:
-            raise ProtocolError("fields", f"{label}: {parts} maps and lists or more, above {most}")
+            raise ProtocolError("fields", f"{label}: holds {parts} maps and lists or more; allowed: {most}")
 
 
 def _plain(value: Any) -> Any:

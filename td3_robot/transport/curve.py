@@ -65,7 +65,7 @@ class Gatekeeper:
         key = z85.encode(credentials[0]).decode() if mechanism == b"CURVE" else ""
         if self._keys.client(key):
             return [version, request, b"200", b"OK", key.encode(), b""]
-        command = f"td3-robot keys allow NAME '{key}' --keys {self._keys.folder.path}"
+        command = f"to allow it: td3-robot keys allow NAME '{key}' --keys {self._keys.folder.path}"
         self._tally.note("denied", f"link {domain.decode()}: {address.decode()} holds an unknown key; {command}", now)
         return [version, request, b"400", b"key not allowed", b"", b""]
 
@@ -90,10 +90,10 @@ class Pin:
             self._retry = min(self._retry, now + _RETRY)
             event, link = monitor.recv_monitor_message(self.monitor)["event"], self._client.link
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                own = f"td3-robot keys allow {self._keys.identity.name} '{self._keys.identity.public}'"
-                self._tally.note("not-allowed", f"link {link}: the server does not allow our key; there: {own}", now)
+                own = f"run there: td3-robot keys allow {self._keys.identity.name} '{self._keys.identity.public}'"
+                self._tally.note("not-allowed", f"link {link}: the server does not allow our key; {own}", now)
             else:
-                pin = f"td3-robot keys allow NAME FILE --server {link} --keys {self._keys.folder.path}"
+                pin = f"to accept it: td3-robot keys allow NAME FILE --server {link} --keys {self._keys.folder.path}"
                 text = f"link {link}: the server does not hold the key {self._keys.server(link)}; {pin}"
                 self._tally.note("not-the-server", text, now)
 

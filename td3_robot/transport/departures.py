@@ -37,6 +37,6 @@ class Departures:
         self._server.farewells = 0
         while self._unexplained > 0:
             self._unexplained -= 1
-            reasons = f"its process ended, its network failed, or it sent a frame above {self._limit} bytes"
+            reasons = f"the client's process ended, the network failed, or a frame was above {self._limit} bytes"
             text = f"a connection on link {self._server.link} ended without a Bye: {reasons}"
             self._tally.note("connections", text, now, "noticed")

@@ -25,7 +25,7 @@ class Transport(ABC):
     Each link keeps the order of its messages and queues at most QUEUE_LENGTH messages in each direction. A full queue
     takes no message. While the connection lasts, a transport drops no message from a queue.
 
-    ``servers`` and ``clients`` hold the links that this process serves and those on which it is a client, by name.
+    ``servers`` holds the links that this process serves, and ``clients`` the links on which it is a client, by name.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

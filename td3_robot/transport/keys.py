@@ -51,11 +51,11 @@ def default_folder() -> Path:
 
 
 def named(folder: str | Path) -> KeyFolder:
-    """The folder of this name; ``~`` is expanded. Raises KeysError if there is no such user, or no home folder."""
+    """The folder of this name; ``~`` is expanded. Raises KeysError if there is no such user or home folder."""
     try:
         return KeyFolder(Path(folder).expanduser())
     except RuntimeError:
-        raise KeysError(f"folder of keys {str(folder)!r}: there is no such user, or they have no home folder") from None
+        raise KeysError(f"folder of keys {str(folder)!r}: there is no such user or home folder") from None
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -140,7 +140,7 @@ class KeyFolder:
             raise KeysError(f"allow-list {str(self.allowed_file)!r} cannot be read: {error}") from None
         what = f"allow-list {str(self.allowed_file)!r}"
         if mode & 0o022:
-            raise KeysError(f"{what} has mode {mode:04o}; others may write it: chmod 600")
+            raise KeysError(f"{what} has mode {mode:04o}; other users may write to it: chmod 600")
         known: dict[str, Entry] = {}
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()
@@ -196,7 +196,7 @@ class KeyFolder:
             raise KeysError(f"{what} belongs to user {found.st_uid}; allowed: {os.geteuid()} (this user) and 0 (root)")
         if found.st_mode & 0o022:
             mode = found.st_mode & 0o7777
-            raise KeysError(f"{what} has mode {mode:04o}; others may write it: chmod 700 {self.path}")
+            raise KeysError(f"{what} has mode {mode:04o}; other users may write to it: chmod 700 {self.path}")
 
     def _write(self, known: dict[str, Entry]) -> None:
         lines = [f"{entry.name} {entry.key} {','.join(entry.roles)}\n" for entry in known.values()]
@@ -223,7 +223,7 @@ class AllowList:
     def __init__(self, folder: KeyFolder) -> None:
         if not zmq.has("curve") or zmq.zmq_version_info() < _OLDEST:
             needed = ".".join(map(str, _OLDEST))
-            raise KeysError(f"keys need libzmq {needed} or newer with CURVE; this one is {zmq.zmq_version()}")
+            raise KeysError(f"keys need libzmq {needed} or newer with CURVE; this machine has {zmq.zmq_version()}")
         self.folder = folder
         self.identity = folder.identity()
         self._stamp = self._look()

@@ -99,7 +99,7 @@ class ServerLink:
             kind = codec.kind_of(frames)
             if peer is None and kind is not Hello:  # do not unpack: an unknown client must cost little time
                 text = f"on link {self.link}: {kind.NAME} of {len(frames[1])} bytes before any hello"
-                if kind not in (Heartbeat, Record):  # the clients of a server that ended send these to its successor
+                if kind not in (Heartbeat, Record):  # clients of an earlier server may send these
                     self.tally.note("stranger", text, now)
                 return [], [(key, Refused("hello", f"{self.name} has not met this client; send Hello"))]
             if peer and kind not in (Hello, Heartbeat, Bye) and kind not in self.accepts[peer.role]:
@@ -135,7 +135,7 @@ class ServerLink:
         return [(peer, message) for message in messages], []
 
     def _is_next(self, peer: Peer, step: Step, now: float) -> bool:
-        """Whether a Step belongs to the source of this connection, and is not older than an earlier Step.
+        """Whether a Step belongs to the source of this connection, and is not older than the newest Step.
 
         In lock-step, a source that returns to a checkpoint continues its incarnation and its sequence.
         """
@@ -218,9 +218,9 @@ class ServerLink:
         inputs: list[Input] = []
         for other, peer in list(self.peers.items()):
             same_process = peer.hello.client == hello.client
-            # A new process may use the routing identity of an old process. A client that sent messages since its last
-            # Hello starts again, so the core must start again too. Hellos wait in a queue while no server runs.
-            # So a repeated Hello changes nothing, but a Hello with other values starts the client again.
+            # The core must forget a client that starts again: a new process with the routing identity of an old
+            # process, a client whose Hello has other values, or a client that sent messages since its last Hello.
+            # Any other Hello is only a repetition, because Hellos wait in a queue while no server runs.
             known = peer.hello
             changed = (hello.weights_version, hello.incarnation) != (known.weights_version, known.incarnation)
             starts_again = not same_process or changed or key in self._active
@@ -237,7 +237,7 @@ class ServerLink:
             return Refused("agreement", f"role {hello.role!r} is not served here; allowed: {', '.join(self.accepts)}")
         if self.may and not self.may(owner, hello.role):
             how = f"td3-robot keys allow NAME '{owner}' --role {hello.role}"
-            why = f"the key of {hello.name!r} may not be {hello.role} here; to allow it there: {how}"
+            why = f"the key of {hello.name!r} may not be {hello.role} here; to allow this, run there: {how}"
             return Refused("agreement", why)
         if hello.role in ROBOT_ROLES and not (1 <= hello.robots <= MAX_ROBOTS and hello.spec):
             text = f"{hello.role} names {hello.robots} robots; allowed: 1 to {MAX_ROBOTS}, with a specification"

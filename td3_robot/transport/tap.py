@@ -1,6 +1,6 @@
-"""Copies a node's messages to a recorder or monitor. The node never waits for them.
+"""Copies a node's messages to a recorder or monitor.
 
-The node counts the messages that the recorder misses.
+The node never waits for the recorder or the monitor. It counts the messages that the recorder misses.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded != "no"
 _KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2}
 """Number of newest messages that a tap keeps for a late recorder, by type.
 
-The recorder needs these messages to know the source of each Step.
+A replay needs these messages to make the core and to read the Steps.
 """
 _KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {LifecycleChange: 64}}
 """Types that a tap keeps in addition, by link. A new monitor must show the state of every node."""
 _MOST = 1024  # maximum number of gathered messages, in one turn or until an expected recorder connects
 _MOST_BYTES = 1 << 25  # maximum size of the gathered messages; a policy can have some MB
 _RESEND_S = 2.0
-"""Seconds for which a tap keeps sent messages for a restarted recorder, and gathers new ones while it reconnects."""
+"""Seconds for which a tap keeps sent messages, and gathers new messages, for a recorder that restarts."""
 _RESEND_BYTES = 1 << 22
 GATHERED_S = 0.1
-"""Seconds between two sends. To wake the recorder takes as much time as ten messages."""
+"""Seconds between two sends. Waking the recorder takes as much time as ten messages."""
 _GATHERED_BYTES = 1 << 16  # bytes after which a tap sends at once
 _STEPS = 2 * QUEUE_LENGTH  # number of Steps to remember, because a source repeats Steps when a learner reconnects
 _DEAF_S = 3.0  # seconds of silence after which a monitor gets no messages, so that a stopped monitor takes no memory
@@ -161,7 +161,7 @@ class Tap:
 
         Only a recorder gets Turns. A monitor gets the inputs that no other node records.
         """
-        if self._to_recorder and not self._gathers:  # make no Turn
+        if self._to_recorder and not self._gathers:  # count the Turn without making it
             self._sequence[Turn.NAME] += 1
             self._missed += self._expected
             return
@@ -188,7 +188,7 @@ class Tap:
         The result is always empty, because a recorder sends no message to the core.
         """
         state, server = self._session.state, self._session.session
-        if self._deaf:  # the monitor missed the kept messages of the time in which it was stopped
+        if self._deaf:  # the monitor missed kept messages while it was stopped
             self._deaf = False
             self._gathered = [e for kept in self._kept.values() for e in kept if e.number > self._newest]
             self._gathered.sort(key=lambda entry: entry.number)
@@ -206,7 +206,7 @@ class Tap:
         self._note_loss(state, now)
         if self._session.refusal and state != "refused":
             reason = self._session.refusal.reason
-            log.warning("the %s refuses this node and records nothing of it: %s", self._session.link, reason)
+            log.warning("the %s refuses this node and gets none of its messages: %s", self._session.link, reason)
         return []
 
     def flush(self, now: float, *, at_once: bool = False) -> None:
@@ -244,7 +244,7 @@ class Tap:
         return True
 
     def _note_loss(self, state: str, now: float) -> None:
-        """If the session was in ``state`` and has lost its recorder, gather messages until the recorder reconnects."""
+        """If the recorder was connected in ``state`` and is lost now, gather messages until the recorder reconnects."""
         if state == "welcome" and self._session.state == "connecting" and self._to_recorder:
             self._reconnect_until = now + _RESEND_S
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def naming(path: Path, instead_of: str = "") -> Iterator[None]:
-    """Name the file in an OSError of the block that names no file. For example, errors of writes name none.
+    """If the block raises an OSError without a file name, add ``path``. For example, a failed write names no file.
 
     If the error names a temporary file with the prefix ``instead_of``, ``path`` replaces that name.
     """

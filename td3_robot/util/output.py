@@ -33,9 +33,9 @@ def discard_output() -> None:
 
 
 def print_rows(rows: Sequence[dict[str, str]], *, as_json: bool) -> None:
-    """Print at least one row as a table with a head line, or as one JSON object. All rows have the same keys.
+    """Print at least one row as a table with a header line, or as one JSON object. All rows have the same keys.
 
-    On a terminal that is too narrow for the table, each value has a line.
+    On a terminal that is too narrow for the table, each value has its own line.
     """
     if as_json:
         print(json.dumps({"rows": rows}))

@@ -56,8 +56,8 @@ def claim(
     The claim is an abstract Unix address (unix(7)). It needs no file and no permission, so another user can claim the
     name first. A process in another network namespace does not see the claim.
 
-    If another process holds the name, wait ``patience`` seconds, or until ``stopped`` returns a true result. If it
-    still holds the name then, raise a UsageError with the text ``refusal``.
+    If another process holds the name, wait ``patience`` seconds, or until ``stopped`` returns a true result. If the
+    name is still not free then, raise a UsageError with the text ``refusal``.
     """
     end = time.monotonic() + patience
     address = f"\0td3-robot-{hashlib.sha256(what.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"

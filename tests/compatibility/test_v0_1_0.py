@@ -122,7 +122,7 @@ def test_a_run_of_a2c_is_not_resumed(frozen: Path, command: Start) -> None:
     refused = command("train", "--resume", str(run), "--set", "a2c.episodes=40")
     assert refused.finish() == 2
     [line] = refused.lines
-    assert "checkpoint-000000000191.safetensors is of A2C in version 0.1.0" in line
+    assert "checkpoint-000000000191.safetensors comes from A2C in version 0.1.0" in line
     evaluated = finish(command("eval", str(run / "policy.safetensors"), "--episodes", "2", "--json"))
     assert json.loads(evaluated.splitlines()[-1])["provenance"]["algorithm"] == "A2C"
 

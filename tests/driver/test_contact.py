@@ -1,4 +1,4 @@
-"""The driver's contact with the policy server: who may move the robot, and which messages it repeats."""
+"""The driver's contact with the policy server: when the driver may move the robot, and which messages it repeats."""
 
 from __future__ import annotations
 

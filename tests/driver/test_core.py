@@ -32,7 +32,7 @@ def test_an_action_is_applied_at_once_and_reported_in_the_next_step(make_core: M
 
 
 def test_a_held_action_of_an_operator_belongs_to_the_operator(make_core: Make) -> None:
-    """Ann's Action for Step 1 is late. Later an Action has no operator, because Ann gave the robot back."""
+    """Ann sends no Action for Steps 1 and 2. The Action for Step 3 has no operator, because Ann gave the robot back."""
     core = make_core(SafetyConfig())
     link, first = action(0, 1.5, -0.25, version=0)
     core.step([(link, replace(first, operated={"0": "ann"}))], 0.003)
@@ -74,7 +74,7 @@ def test_hold_repeats_the_last_applied_action(make_core: Make, robot: Toy) -> No
 
 
 def test_a_robot_without_settings_keeps_the_limits_of_its_specification(make_core: Make, robot: Toy) -> None:
-    """The channels allow [-1, 3] and [-0.5, 0.5]. An action inside passes bit for bit, even -0.0."""
+    """The channels allow [-1, 3] and [-0.5, 0.5]. The bits of an action within them do not change, even of -0.0."""
     core = make_core(SafetyConfig())
     core.step([action(0, 1e9, -1e9)], 0.003)
     assert robot.applied[-1] == [3.0, -0.5]

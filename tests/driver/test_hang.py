@@ -114,7 +114,7 @@ def test_no_call_reaches_the_robot_after_a_hang(end: End, monkeypatch: pytest.Mo
     def bring_to_rest() -> None:
         stopping.set()
         with pytest.raises(queue.Empty):
-            other.get(timeout=LIMIT / 2)  # time for the other thread to call, if it could
+            other.get(timeout=LIMIT / 2)  # the other thread has time for a call, but must not make it
         calls.append("stop")
 
     watch = HangWatch(LIMIT, bring_to_rest, end)

@@ -21,7 +21,7 @@ Make = Callable[..., SourceCore]
 
 
 class Toy(Robot):
-    """A robot that observes ``sees``, or raises it, and records the actions it receives."""
+    """A robot that observes or raises ``sees``, and records the actions that it receives."""
 
     def __init__(self, spec: RobotSpec) -> None:
         self.spec = spec

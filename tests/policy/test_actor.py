@@ -65,7 +65,7 @@ def test_each_call_returns_a_new_array(make_bundle: Callable[..., Bundle], rng: 
 
 
 def test_normalisation_matches_a_hand_calculation() -> None:
-    """Means 1 and 0, deviations 0.5 and 0.01: (2, -0.02) becomes (2, -2), and (2, 5) becomes (2, 10), clipped to 10.
+    """Means 1 and 0, deviations 0.5 and 0.01: (2, -0.02) becomes (2, -2). (2, 5) becomes (2, 500), clipped to (2, 10).
 
     One hidden unit: h = relu(2·2 + 3·(-2) + 3) = 1 and u = tanh(1/2).
     The clipped observation gives h = 37 and u = tanh(18.5) = 1.

@@ -174,8 +174,10 @@ def test_a_step_with_another_observation_size_is_not_answered(
     assert core.counters["other_robot"] == 1
 
 
-def test_in_lockstep_the_server_goes_back_with_the_learner(make_bundle: Callable[..., Bundle]) -> None:
-    """The server holds versions 1 to 5. The learner resumes at 3 and sends 4 and 5 again, so the server drops both."""
+def test_in_lockstep_the_server_drops_versions_that_the_learner_makes_again(
+    make_bundle: Callable[..., Bundle],
+) -> None:
+    """The server got versions 1 to 5. The learner resumes at 3 and makes other versions 4 and 5."""
     core = PolicyCore(seed=9, lockstep=True)
     for version in (1, 2, 3, 4, 5):
         core.load(version, make_bundle(seed=version))

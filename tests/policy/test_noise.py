@@ -74,7 +74,7 @@ def test_the_order_of_requests_does_not_matter(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("actions", [1, 2, 5, 17])
 def test_robots_together_and_one_by_one_get_equal_noise(kind: type[Noise], actions: int, seed: int) -> None:
-    """64 robots in one draw get the same bits as each robot in a draw of its own."""
+    """One draw for 64 robots gives the same bits as 64 draws for one robot each."""
     together, apart = (made(kind, seed, 64, actions) for _ in range(2))
     episode, number = np.arange(64, dtype=np.uint64) * np.uint64(2**40), np.arange(64, dtype=np.uint32) % np.uint32(5)
     drawn = together.draw(np.arange(64), episode, number)
@@ -144,8 +144,8 @@ def test_the_distributions_have_the_expected_moments(white: type[Noise], flat: t
 def test_numbers_drawn_at_once_are_independent_and_normal() -> None:
     """256 robots draw 16 steps of 6 actions, 24,576 numbers with a fixed seed. Bounds are four standard errors.
 
-    The mean of n numbers has the error 1/√n, and their mean fourth power, which is 3, has √(96/n). A correlation over m
-    pairs has the error 1/√m. Kolmogorov's distance is above 1.63/√n with a probability of 1 %.
+    The error of a mean of n numbers is 1/√n. The mean of their fourth powers is 3, with the error √(96/n). The error of
+    a correlation over m pairs is 1/√m. Kolmogorov's distance is above 1.63/√n with a probability of 1 %.
     """
     noise = GaussianV2(7, "sim-0", 0, 256, 6)
     drawn = noise.draw(np.arange(256), np.zeros(256, np.uint64), np.zeros(256, np.uint32)).astype(np.float64)
@@ -175,13 +175,13 @@ def test_numbers_drawn_at_once_are_independent_and_normal() -> None:
         ("ornstein_uhlenbeck_v2", ["uniform_v2", "categorical_v2", "none"]),
     ],
 )
-def test_a_run_of_an_earlier_version_keeps_the_noises_that_the_learner_chooses(
+def test_the_other_noises_of_a_run_have_the_version_of_its_configured_noise(
     configured: str, expected: list[str]
 ) -> None:
     assert [noises.like(kind, configured) for kind in ("uniform", "categorical", "none")] == expected
 
 
-def test_pinned_values() -> None:
+def test_the_gaussian_stream_equals_its_definition() -> None:
     """The stream is part of the protocol, because later versions must be able to recompute a recorded action."""
     drawn = ask(Gaussian(42, "sim-0", 0, 1, 2), [3], [65])
     generator = np.random.Generator(
@@ -250,7 +250,7 @@ def test_ornstein_uhlenbeck_remembers_only_the_blocks_it_needs() -> None:
 def test_ornstein_uhlenbeck_has_the_expected_variance_and_correlation() -> None:
     """The variance tends to 1 / (1 - 0.85²) = 3.6036, a deviation of 1.898. Neighbours correlate by 0.85.
 
-    4,000 steps of 10 actions with a fixed seed are as good as 4000 · 0.15 · 10 / 2 = 3000 independent numbers.
+    4,000 steps of 10 actions with a fixed seed have the error of 4000 · 0.15 · 10 / 2 = 3000 independent numbers.
     The error of the deviation is then below 4 %.
     """
     noise = OrnsteinUhlenbeck(**IDENTITY, theta=0.15)
@@ -276,7 +276,7 @@ from td3_robot.noises import Parameter
 from td3_robot.policy.noise import Noise
 
 class Sign(Noise):
-    """Plus or minus ``size``, each half of the time."""
+    """Plus or minus ``size``, each with the probability 1/2."""
 
     NUMBER = {number}
     PARAMETERS = {{"size": Parameter(1.0, 0.0, 4.0)}}
@@ -307,7 +307,7 @@ def test_an_installed_package_adds_a_noise(
     make_step: Callable[..., Step],
     peer: Peer,
 ) -> None:
-    """A zero actor gives the middle, (1, 0). Half ranges are 2 and 0.5, so noise of ±2 · 0.1 moves by ±0.4 and ±0.1."""
+    """A zero actor gives (1, 0). Half ranges are 2 and 0.5, so noise of ±2 · 0.1 changes an action by ±0.4 and ±0.1."""
     install(1000)
     config = loading.parse({"exploration": {"kind": "sign", "parameters": {"size": 2.0}}}).exploration
     exploration = Exploration(config.kind, config.noise, config.noise_parameters())

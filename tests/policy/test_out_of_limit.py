@@ -65,7 +65,7 @@ def server(safety: SafetyConfig, shares: tuple[float, float]) -> PolicyCore:
 
 
 def drive(safety: SafetyConfig, action: Float32) -> tuple[Guard, Float32 | None]:
-    """Give an Action of a policy to a driver's guard. Return the guard and the action that the guard lets through."""
+    """Give an Action of a policy to a driver's guard. Return the guard and its action."""
     guard = Guard(SPEC, "leg", safety)
     guard.look(0.0)
     return guard, guard.accept(Action("leg", 0, 0, 0, action, 1, NO_NOISE, 0), 0.0)
@@ -119,7 +119,7 @@ def test_a_stop_names_the_channel_and_lasts_until_reset_and_activate() -> None:
     assert serve(core, 5, 0.6).weights_version == 2
 
 
-def test_the_policy_of_a_bundle_can_only_add_stops() -> None:
+def test_the_settings_in_a_bundle_can_only_add_stops() -> None:
     stops, clamps = SafetyConfig(out_of_limit="stop"), SafetyConfig(limits=LIMITS, out_of_limit="clamp")
     core = PolicyCore(1, safety=clamps)
     core.load(1, replace(policy((0.9, 0.0)), safety=stops))

@@ -42,7 +42,7 @@ def test_the_rate_limits_the_change_of_an_action() -> None:
     assert filtered(config, [1.05, 0.25], [1, 0.25]) == pytest.approx([1.05, 0.25])
 
 
-def test_low_pass() -> None:
+def test_the_low_pass_joins_the_action_with_the_applied_action() -> None:
     """Blend 0.71539 (10 Hz): 1 + 0.71539·(2 - 1) = 1.71539. Channels without a cut-off frequency pass unchanged."""
     config = SafetyConfig(low_pass={"left": 10.0})
     assert filtered(config, [2, 0.5], [1, -0.5]) == pytest.approx([1.71539, 0.5], abs=1e-5)
@@ -53,7 +53,7 @@ def test_low_pass_comes_before_rate() -> None:
     assert filtered(SafetyConfig(low_pass=10.0, rate=25.0), [2, 0], [1, 0]) == pytest.approx([1.5, 0])
 
 
-def test_limits_win_over_rate() -> None:
+def test_limits_have_priority_over_the_rate() -> None:
     """The applied action is outside the limits. The next action is at the limit, even if that exceeds the rate."""
     assert filtered(SafetyConfig(limits={"left": (-1.0, 0.5)}, rate=5.0), [3, 0], [2, 0]) == [0.5, 0]
 

@@ -181,7 +181,7 @@ def test_the_file_keeps_the_newest_state(tmp_path: Path) -> None:
     path = tmp_path / "policy.state"
     file = StateFile(path)
     assert file.kept == SafetyState()
-    with pytest.raises(UsageError, match="belongs to another running policy server; name another with --state"):
+    with pytest.raises(UsageError, match="belongs to another running policy server; name another file with --state"):
         StateFile(path)
     for number in range(20):
         file.keep(SafetyState(Held(Cause.STOP, f"reason {number}"), {"arm": Held(Cause.FAULT, "ñ")}, ("leg",)))
@@ -240,7 +240,8 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, content: bytes) -> None:
 
 
 def test_an_unwritable_file_is_an_error_at_startup(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be written: No such file or directory; name another with --state"):
+    words = "cannot be written: No such file or directory; name another file with --state"
+    with pytest.raises(ConfigError, match=words):
         StateFile(tmp_path / "nowhere" / "policy.state")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         StateFile(tmp_path)

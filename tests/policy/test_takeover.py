@@ -72,7 +72,7 @@ def serve(make_bundle: Callable[..., Bundle], spec: RobotSpec, make_step: Callab
 
 
 def test_an_operators_action_replaces_the_policys_action_within_the_rate_limits(serve: Callable[..., Server]) -> None:
-    """From 1 to 3 in steps of 0.5, and back after the robot is given back. The other robot stays at 1."""
+    """The action goes from 1 to 3 in steps of 0.5, and to 1 again after ``give_back``. The other robot stays at 1."""
     server = serve()
     assert server.act().operated == {}
     reply = server.command(ANN, "takeover")
@@ -86,7 +86,7 @@ def test_an_operators_action_replaces_the_policys_action_within_the_rate_limits(
         assert action.operated == {"0": "ann"}
         assert (action.weights_version, action.action[1].tolist()) == (1, [1, 0])
         firsts.append(action.action[0, 0])
-    assert firsts == [1.5, 2, 2.5, 3, 3]  # then the limit
+    assert firsts == [1.5, 2, 2.5, 3, 3]  # the last two are at the limit
     assert not server.command(ANN, "give_back").error
     after = [server.act() for _ in range(5)]
     assert [action.action[0, 0] for action in after] == [2.5, 2, 1.5, 1, 1]
@@ -157,7 +157,7 @@ def test_a_second_operator_is_refused_while_the_first_drives(serve: Callable[...
 
 @pytest.mark.parametrize("sent", [0, 1])
 def test_a_second_operator_may_take_over_from_a_silent_operator(serve: Callable[..., Server], sent: int) -> None:
-    """Ann is silent after her takeover, or after an action. The robot keeps the safe action until Bob sends one."""
+    """Ann is silent after her takeover, or after an action. The robot has the safe action until Bob sends an action."""
     server = serve()
     server.command(ANN, "takeover")
     if sent:
@@ -228,7 +228,7 @@ def test_an_emergency_stop_comes_before_an_operator(serve: Callable[..., Server]
         ({"lockstep": True}, 0, "sim-0", "an operator needs timing free"),
     ],
 )
-def test_takeover_refuses_with_a_reason(
+def test_a_refused_takeover_names_the_reason(
     serve: Callable[..., Server], options: dict[str, Any], robot: int, target: str, text: str
 ) -> None:
     server = serve(**options)
@@ -257,7 +257,7 @@ def test_after_a_restart_no_policy_moves_the_robot_and_no_operator_has_it(serve:
     assert "operated" not in later.core.safety_state.stored()
 
 
-def test_a_robot_may_not_take_over(serve: Callable[..., Server]) -> None:
+def test_a_robot_may_not_send_takeover(serve: Callable[..., Server]) -> None:
     server = serve()
     assert server.receive(server.source, Command(5, "sim-0", "takeover", "", 0, "", b"")) == []
     assert server.act().operated == {}

@@ -390,7 +390,7 @@ def test_commands_for_one_robot_and_their_replies_are_relayed(make_core: Cores, 
     assert to is peer
     assert isinstance(relayed, Command)
     assert (relayed.verb, relayed.target) == ("state", "")
-    stranger = replace(peer, key=b"other", hello=changed(peer.hello, name="arm"))  # has not been asked
+    stranger = replace(peer, key=b"other", hello=changed(peer.hello, name="arm"))  # the Command is not for this robot
     core.step([(stranger, stranger.hello)], 0.0)
     assert core.step([(stranger, Reply(relayed.id, "x", "", "active", {}))], 0.0) == []
     [(to, answer)] = core.step([(peer, Reply(relayed.id, "x", "", "fault", {"a": 1}))], 0.0)
@@ -563,7 +563,7 @@ def test_a_stop_of_one_robot_survives_a_restart_of_its_driver(
 def test_a_stop_of_an_absent_robot_is_sent_when_it_connects(
     make_core: Cores, peer: Peer, operator: Peer, target: str
 ) -> None:
-    """The Reply is still an error, because nothing stopped and the name may be wrong."""
+    """The Reply is still an error, because no robot stopped and the name may be wrong."""
     core = make_core(SafetyConfig())
     core.step([(peer, Bye(""))], 0.0)
     answer = reply(core, operator, command("estop", "leg"), 1.0)
@@ -626,7 +626,7 @@ def test_invalid_observations_from_the_start_cause_a_fault(
 def test_an_unconfigured_server_reports_no_missing_observations(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """The server restarts during a stop, and a person resets it before it is configured. It then examines no Steps."""
+    """The server restarts during a stop. A person resets the stop first, and configures the server later."""
     core = make_core(autostart=False)
     core.resume(SafetyState(server=STOP, sources={"leg": STOP}), 0.5)
     core.step([(peer, make_step(1))], 1.0)
@@ -686,7 +686,7 @@ def test_activating_the_server_also_activates_a_robot_that_was_away(
 def test_rate_limit_and_safe_action_start_from_the_action_held_at_an_episodes_start(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """The rate allows 0.1 units a period from the held 1.5. In FAULT the safe action is the held 1.5 itself."""
+    """The held action is 1.5. The rate allows a change of 0.1 in a period. In FAULT the safe action is 1.5."""
     core = make_core(SafetyConfig(rate=5.0, observation_deadline_ms=100))  # the toy robot's period is 0.02 s
     held = np.array([[1.5, 0.25]], np.float32)
     step = make_step(3, phase=np.zeros(1, np.uint8), action=held)
@@ -758,7 +758,7 @@ def test_the_watch_waits_30_seconds_for_a_reset_by_default(
 
 
 @pytest.mark.parametrize("reason", ["silent for 5.0 s", Farewell.RECONNECTED.value])
-def test_a_robot_that_falls_silent_during_its_reset_is_in_fault_after_the_timeout(
+def test_a_robot_that_is_lost_during_its_reset_is_in_fault_after_the_timeout(
     make_core: Cores, peer: Peer, make_phase: Callable[..., Step], reason: str
 ) -> None:
     """A blocked driver sends no heartbeats, so the server forgets the client before the reset times out."""

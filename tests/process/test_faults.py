@@ -641,7 +641,7 @@ def test_refused_driver_makes_its_robot_safe(robot: Robot, why: str) -> None:
     driver = robot.drive()
     assert driver.wait(120) == 2
     assert set(robot.record()) == {SAFE}  # the driver did not read its sensors
-    assert "leg: the policy server refuses this driver; it applies the safe action and ends" in robot.log("driver.log")
+    assert "leg: refused by the policy server; the driver applies the safe action and ends" in robot.log("driver.log")
     assert f"leg: link policy: refused by the server: {reason}" in robot.log("driver.log")
 
 

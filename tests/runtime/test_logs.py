@@ -63,7 +63,7 @@ def test_without_a_reader_lines_are_dropped_and_counted(pipe: tuple[int, int], m
     poll_until(ended, lambda: f"read {len(read)} bytes, {read[-200:]!r}", 60)
     lines = read.decode().splitlines()
     assert [int(line.rstrip(".")) for line in lines[:-2]] == list(range(8))
-    assert lines[-2:] == ["(12 lines are missing: nobody read them)", "the end"]
+    assert lines[-2:] == ["(12 lines are missing: they could not be written)", "the end"]
 
 
 def test_a_mistake_in_a_log_call_raises_no_exception(pipe: tuple[int, int]) -> None:
@@ -133,7 +133,7 @@ def test_a_standard_error_closed_by_the_shell_is_not_an_error(tmp_path: Path) ->
     assert (tmp_path / "other").read_text() == ""
 
 
-def test_last_words_are_written_after_all_log_lines() -> None:
+def test_the_reason_of_the_end_is_written_after_all_log_lines() -> None:
     lines = logged(
         "logs.begin('leg')\nfor number in range(500): log.info('line %d', number)\nlogs.last_words('leg: the end')"
     )

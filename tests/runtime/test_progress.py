@@ -140,7 +140,7 @@ def test_long_work_shows_its_share_and_time_beside_a_long_text(monkeypatch: pyte
         working.show("export " + "folder/" * 20, lambda: 0.25)
         assert written.wait(60)
     shown = terminal.getvalue().split("\r\x1b[K")[1]
-    # 60 columns less the last one and less ", 25 %, 0 s" (11 or, from 10 s on, 12) leave 48 or 47 for the text.
+    # The last of the 60 columns stays empty. ", 25 %, 0 s" needs 11 columns, or 12 after 10 s, so 48 or 47 remain.
     assert len(shown) == 59
     assert re.fullmatch(r"export (folder/)+f?o?l?d?e?r?, 25 %, \d+ s", shown)
 

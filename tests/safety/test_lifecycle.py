@@ -65,7 +65,7 @@ def at(state: State) -> Lifecycle:
         (FINALIZED, "shutdown", FINALIZED),
     ],
 )
-def test_every_command_from_every_state(state: str, verb: str, then: str | None) -> None:
+def test_every_command_has_its_effect_in_every_state(state: str, verb: str, then: str | None) -> None:
     lifecycle = at(state)
     if then is None:
         with pytest.raises(LifecycleError, match=f"cannot {verb}, its state is {state}"):
@@ -106,7 +106,7 @@ def test_reset_after_a_stop_does_not_configure_a_node() -> None:
 
 
 @pytest.mark.parametrize("state", [UNCONFIGURED, INACTIVE, FAULT, FINALIZED])
-def test_only_an_active_node_faults(state: str) -> None:
+def test_only_an_active_node_goes_to_fault(state: str) -> None:
     lifecycle = at(state)
     lifecycle.fault("late", 1.0)
     assert lifecycle.changes() == []
@@ -121,7 +121,7 @@ def test_the_list_of_unread_changes_is_bounded() -> None:
 
 
 def test_the_watchdog_fires_after_its_deadline() -> None:
-    """Deadline 0.1 s, fed at 1.0 and 1.05: it does not fire until 1.15, and fires after that."""
+    """The deadline is 0.1 s, and the feeds come at 1.0 and 1.05. So the watchdog fires after 1.15."""
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1)
     assert watchdog.due is None  # not fed yet
@@ -143,7 +143,7 @@ def test_the_watchdog_fires_after_its_deadline() -> None:
 
 
 def test_automatic_recovery_needs_feeds_without_a_gap() -> None:
-    """Recovery needs 0.3 s of feeds less than 0.1 s apart. The gap after 2.2 is too long: the 0.3 s start at 2.35."""
+    """Recovery needs 0.3 s of feeds less than 0.1 s apart. After the gap from 2.2 to 2.35, the 0.3 s start again."""
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1, 0.3)
     watchdog.feed(1.0)
@@ -156,8 +156,8 @@ def test_automatic_recovery_needs_feeds_without_a_gap() -> None:
     assert "have come for 300 ms" in lifecycle.reason
 
 
-def test_a_clock_that_jumps_ahead_misses_the_deadline() -> None:
-    """The clock jumps ahead after a suspend. The last feed is then too old."""
+def test_after_a_suspension_the_last_feed_is_too_old() -> None:
+    """The clock continues during a suspension."""
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1)
     watchdog.feed(1.0)

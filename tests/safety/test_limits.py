@@ -86,7 +86,7 @@ def test_joining_takes_the_stricter_value(spec: RobotSpec) -> None:
     assert joined(robot, SafetyConfig(recovery="manual"), spec).recovery_s is None
     assert joined(NOTHING, SafetyConfig(recovery="automatic"), spec).recovery_s is None
     hold = joined(SafetyConfig(safe_action="hold"), policy, spec)
-    assert hold.safe is None  # the robot's choice of safe action wins
+    assert hold.safe is None  # the robot's safe action has priority
 
 
 Bound = st.floats(-3, 3, width=32)
@@ -104,7 +104,7 @@ Configs = st.builds(
 
 
 @given(Configs, Configs)
-def test_joining_never_loosens(robot: SafetyConfig, policy: SafetyConfig) -> None:
+def test_joined_settings_are_as_strict_as_each_of_them(robot: SafetyConfig, policy: SafetyConfig) -> None:
     def bounds(first: SafetyConfig, second: SafetyConfig) -> Any:
         try:
             envelope = joined(first, second, SPEC)

@@ -1,4 +1,4 @@
-"""A node finds the sockets of monitors and recorders, and of no other user."""
+"""A node finds the sockets of this user's monitors and recorders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def listening(path: Path) -> socket.socket:
     return result
 
 
-def test_a_search_finds_listeners_that_come_and_go(tmp_path: Path) -> None:
+def test_a_search_finds_listeners_only_while_they_listen(tmp_path: Path) -> None:
     endpoint = beside(f"ipc://{tmp_path}/policy", "monitor")
     search = Search(endpoint, skip=False)
     assert search.look() == set()
@@ -55,9 +55,7 @@ def test_a_socket_of_another_user_is_no_listener(tmp_path: Path, monkeypatch: py
         assert Search(f"ipc://{tmp_path}/monitor", skip=False).look() == set()
 
 
-def test_listeners_of_a_tcp_server_meet_in_a_folder_of_this_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_listeners_of_a_tcp_server_use_a_folder_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     endpoint = beside("tcp://0.0.0.0:5601", "monitor")
     assert endpoint == beside("tcp://10.0.0.5:5601", "monitor") != beside("tcp://0.0.0.0:5602", "monitor")

@@ -277,13 +277,23 @@ def action(**change: Any) -> bytes:
         ("fields", "Expected `int` <= 9223372036854775807 - at `$.stamp`", "heartbeat", heartbeat(stamp=2**64 - 1)),
         ("fields", "Expected `int` <= 4294967295 - at `$.robots`", "hello", hello(robots=2**32)),
         ("fields", "Expected `str` of length <= 2048 - at `$.reason`", "bye", msgpack.packb({"reason": "é" * 2049})),
-        ("fields", "hello.spec: nested deeper than 8", "hello", hello(spec=nested(9))),
-        ("fields", "hello.spec: a map or list of 65537, above 65536", "hello", hello(spec={"a": [1] * 65537})),
-        ("fields", "hello.spec: 4097 maps and lists or more, above 4096", "hello", hello(spec={"a": [[]] * 4095})),
-        ("fields", "hello.agreement: 65002 maps", "hello", hello(agreement={"a": [[]] * 65000})),
-        ("shape", "action.action: 15 bytes is not float32", "action", action(action=bytes(15))),
-        ("shape", "action.action: 0 bytes is not float32", "action", action(action=b"")),
-        ("shape", "action.action: 24 bytes is not float32 of N=2 × A=2", "action", action(action=bytes(24))),
+        ("fields", "hello.spec: is nested deeper than 8 levels", "hello", hello(spec=nested(9))),
+        (
+            "fields",
+            "hello.spec: a map or list has 65537 elements; allowed: 65536",
+            "hello",
+            hello(spec={"a": [1] * 65537}),
+        ),
+        (
+            "fields",
+            "hello.spec: holds 4097 maps and lists or more; allowed: 4096",
+            "hello",
+            hello(spec={"a": [[]] * 4095}),
+        ),
+        ("fields", "hello.agreement: holds 65002 maps", "hello", hello(agreement={"a": [[]] * 65000})),
+        ("shape", "action.action: 15 bytes are not float32", "action", action(action=bytes(15))),
+        ("shape", "action.action: 0 bytes are not float32", "action", action(action=b"")),
+        ("shape", "action.action: 24 bytes are not float32 of N=2 × A=2", "action", action(action=bytes(24))),
         ("value", "action is not finite", "action", action(action=b"\x00\x00\xc0\x7f" * 4)),
         ("value", "name '' is empty", "hello", hello(name="")),
         ("value", "name 'a\\nb' is empty or not printable", "hello", hello(name="a\nb")),
@@ -304,7 +314,7 @@ def test_limits_are_inclusive() -> None:
     assert codec.decode("hello", hello(robots=2**32 - 1, spec=nested(8), name="x" * 256)) is not None
     assert (
         codec.decode("hello", hello(spec={"a": [[]] * 4094})) is not None
-    )  # 4094 lists, the map and the list in it are 4096
+    )  # 4094 lists, the list around them and the map are 4096
     assert codec.decode("bye", msgpack.packb({"reason": "é" * 2048})) is not None
     full = Weights.MAX_BYTES
     limit = wire_fields(Weights)["payload"].limit
@@ -365,7 +375,7 @@ def test_step_arrays_must_match_each_other_and_the_handshake(make_step: Any, fie
 def test_array_sizes_are_capped_and_not_zero(make_step: Any) -> None:
     content = msgpack.unpackb(codec.encode(make_step()))
     content["phase"] = bytes(codec.MAX_SIZE + 1)
-    with pytest.raises(ProtocolError, match="65537 bytes is not uint8 of N=65537"):
+    with pytest.raises(ProtocolError, match="65537 bytes are not uint8 of N=65537"):
         codec.decode("step", msgpack.packb(content))
     evaluation = Evaluation(1, 0, 0, np.zeros(0), np.zeros(0, np.uint32))
     with pytest.raises(ProtocolError, match="E=0"):

@@ -161,7 +161,7 @@ def test_a_key_that_is_not_allowed_is_refused(
     got, _ = pump(lambda _: bool(server.dropped()["denied"] and client.dropped()["not-allowed"]), server, client)
     assert got == []
     assert f"td3-robot keys allow NAME '{key}'" in caplog.text  # the server's log names the remedy
-    assert f"the server does not allow our key; there: td3-robot keys allow robot-8 '{key}'" in caplog.text
+    assert f"the server does not allow our key; run there: td3-robot keys allow robot-8 '{key}'" in caplog.text
     exchange(server, robot, make_step, pump, of)
     folders[0].allow("robot-8", key)  # takes effect within a second, without a restart
     pump(lambda got: any(isinstance(message, Hello) for _, message in got[0]) and bool(got[1]), server, client)
@@ -208,7 +208,7 @@ def test_a_client_without_a_key_is_refused(
     exchange(server, robot, make_step, pump, of)
 
 
-def test_a_client_with_keys_does_not_talk_to_a_server_without_keys(
+def test_a_client_with_keys_does_not_join_a_server_without_keys(
     folders: Folders, make_locked: Make, make_server: Make, make_client: Make
 ) -> None:
     server, robot = make_locked(None), make_locked(folders[1])
@@ -277,7 +277,7 @@ def test_a_robots_name_belongs_to_its_key(
 def test_only_a_key_with_the_operator_role_may_command(
     folders: Folders, make_locked: Make, make_hello: Make, pump: Make, of: Make
 ) -> None:
-    """A robot's key may send commands only while it has the role: not before, and not after it is revoked."""
+    """The robot is an operator only while its key has the role: not before, and not after a revocation."""
     session = ServerLink("policy", "server", {"operator": (Command,)}, {}, 1)
     server = make_locked(folders[0])
     bound = server.serve("tcp://127.0.0.1:*", session)

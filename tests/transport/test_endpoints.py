@@ -30,7 +30,7 @@ def listening(tmp_path: Path) -> Iterator[Path]:
     ["tcp://127.0.0.1:5555", "tcp://127.9.9.9:1", "tcp://localhost:65535", "tcp://[::1]:5555", "ipc://relative"],
 )
 @pytest.mark.parametrize("bind", [True, False])
-def test_allowed_endpoints(endpoint: str, bind: bool) -> None:
+def test_endpoints_on_this_machine_are_allowed(endpoint: str, bind: bool) -> None:
     endpoints.check(endpoint, bind=bind)
 
 
@@ -97,7 +97,7 @@ def test_a_server_may_use_any_free_port() -> None:
 
 
 @pytest.mark.parametrize("bind", [True, False])
-def test_the_longest_socket_path(bind: bool) -> None:
+def test_a_socket_path_has_at_most_107_bytes(bind: bool) -> None:
     endpoints.check("ipc://" + "é" * 53 + "x", bind=bind)
     with pytest.raises(EndpointError, match="has a path of 108 bytes; allowed: at most 107"):
         endpoints.check("ipc://" + "é" * 54, bind=bind)
@@ -111,7 +111,7 @@ def test_a_servers_folder_must_exist(tmp_path: Path) -> None:
 
 
 def test_a_socket_served_by_another_process_is_busy(listening: Path) -> None:
-    for _ in range(3):  # probes 2 and 3 find a full queue, and the server must count as alive
+    for _ in range(3):  # probes 2 and 3 find a full queue, so the server is busy
         with pytest.raises(EndpointError, match="is busy: another process serves it"):
             endpoints.check(f"ipc://{listening}", bind=True)
     endpoints.check(f"ipc://{listening}", bind=False)
@@ -165,7 +165,8 @@ def test_a_stale_socket_of_another_program_is_left_alone(tmp_path: Path) -> None
 
 
 def test_two_servers_that_start_together_bind_one_after_the_other(tmp_path: Path) -> None:
-    """Without the lock, both could find the same stale socket, and the second one would replace the first."""
+    """Without the lock, both could find the same stale socket. The second server would then replace the first server's
+    socket."""
     endpoint, order = f"ipc://{tmp_path}/policy", list[str]()
     entered = threading.Event()
 

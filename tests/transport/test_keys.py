@@ -69,7 +69,7 @@ def test_a_folder_that_others_can_write_is_refused(folder: KeyFolder, writable: 
     folder.allow("a", public())
     keys = AllowList(folder)
     folder.path.chmod(writable)
-    line = rf"^key folder '.*keys' has mode {writable:04o}; others may write it: chmod 700 .*keys$"
+    line = rf"^key folder '.*keys' has mode {writable:04o}; other users may write to it: chmod 700 .*keys$"
     uses = [folder.identity, folder.entries, lambda: AllowList(folder), lambda: folder.create("b")]
     for use in [*uses, lambda: folder.allow("b", public()), lambda: folder.revoke("a")]:
         with pytest.raises(KeysError, match=line):
@@ -112,7 +112,7 @@ def test_a_public_and_a_secret_key_of_different_pairs_are_an_error(folder: KeyFo
         folder.identity()
 
 
-def test_allow_and_revoke(folder: KeyFolder) -> None:
+def test_allow_adds_keys_and_roles_and_revoke_removes_a_key(folder: KeyFolder) -> None:
     folder.create("here")
     robot, learner = public(), public()
     folder.allow("robot-7", robot)
@@ -146,7 +146,7 @@ def test_contradictory_entries_are_refused(folder: KeyFolder) -> None:
 
 
 def test_a_key_may_have_only_its_listed_roles(folder: KeyFolder) -> None:
-    """``client`` means every role except operator. The key in the folder itself has every role."""
+    """``client`` means every role except operator. The folder's own key has every role."""
     own = folder.create("here").public
     robot, person, both, server, stranger = (public() for _ in range(5))
     folder.allow("robot-7", robot)
@@ -180,7 +180,7 @@ def test_a_list_that_others_can_write_is_refused(folder: KeyFolder) -> None:
     folder.create("here")
     folder.allow("a", public())
     folder.allowed_file.chmod(0o620)
-    with pytest.raises(KeysError, match="has mode 0620; others may write it"):
+    with pytest.raises(KeysError, match="has mode 0620; other users may write to it"):
         AllowList(folder)
 
 

@@ -197,8 +197,8 @@ def test_an_agreement_that_is_not_a_map_is_refused(make_server: MakeServer, make
         ([b"hello", b"\xc1"], "hello: not msgpack"),
         ([b"hello", b"\x80"], "hello: Object missing required field `protocol`"),
         ([b"hello", bytes(Hello.MAX_BYTES + 1)], "hello: 131073 bytes, above the limit of 131072"),
-        ([b"hello", b"", b""], "3 or more frames, needs topic and payload"),
-        ([b"hello"], "1 frames, needs topic and payload"),
+        ([b"hello", b"", b""], "3 or more frames; a message has two: topic and payload"),
+        ([b"hello"], "1 frames; a message has two: topic and payload"),
     ],
 )
 def test_a_malformed_hello_is_refused_with_the_reason(make_server: MakeServer, parts: list[bytes], reason: str) -> None:
@@ -222,7 +222,7 @@ def test_a_specification_with_only_a_name_is_refused_with_the_missing_field(
 
 @pytest.mark.parametrize("name", ["server", "server/leg"])
 def test_the_name_of_the_server_is_reserved(make_server: MakeServer, make_hello: MakeHello, name: str) -> None:
-    """A Command for the server's name reaches the server. It watches each robot under the name SERVER/ROBOT."""
+    """A Command for the server's name reaches the server. SERVER/ROBOT is the name of its watch over a robot."""
     server = make_server()
     for role in ("driver", "simulator", "evaluator"):
         refused = refusal(server, make_hello(role, name))
@@ -359,7 +359,7 @@ def test_a_repeated_hello_after_other_messages_makes_the_client_join_again(
 
 
 def test_the_answer_to_a_heartbeat_is_not_a_request_to_wait(make_client: MakeClient) -> None:
-    """A paused driver receives a late answer to its own Heartbeat. A Heartbeat with another stamp means wait."""
+    """A paused driver receives a late answer to its own Heartbeat. After a Heartbeat with another stamp, it waits."""
     client = make_client(role="driver")
     assert client.due(0.0) == [client.hello]
     client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 5)), 0.0)
@@ -511,7 +511,7 @@ def test_only_the_hello_of_an_unknown_client_is_decoded(
 def test_a_client_of_an_earlier_server_causes_no_warning(
     make_server: MakeServer, topic: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A second monitor of a run is no reason for a warning: the nodes do not know yet that the first has ended."""
+    """A second monitor of a run causes no warning: the nodes do not know yet that the first monitor has ended."""
     server = make_server()
     ((_, refused),) = server.receive(b"1", [topic, bytes(33)], 0.0)[1]
     assert refused.code == "hello"
@@ -647,7 +647,7 @@ def test_a_hello_is_repeated_until_it_is_answered(make_client: MakeClient) -> No
 
 
 def test_a_driver_core_gets_a_heartbeat_that_arrives_before_the_welcome(make_client: MakeClient) -> None:
-    """It shows a driver's core that the server runs, although the server has not accepted or refused the client yet."""
+    """This Heartbeat shows the core that the server runs, before the server accepts or refuses the client."""
     assert make_client().receive(frames(Heartbeat(5, 4)), 0.1) == []
     client = make_client(role="driver")
     client.due(0.0)

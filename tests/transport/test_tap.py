@@ -158,8 +158,8 @@ def test_messages_are_sent_in_batches(recorder: Recorder, make_step: Make) -> No
     ):  # the tap sends the first message immediately, and then a batch every 0.1 s
         recorder.tap.offer("policy", make_step(number), codec.encode(make_step(number)))
         recorder.tap.flush(now)
-    handfuls = [codec.decode_records(payload) for _, payload in posted]
-    assert [[record.sequence for record in records] for records in handfuls] == [[0], [1, 2, 3]]
+    batches = [codec.decode_records(payload) for _, payload in posted]
+    assert [[record.sequence for record in records] for records in batches] == [[0], [1, 2, 3]]
     assert {name for name, _ in posted} == {"record"}
 
 
@@ -363,7 +363,7 @@ def test_a_refusal_by_the_recorder_stops_only_the_recording(
     refused.offer(make_step(0))
     refused.tap.turn(5.0)
     assert refused.got == []
-    assert "the recorder refuses this node and records nothing of it: configuration differs" in caplog.text
+    assert "the recorder refuses this node and gets none of its messages: configuration differs" in caplog.text
 
 
 def test_the_bus_records_what_it_sends_and_never_waits(

@@ -49,7 +49,7 @@ def test_the_curve_skips_a_line_that_a_crash_cut(tmp_path: Path) -> None:
 
 
 def test_only_files_are_replaced(tmp_path: Path) -> None:
-    """A pipe stands in for a device file, which only root can create. As root, /dev/full would become a plain file."""
+    """A write by root must not replace a device such as /dev/full. The test uses a pipe, which any user can create."""
     pipe, folder = tmp_path / "pipe", tmp_path / "folder"
     os.mkfifo(pipe)
     folder.mkdir()

@@ -29,7 +29,7 @@ def test_a_smoothed_rate_approaches_the_new_one() -> None:
 
 
 def test_rate_jitter_and_missed_deadlines_of_a_loop() -> None:
-    """Intervals 1, 1, 1 and 2 s: 4 in 5 s are 0.8 Hz, and their standard deviation is 0.75^0.5 / 2 s."""
+    """Intervals of 1, 1, 1 and 2 s: 4 turns in 5 s are 0.8 Hz. The standard deviation is 0.75^0.5 / 2 s."""
     loop = LoopRate(1.0)
     for now in (1.0, 2.0, 3.0, 4.0):
         loop.turn(now)
@@ -42,7 +42,7 @@ def test_rate_jitter_and_missed_deadlines_of_a_loop() -> None:
     }
 
 
-def test_each_measurement_begins_anew() -> None:
+def test_each_measurement_starts_with_empty_counts() -> None:
     loop = LoopRate(1.0)
     for now in range(6):
         loop.turn(float(now), missed=1)
@@ -66,7 +66,7 @@ def test_a_pause_is_not_measured() -> None:
 def test_the_log_has_the_first_measurement_and_those_with_too_many_missed_deadlines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A measurement has 40 turns. Each tenth deadline is missed, in the second measurement each fifth."""
+    """A measurement has 40 turns. Every tenth deadline is missed; in the second measurement, every fifth."""
     caplog.set_level(logging.INFO)
     loop = LoopRate(0.125)
     for number in range(170):

@@ -34,7 +34,7 @@ def test_a_peer_can_neither_control_the_terminal_nor_add_a_line(
 
 
 def test_a_mistyped_word_gets_a_suggestion_or_the_list() -> None:
-    # difflib's ratio is twice the common letters over all letters: "trian" and "train" share 4 of 10, 0.8.
+    # difflib's ratio is 2 · common letters / all letters. "trian" and "train" have 4 common letters: 2 · 4 / 10 = 0.8.
     assert similar("trian", ["train", "eval", "brain"], 2) == ["train", "brain"]
     assert did_you_mean("trian", ["train", "eval"], "commands:") == "did you mean 'train'?"
     assert did_you_mean("zzz", ["train", "eval"], "commands:") == "commands: train, eval"
