@@ -34,7 +34,7 @@ _KEY = re.compile("\x1b[\\[O]([ABCD])|([q0])")
 def drive(robot: Takeover, source: int) -> None:
     """Send actions until the letter q, or the end of the input.
 
-    After the end of the input the robot keeps the safe action, because a program that fails ends its output, too.
+    After the end of the input the robot keeps the safe action, because the program that writes it may have failed.
 
     Args:
         robot: the takeover.

@@ -118,7 +118,9 @@ def _parser() -> Parser:
         metavar="N",
         help="with --from: updates before the first environment step",
     )
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="continue this run; name the keys that change")
+    parser.add_argument(
+        "--resume", type=Path, metavar="DIR", help="continue this run; CONFIG, --steps and --set can change it"
+    )
     parser.add_argument(
         "--cluster",
         metavar="ADDRESS",
