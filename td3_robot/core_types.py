@@ -17,7 +17,7 @@ MAX_ROBOTS = 1024
 
 @dataclass(frozen=True, eq=False)
 class Peer:
-    """A client as its server knows it, for the life of one connection.
+    """What a server knows about a client during one connection.
 
     Attributes:
         link: name of the link on which the client connected.
