@@ -112,7 +112,7 @@ def _moved(shapes: list[tuple[Float64, Float64, float]], offset: Float64) -> tup
 
 
 def _vector(values: ArrayLike) -> Vector:
-    x, y, z = (round(float(value), 6) + 0.0 for value in np.asarray(values))  # + 0.0 makes 0 of -0
+    x, y, z = (round(float(value), 6) + 0.0 for value in np.asarray(values))  # + 0.0 turns -0 into 0
     return x, y, z
 
 

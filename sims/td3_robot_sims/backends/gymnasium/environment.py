@@ -64,7 +64,7 @@ class GymnasiumEnvironment(Environment):
         return _channels(task, "action", env.action_space)
 
     def _command(self, action: Float32) -> Any:
-        """Return the action for the task, which may write into it."""
+        """Return the action for the task as a copy, because the task may write into it."""
         return action.copy()
 
     def _reset(self) -> Float32:
