@@ -1,4 +1,4 @@
-"""A complete driver for one robot in one file, with pyzmq and msgpack only. It imports nothing of td3_robot.
+"""A complete driver for one robot in one file, with pyzmq and msgpack only. It imports nothing from td3_robot.
 
 It follows docs/reference/protocol.md; "section 3" below means the section of that page. Start here for a driver in
 another language. In Python, `td3_robot.driver` does the same and more, see docs/how-to/write_a_driver.md.
@@ -78,7 +78,7 @@ class Pendulum:
 
 
 class Link:
-    """The link to a policy server: handshake and signs of life, sections 1 to 3."""
+    """The link to a policy server: handshake and heartbeats, sections 1 to 3."""
 
     def __init__(self, endpoint: str, name: str) -> None:
         self.socket = zmq.Context.instance().socket(zmq.DEALER)
@@ -327,7 +327,11 @@ def main() -> int:
     parser.add_argument("--name", default="leg", help="unique name of the robot (default: %(default)s)")
     parser.add_argument("--autostart", action="store_true", help="active at once, without a command of an operator")
     parser.add_argument(
-        "--action-deadline", type=float, default=0.1, metavar="S", help="without an Action, until fault (default: 0.1)"
+        "--action-deadline",
+        type=float,
+        default=0.1,
+        metavar="S",
+        help="seconds without an Action before fault (default: 0.1)",
     )
     options = parser.parse_args()
     robot = Pendulum()
