@@ -264,7 +264,7 @@ class TransportContract:
             sent += 1
             assert sent < ENDLESS
         assert sent > 0.9 * QUEUE_LENGTH
-        sent += joining.send("policy", make_step(sent))  # a thread of the transport may have emptied a place
+        sent += joining.send("policy", make_step(sent))  # a transport's thread may have taken a message
         (got,) = pump(lambda got: len(of(got[0], Step)) == sent, serving)
         assert [step.sequence for step in of(got, Step)] == list(range(sent))
         pump(lambda _: joining.send("policy", make_step(sent)), joining)

@@ -441,7 +441,7 @@ def test_lockstep_continues_after_the_learner_is_killed(train: Any) -> None:
 
 @pytest.mark.slow
 def test_resume_does_not_delete_folders_named_in_run_json(train: Any, command: Any, tmp_path: Path) -> None:
-    """The run.json of a copied run names the sockets of the live run, or could name any other folder."""
+    """The run.json of a copied run names the sockets of the original run. It could also name any other folder."""
     run = train(100_000, "checkpoint.every=0")  # without checkpoints, no file disappears during the copy
     run.wait_for_steps(600)
     copy, precious = tmp_path / "copy", tmp_path / "td3-robot-precious"

@@ -215,7 +215,7 @@ def linear_policy(spec: RobotSpec, gains: Float32, file: Path) -> None:
 
 
 def moves(console: Console, topic: str = "/commands", driver: str = f"/{DRIVER}") -> None:
-    """Wait until a policy moves the robot. The driver may have met a late first message, so activate it."""
+    """Wait until a policy moves the robot. Activate the driver if it is inactive, because its data may come late."""
 
     def check() -> bool:
         if acts(console, driver):

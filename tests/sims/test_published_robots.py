@@ -88,7 +88,7 @@ def test_episodes_equal_the_package(pair: tuple[str, gymnasium.Env[Any, Any], En
 
 
 def test_humanoid_reaches_its_time_limit_as_in_the_package() -> None:
-    """With weak upward gravity it stays above its limit; with normal gravity it falls."""
+    """With weak upward gravity the robot stays above its height limit. With normal gravity it falls."""
     published, ours = make_published("Humanoid"), tasks.make("Humanoid")
     assert isinstance(ours, Locomotion)
     published.reset()

@@ -89,8 +89,8 @@ def test_diverged_physics_truncates_the_episode(
 
 
 @pytest.mark.parametrize("task", tasks.names())
-def test_threads_change_nothing(task: str, seed: int) -> None:
-    """One thread and five give the same bits for six robots with resets among their steps."""
+def test_the_number_of_threads_changes_nothing(task: str, seed: int) -> None:
+    """One thread and five threads give the same bits for six robots with resets among their steps."""
     ranges = RandomizationConfig(mass=(0.8, 1.2), push=PushConfig(force=(10.0, 50.0)))
     alone, together = (
         VectorEnvironment(lambda number: tasks.make(task, number, ranges), 6, seed, "sim-0", 0, threads=threads)
