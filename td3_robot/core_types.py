@@ -12,7 +12,7 @@ from td3_robot.messages import Bye, Hello, Message
 ROBOT_ROLES = ("simulator", "driver")
 """The roles of sources, which publish Steps."""
 MAX_ROBOTS = 1024
-"""The most robots of one source."""
+"""The maximum number of robots of one source."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -188,7 +188,7 @@ def wire_fields(message: type[Message]) -> dict[str, FieldType]:
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number in an operator's action. Actions are float32."""
 _SOURCE = "id of the simulator process or robot"
-_INCARNATION = "number of the start of that source; no transition joins two incarnations"
+_INCARNATION = "number that grows with each start of the source; no transition joins two incarnations"
 
 
 class Hello(Message, frozen=True):
@@ -206,9 +206,9 @@ class Hello(Message, frozen=True):
     incarnation: Annotated[U64, _INCARNATION]
     client: Annotated[U64, "random number of the process; it distinguishes two processes with the same name"]
     robots: Annotated[U32, "N, robots of a simulator or driver; 0 for other roles"]
-    weights_version: Annotated[U64, "newest weights the sender holds; 0 for none"]
+    weights_version: Annotated[U64, "version of the sender's newest weights; 0 for none"]
     spec: Annotated[Map, "robot specification, see below; empty for roles without robots"]
-    agreement: Annotated[Map, "configuration keys, and values as text, that must be equal on both sides"]
+    agreement: Annotated[Map, "configuration keys mapped to values as text; both sides need equal values"]
 
     def problem(self) -> str | None:
         return None if self.name and self.name.isprintable() else f"name {self.name!r} is empty or not printable"
@@ -276,7 +276,7 @@ class Step(Message, frozen=True, omit_defaults=True):
     observation: Annotated[
         Float32, Shape("NO", tolerance=1e-5), "observation channels in the order of the specification", "of channel"
     ]
-    reward: Annotated[Float32, Shape("N", tolerance=1e-4), "reward for the action applied; 0 at FIRST", "1"]
+    reward: Annotated[Float32, Shape("N", tolerance=1e-4), "reward for the applied action; 0 at FIRST", "1"]
     action: Annotated[
         Float32,
         Shape("NA"),
@@ -285,7 +285,7 @@ class Step(Message, frozen=True, omit_defaults=True):
     ]
     origin: Annotated[
         U32,
-        "origin of the action: 0 none (all at FIRST), 1 an Action, 2 the last action held, 3 zero, 4 safe, 5 an "
+        "origin of the action: 0 none (all at FIRST), 1 an Action, 2 the last action again, 3 zero, 4 safe, 5 an "
         "operator",
     ]
     answered: Annotated[U64, "sequence of the Step whose Action was applied; without an Action, this Step's sequence"]
@@ -354,7 +354,7 @@ class Action(Message, frozen=True, omit_defaults=True):
     noise_kind: Annotated[
         U32,
         "0 none, 1 and 5 Gaussian, 2 and 6 uniform, 3 and 7 Ornstein-Uhlenbeck, 4 and 8 categorical, 1000 and above: "
-        "noises of installed packages; a receiver applies the action for every number",
+        "noises of installed packages; a receiver also applies actions with an unknown number",
     ]
     noise_seed: Annotated[U64, "seed of the noise; 0 without noise"]
     operated: Annotated[dict[str, str], wire("map"), _OPERATED] = {}

@@ -126,7 +126,7 @@ class Operator:
     def takeover(self, robot: str, index: int = 0, reason: str = "") -> Takeover:
         """Take over one robot: your actions replace the policy's actions until you give the robot back.
 
-        The server refuses while another operator drives the robot. A robot whose operator is silent is free.
+        The server refuses while another operator drives the robot. A silent operator does not prevent a takeover.
 
         Args:
             robot: name of the source, as :meth:`state` lists it.
@@ -362,6 +362,6 @@ def load_command(policy: str | Path | Policy, target: str, reason: str, *, force
     if len(payload) > LONGEST_PAYLOAD:
         raise UsageError(
             f"policy {policy.source!r} takes {len(payload):,} bytes; at most {LONGEST_PAYLOAD:,} can be loaded into a "
-            "running server: start the server with it: td3-robot policy --bundle FILE"
+            "running server; start the server with this policy: td3-robot policy --bundle FILE"
         )
     return make_command("load", target, reason, 0 if force else policy.bundle.version, payload)

@@ -86,8 +86,8 @@ def _parser() -> Parser:
 
 def _add_robot(command: argparse.ArgumentParser) -> None:
     robot = command.add_mutually_exclusive_group()
-    robot.add_argument("--like", metavar="POLICY", help="the robot of this policy")
-    robot.add_argument("--task", metavar="NAME", help="the robot of this task, for example Walker2D")
+    robot.add_argument("--like", metavar="POLICY", help="take the robot from this policy")
+    robot.add_argument("--task", metavar="NAME", help="take the robot from this task, for example Walker2D")
 
 
 def _spec(options: argparse.Namespace) -> RobotSpec | None:

@@ -63,7 +63,9 @@ def _parser() -> Parser:
         help="role of the other machine; repeat the command to add one (default: %(default)s: all except operator)",
     )
     kind.add_argument(
-        "--server", choices=LINKS, help="the server of this link must have this key; the key may not connect"
+        "--server",
+        choices=LINKS,
+        help="the server of this link must have this key; this alone does not let the key connect",
     )
     shown = commands.add_parser("list", help="show this machine's key and the known keys")
     shown.add_argument("--json", action="store_true", help="print one JSON object")

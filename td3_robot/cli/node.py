@@ -114,7 +114,7 @@ def _command(parsed: argparse.Namespace) -> Command:
     if verb == "load":
         return load_command(argument, parsed.target, parsed.reason, force=parsed.force)
     if argument and not (re.fullmatch(r"[0-9]{1,19}", argument) and 0 < int(argument) < 2**63):
-        raise UsageError(f"rollback to {argument[:40]!r}; allowed: a held version in the list of td3-robot node state")
+        raise UsageError(f"rollback to {argument[:40]!r}; allowed: a version that td3-robot node state lists")
     if verb == "takeover" and not parsed.target:
         raise UsageError("takeover needs --target NAME; td3-robot node state lists the robots")
     if parsed.index and verb not in ("takeover", "give_back"):

@@ -101,7 +101,7 @@ def _parser() -> Parser:
         dest="timing",
         action="store_const",
         const="lockstep",
-        help="bit-identical in every run, and a little slower",
+        help="one seed gives identical bits in every run; a little slower",
     )
     parser.add_argument(
         "--from",

@@ -36,7 +36,7 @@ BINS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 _PAUSE = 0.05  # seconds without reading, because each wake-up takes processor time from a training
 _ROBOTS = 16  # maximum number of robots of one source in a snapshot
 _NODES = 64  # maximum number of nodes whose newest messages are kept
-_PACE = (Step.NAME, Action.NAME, Weights.NAME)  # their publishers send them at a regular rate
+_PACE = (Step.NAME, Action.NAME, Weights.NAME)  # topics whose intervals show the speed of the publisher
 _TRENDS = ("steps_per_s", "updates_per_s", "replay_ratio", "staleness_updates", "return_mean")
 
 
