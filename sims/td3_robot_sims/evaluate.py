@@ -126,7 +126,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
     )
     suggest(parser.add_argument("policy", metavar="POLICY", help=POLICY_HELP), shipped_policies)
-    task = parser.add_argument("--task", "--env", metavar="NAME", help="task (default: the task of its training)")
+    task = parser.add_argument(
+        "--task", "--env", metavar="NAME", help="task (default: the task of the policy's training)"
+    )
     suggest(task, tasks.names)
     parser.add_argument(
         "--episodes", type=integer(1), default=10, metavar="N", help="number of episodes (default: %(default)s)"

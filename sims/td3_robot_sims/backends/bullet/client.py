@@ -36,7 +36,7 @@ _windows: set[int] = set()  # addresses of worlds with a window; PyBullet can sh
 
 
 class _Handle:
-    """Bullet's address of a world. The end of the last reference to this object frees the world.
+    """Bullet's address of a world. Python frees the world when no reference to this object remains.
 
     Each method of :class:`Client` holds a reference, because another thread or a signal handler may close the world
     meanwhile. If a thread is stepping the world when the interpreter ends, nothing frees the world.
@@ -263,7 +263,7 @@ class Client:
     # Speed matters in these methods, so only step() checks whether a window was closed.
 
     def drive(self, body: int, first: int, torques: list[float]) -> None:
-        """Apply torques (N·m) to consecutive joints in the next step; ``first`` is the first ``velocity_at``."""
+        """Apply torques (N·m) to consecutive joints in the next step, from ``velocity_at`` = ``first`` on."""
         handle = self._handle or self._open()
         command = b3.control(handle.address, body, pybullet.TORQUE_CONTROL)
         values, count = self._torques, len(torques)

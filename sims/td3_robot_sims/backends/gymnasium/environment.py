@@ -33,7 +33,7 @@ class GymnasiumEnvironment(Environment):
 
     The attribute ``robot_spec`` of Gymnasium's environment may hold the specification of a robot, as a
     :class:`RobotSpec` or as the map that :meth:`RobotSpec.describe` returns. The task then has this specification, and
-    its policies fit a driver with the same one. Sizes and limits must equal those of the spaces.
+    its policies fit a driver with the same specification. Sizes and limits must equal those of the spaces.
 
     Args:
         kind: name of the backend. Without a ``robot_spec``, the robot's name begins with it.
