@@ -278,7 +278,7 @@ def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
         assert words in refused.lines[-1]
         assert len(refused.lines) == 1, refused.output()
     assert config_file.read_text() == before
-    config_file.write_text(before.replace("batch_size: 32", "batch_size: 48"))  # the user edited the file and forgot it
+    config_file.write_text(before.replace("batch_size: 32", "batch_size: 48"))  # the user forgot this edit
     refused = command("train", "--resume", "run")
     assert refused.finish() == 2
     assert (

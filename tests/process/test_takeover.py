@@ -63,7 +63,7 @@ def driving(takeover: tr.Takeover, torque: float) -> Iterator[None]:
     thread.join()
 
 
-def test_takeover_over_real_links(robot: Recorded, capsys: Any) -> None:
+def test_a_takeover_works_with_real_processes(robot: Recorded, capsys: Any) -> None:
     robot.configure(**PATIENT)
     path = robot.folder / "robot.yaml"  # a busy machine must not make the first operator silent
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "policy": {"operator_deadline_ms": 1000}}))

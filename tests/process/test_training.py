@@ -464,7 +464,7 @@ def test_resume_does_not_delete_folders_named_in_run_json(train: Any, command: A
 
 @pytest.mark.slow
 def test_run_ends_with_the_error_of_a_process_that_keeps_failing(train: Any, command: Any, tmp_path: Path) -> None:
-    """The disk of the metrics is full. The supervisor restarts the learner once, then ends the run."""
+    """The metrics file is on a full disk. The supervisor restarts the learner once, then ends the run."""
     launch = yaml.safe_load((ROOT / "launch" / "train.yaml").read_text())
     launch["processes"]["learner"]["restart"] = {"times": 1, "window_s": 300}
     (tmp_path / "once.yaml").write_text(yaml.safe_dump(launch, sort_keys=False))

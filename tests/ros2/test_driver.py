@@ -289,7 +289,7 @@ def test_a_shutdown_by_ros_ends_the_driver_without_a_policy_server(hip: World) -
     assert console.newest("/commands") == [0.0]
 
 
-def test_two_robots_in_two_namespaces(hip: World) -> None:
+def test_two_robots_work_in_two_namespaces(hip: World) -> None:
     """The robots share a policy server. The right robot has remapped topics and takes trajectories."""
     section = json.loads((hip.folder / "robot.yaml").read_text())["ros2"]
     right = {

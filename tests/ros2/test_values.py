@@ -116,7 +116,7 @@ def test_a_message_without_a_value_leaves_its_channel_empty(message: Message, te
         inputs.read()
 
 
-def test_a_short_array_lacks_a_value() -> None:
+def test_a_short_array_changes_no_value() -> None:
     inputs = Inputs(SPEC, section())
     store_all(inputs)
     other = Inputs(SPEC, section())

@@ -272,7 +272,7 @@ def test_another_version_of_pybullet_is_refused_in_one_line(monkeypatch: pytest.
 
 
 def test_old_content_of_new_memory_has_no_effect() -> None:
-    """New memory holds different bytes in two runs, and the robots must move the same.
+    """New memory holds different bytes in two runs, and the robots must move in the same way.
 
     Without the fix in ``c_api``, one of the six robots moves differently after step 12 if memory holds 0x55.
 

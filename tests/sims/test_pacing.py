@@ -105,7 +105,7 @@ def test_without_an_action_the_fallback_is_applied_and_reported(
 
 
 def test_no_action_is_held_over_a_reset(make_core: Callable[..., SourceCore]) -> None:
-    """Each episode has one step: 1.02 s ends an episode, 1.04 s resets the robot, and 1.06 s has no action to hold."""
+    """Each episode has one step. It ends at 1.02 s, the reset is at 1.04 s, and no action can be held at 1.06 s."""
     core = make_core(length=1)
     core.step([THROTTLE], 1.0)
     steps = [one(core.step([action(0, 2.5, 0.25)], 1.02)), one(core.step([], 1.04)), one(core.step([], 1.06))]

@@ -38,7 +38,7 @@ def make_published(task: str) -> gymnasium.Env[Any, Any]:
 
 
 def drivers(task: str, seed: int) -> list[Driver]:
-    """One driver for each episode. Some make the robot fall; with ``Stand`` it reaches the time limit."""
+    """One driver for each episode. Some make the robot fall. With ``Stand`` the robot reaches the time limit."""
     if task == "HalfCheetah":  # every episode lasts until the time limit
         return [Random(seed, 1.5), Stand(task, seed)]
     falls: list[Driver] = [Random(seed, 1.0), Random(seed, 1.5)]
