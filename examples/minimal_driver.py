@@ -1,4 +1,4 @@
-"""A complete driver for one robot in one file, with pyzmq and msgpack only. It imports nothing of td3_robot.
+"""A complete driver for one robot in one file, with pyzmq and msgpack only. It imports nothing from td3_robot.
 
 It follows docs/reference/protocol.md; "section 3" below means the section of that page. Start here for a driver in
 another language. In Python, `td3_robot.driver` does the same and more, see docs/how-to/write_a_driver.md.
@@ -78,7 +78,7 @@ class Pendulum:
 
 
 class Link:
-    """The link to a policy server: handshake and signs of life, sections 1 to 3."""
+    """The link to a policy server: handshake and heartbeats, sections 1 to 3."""
 
     def __init__(self, endpoint: str, name: str) -> None:
         self.socket = zmq.Context.instance().socket(zmq.DEALER)
@@ -126,7 +126,7 @@ class Link:
             self.send("hello", self.hello)
 
     def receive(self, seconds: float) -> list[tuple[str, dict]]:
-        """Wait up to some seconds, and return the messages for the robot.
+        """Wait up to ``seconds``, and return the messages for the robot.
 
         This method handles Welcome, Refused and Heartbeat itself. It also returns a Welcome from a new server, because
         the new server does not know the robot's newest Step.
@@ -150,7 +150,7 @@ class Link:
         self.received_at = time.monotonic()
         if topic == "welcome":
             if message["protocol"] != PROTOCOL_VERSION:
-                raise SystemExit(f"the server speaks protocol version {message['protocol']}")
+                raise SystemExit(f"the server has protocol version {message['protocol']}")
             is_new = message["session"] != self.session
             self.session, self.welcome, self.may_move = message["session"], True, True
             return is_new
@@ -325,9 +325,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Drive a simulated pendulum with a policy server.")
     parser.add_argument("endpoint", help="ipc://PATH or tcp://127.0.0.1:PORT of the policy server")
     parser.add_argument("--name", default="leg", help="unique name of the robot (default: %(default)s)")
-    parser.add_argument("--autostart", action="store_true", help="active at once, without a command of an operator")
     parser.add_argument(
-        "--action-deadline", type=float, default=0.1, metavar="S", help="without an Action, until fault (default: 0.1)"
+        "--autostart", action="store_true", help="start in the state active, without an operator's command"
+    )
+    parser.add_argument(
+        "--action-deadline",
+        type=float,
+        default=0.1,
+        metavar="S",
+        help="seconds without an Action before fault (default: 0.1)",
     )
     options = parser.parse_args()
     robot = Pendulum()

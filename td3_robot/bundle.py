@@ -136,7 +136,7 @@ class Bundle:
         try:
             header = read_metadata(payload, source)
             if "scalars" in header:
-                how = "make a policy of it: td3-robot bundle create CHECKPOINT OUT.safetensors"
+                how = "make a policy from it: td3-robot bundle create CHECKPOINT OUT.safetensors"
                 raise BundleError(f"{source}: this is a learner's checkpoint; {how}")
             if header["format"] != FORMAT:
                 raise BundleError(

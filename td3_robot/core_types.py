@@ -12,12 +12,12 @@ from td3_robot.messages import Bye, Hello, Message
 ROBOT_ROLES = ("simulator", "driver")
 """The roles of sources, which publish Steps."""
 MAX_ROBOTS = 1024
-"""The most robots of one source."""
+"""The maximum number of robots of one source."""
 
 
 @dataclass(frozen=True, eq=False)
 class Peer:
-    """A client as its server knows it, for the life of one connection.
+    """What a server knows about a client during one connection.
 
     Attributes:
         link: name of the link on which the client connected.

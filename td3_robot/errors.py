@@ -7,7 +7,7 @@ Td3RobotError                 an expected failure; exit code 2 unless noted
 ├── BundleError               a policy, weights message or checkpoint is damaged, hostile or for another robot
 ├── DivergenceError           training has diverged; more updates would destroy the policy
 ├── ProtocolError             bytes from a peer are not a message of this protocol
-├── HandshakeError            a peer speaks another version, robot or configuration
+├── HandshakeError            a peer has another protocol version, robot or configuration
 ├── EndpointError             an address cannot be bound or is not allowed
 │   └── EndpointBusyError     another process serves an address
 ├── KeysError                 a key, key folder or allow-list is missing, damaged or open to other users

@@ -4,7 +4,7 @@ On the wire a message is one msgpack map from field name to value, in any order.
 little-endian numbers in C order. Four letters name the sizes of arrays: N robots of a source, O observation channels,
 A action channels, E episodes. ``docs/reference/protocol.md`` is produced from this file.
 
-The annotation of a field has its type, for arrays the shape, the meaning, and the unit if there is one. A field with a
+The annotation of a field has the type, the shape of an array, the meaning, and the unit if there is one. A field with a
 default is optional: if a message lacks the field, the reader takes the default. A reader ignores and counts fields that
 it does not know. So a new field is one line at the end of its message::
 
@@ -80,7 +80,7 @@ class FieldType:
 
     Attributes:
         kind: an integer type, ``f64``, ``text``, ``bytes``, ``map`` (text keys; numbers, text, lists, maps), ``list``
-            (of the same) or ``array``.
+            (the same values) or ``array``.
         meaning, unit: text for people.
         limit: the maximum number of characters of ``text``, or of bytes of ``bytes``. MAX_BYTES of the message limits
             maps and lists.
@@ -120,7 +120,7 @@ class Shape:
 
 
 def wire(kind: Any, dtype: str = "", **bounds: Any) -> Meta:
-    """The annotation of a type of fields: its kind, and the bounds that msgspec checks."""
+    """The annotation of a field type: its kind, and the bounds that msgspec checks."""
     return Meta(**bounds, extra={"wire": FieldType(kind, limit=bounds.get("max_length", 0), dtype=dtype)})
 
 
@@ -188,7 +188,7 @@ def wire_fields(message: type[Message]) -> dict[str, FieldType]:
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number in an operator's action. Actions are float32."""
 _SOURCE = "id of the simulator process or robot"
-_INCARNATION = "number of the start of that source; no transition joins two incarnations"
+_INCARNATION = "number that grows with each start of the source; no transition joins two incarnations"
 
 
 class Hello(Message, frozen=True):
@@ -204,11 +204,11 @@ class Hello(Message, frozen=True):
     role: Annotated[Text, "simulator, driver, policy, evaluator, operator or node (a supervised process's status)"]
     name: Annotated[Text, "unique name of the sender; the source id for a simulator or driver"]
     incarnation: Annotated[U64, _INCARNATION]
-    client: Annotated[U64, "random number of the process; it distinguishes two processes of one name"]
+    client: Annotated[U64, "random number of the process; it distinguishes two processes with the same name"]
     robots: Annotated[U32, "N, robots of a simulator or driver; 0 for other roles"]
-    weights_version: Annotated[U64, "newest weights the sender holds; 0 for none"]
+    weights_version: Annotated[U64, "version of the sender's newest weights; 0 for none"]
     spec: Annotated[Map, "robot specification, see below; empty for roles without robots"]
-    agreement: Annotated[Map, "configuration keys, and values as text, that must be equal on both sides"]
+    agreement: Annotated[Map, "configuration keys mapped to values as text; both sides need equal values"]
 
     def problem(self) -> str | None:
         return None if self.name and self.name.isprintable() else f"name {self.name!r} is empty or not printable"
@@ -276,7 +276,7 @@ class Step(Message, frozen=True, omit_defaults=True):
     observation: Annotated[
         Float32, Shape("NO", tolerance=1e-5), "observation channels in the order of the specification", "of channel"
     ]
-    reward: Annotated[Float32, Shape("N", tolerance=1e-4), "reward for the action applied; 0 at FIRST", "1"]
+    reward: Annotated[Float32, Shape("N", tolerance=1e-4), "reward for the applied action; 0 at FIRST", "1"]
     action: Annotated[
         Float32,
         Shape("NA"),
@@ -285,7 +285,7 @@ class Step(Message, frozen=True, omit_defaults=True):
     ]
     origin: Annotated[
         U32,
-        "origin of the action: 0 none (all at FIRST), 1 an Action, 2 the last action held, 3 zero, 4 safe, 5 an "
+        "origin of the action: 0 none (all at FIRST), 1 an Action, 2 the last action again, 3 zero, 4 safe, 5 an "
         "operator",
     ]
     answered: Annotated[U64, "sequence of the Step whose Action was applied; without an Action, this Step's sequence"]
@@ -320,7 +320,7 @@ class Step(Message, frozen=True, omit_defaults=True):
 
 
 def _index_problem(field: str, by_robot: Mapping[str, Any], robots: int) -> str | None:
-    """Why a key of a map is not the index of a robot, 0 to ``robots`` - 1; None if all keys are."""
+    """An error text if a key of a map is not the index of a robot, 0 to ``robots`` - 1; otherwise None."""
     for robot in by_robot:
         if not (robot.isascii() and robot.isdigit() and len(robot) <= 5 and int(robot) < robots):
             return f"{field}: {robot[:40]!r} is not the index of a robot, 0 to {robots - 1}"
@@ -354,7 +354,7 @@ class Action(Message, frozen=True, omit_defaults=True):
     noise_kind: Annotated[
         U32,
         "0 none, 1 and 5 Gaussian, 2 and 6 uniform, 3 and 7 Ornstein-Uhlenbeck, 4 and 8 categorical, 1000 and above: "
-        "noises of installed packages; a receiver applies the action for every number",
+        "noises of installed packages; a receiver also applies actions with an unknown number",
     ]
     noise_seed: Annotated[U64, "seed of the noise; 0 without noise"]
     operated: Annotated[dict[str, str], wire("map"), _OPERATED] = {}
@@ -376,7 +376,7 @@ class Throttle(Message, frozen=True):
     source: Annotated[Text, _SOURCE]
     incarnation: Annotated[U64, "incarnation of the source, which ignores a Throttle for another incarnation"]
     answers: Annotated[U64, "sequence of the newest Step that the learner has processed, plus one; 0 before the first"]
-    transitions_allowed: Annotated[U64, "the source publishes a Step only while its transitions are fewer"]
+    transitions_allowed: Annotated[U64, "the source publishes a Step only while it has fewer transitions"]
     weights_version: Annotated[U64, "lock-step: needs_version of the next Step; 0 otherwise"]
     save: Annotated[U32, "lock-step: 1 asks for a SimulatorState before the next step; 0 otherwise"]
 
@@ -527,7 +527,9 @@ class Start(Message, frozen=True):
 
     role: Annotated[Text, "policy, simulator, driver or learner"]
     config: Annotated[str, wire("text", max_length=1 << 17), "the node's own resolved configuration, as YAML"]
-    settings: Annotated[Map, "options of the command line; the key offers lists the topics that the node may record"]
+    settings: Annotated[
+        Map, "options of the command line; the key ``offers`` holds the topics that the node may record"
+    ]
 
 
 class Turn(Message, frozen=True):

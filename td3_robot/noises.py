@@ -31,7 +31,7 @@ NOISES = Registry(
 CHOSEN_BY_THE_LEARNER = ("none", "uniform", "categorical", "uniform_v2", "categorical_v2")
 """Noises that only the learner chooses: none, random actions of the warm-up, and draws of discrete actions."""
 _V2 = {kind: f"{kind}_v2" for kind in ("gaussian", "uniform", "ornstein_uhlenbeck", "categorical")}
-"""The kinds that draw the numbers robot by robot, and their successors. Runs of earlier versions use the former."""
+"""Maps each old kind, which draws the numbers robot by robot, to its successor. Old runs use the old kinds."""
 
 
 def like(kind: str, configured: str) -> str:

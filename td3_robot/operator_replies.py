@@ -50,7 +50,7 @@ def _states(bus: Bus, reply: Reply, messages: Iterator[Message | None]) -> dict[
 
 
 def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | None]) -> Reply:
-    """Ask every connected robot whether it has followed a Command. The server has passed the Command on before.
+    """Ask every connected robot whether it has followed a Command. The server has already passed it on.
 
     Add the names of the robots that followed (``confirmed``) and of the others (``unconfirmed``) to the server's Reply.
 

@@ -126,7 +126,7 @@ class Operator:
     def takeover(self, robot: str, index: int = 0, reason: str = "") -> Takeover:
         """Take over one robot: your actions replace the policy's actions until you give the robot back.
 
-        The server refuses while another operator drives the robot. A robot whose operator is silent is free.
+        The server refuses while another operator drives the robot. A silent operator does not prevent a takeover.
 
         Args:
             robot: name of the source, as :meth:`state` lists it.
@@ -207,7 +207,7 @@ class Takeover:
     Call :meth:`wait` in each control period, and :meth:`command` at least as often as the server's deadline requires.
     After a longer pause the robot gets the safe action until the next command. At the end of a ``with`` block the robot
     goes back to the policy. If an exception ends the block, the robot keeps the safe action until a person gives it
-    back. One thread uses a Takeover.
+    back. Use a Takeover from one thread only.
 
     Attributes:
         actions: the action channels: name, unit, and the limits ``low`` and ``high`` of the server.
@@ -270,7 +270,7 @@ class Takeover:
             self._receive(rest)
 
     def _receive(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for messages, which also tells the server that this process is alive."""
+        """Wait up to ``timeout`` seconds for messages. This also tells the server that this process is alive."""
         if time.monotonic() - self._polled > 1.0:  # this process was suspended and sent no Heartbeat
             self._begun = time.monotonic()
         for _, message in self._bus.receive(timeout):
@@ -296,7 +296,7 @@ class Takeover:
             self.close()
 
     def close(self) -> None:
-        """Close the connection without giving the robot back: it keeps the safe action."""
+        """Close the connection without giving the robot back. The robot keeps the safe action."""
         self._open = False
         self._connection.close()
 
@@ -362,6 +362,6 @@ def load_command(policy: str | Path | Policy, target: str, reason: str, *, force
     if len(payload) > LONGEST_PAYLOAD:
         raise UsageError(
             f"policy {policy.source!r} takes {len(payload):,} bytes; at most {LONGEST_PAYLOAD:,} can be loaded into a "
-            "running server: start the server with it, by td3-robot policy --bundle FILE"
+            "running server; start the server with this policy: td3-robot policy --bundle FILE"
         )
     return make_command("load", target, reason, 0 if force else policy.bundle.version, payload)

@@ -37,7 +37,7 @@ class Transitions:
         next_observation: float32[M, O], after the action.
         terminated: bool[M], whether the episode ended in a terminal state.
         truncated: bool[M], whether a time limit or an operator ended the episode.
-        episode: int64[M], number of the episode in this recording, from 0. A gap in the recording begins a new number.
+        episode: int64[M], number of the episode in this recording, from 0. A gap in the recording starts a new number.
     """
 
     observation: Float32
@@ -188,7 +188,7 @@ def open_recording(*files: str | Path) -> Recording:
         files: one MCAP file, or all parts of one recording in any order.
 
     Raises:
-        SessionError: a file cannot be read, is not a recording, or is damaged. ``td3-robot recover`` mends damage.
+        SessionError: a file cannot be read, is not a recording, or is damaged. ``td3-robot recover`` repairs damage.
         ValueError: no file is given, or a file is given twice.
         ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
     """

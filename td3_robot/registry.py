@@ -37,7 +37,7 @@ class Registry:
         Raises:
             ConfigError: an installed package adds a name that exists already.
         """
-        from importlib import metadata  # takes 20 ms, which a robot's server needs only for installed packages
+        from importlib import metadata  # takes 20 ms; a robot's server needs it only for installed packages
 
         rows = dict(self._own)
         for point in metadata.entry_points(group=self.group) if self.group else ():

@@ -76,7 +76,7 @@ class Run:
 
     @property
     def final_policy(self) -> Policy:
-        """The policy at the newest end of the training. A training that was stopped has one, too.
+        """The policy at the latest end of the training. A stopped training also has one.
 
         Raises:
             BundleError: the training has not ended yet, or nothing was learned.

@@ -1,6 +1,6 @@
 """The observations and actions of a robot: names, units, limits, rate.
 
-The handshake compares specifications, so that a policy drives only the robot it was trained for.
+The handshake compares specifications, so that a policy drives only robots for which it was trained.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UInt32 = NDArray[np.uint32]
 UInt64 = NDArray[np.uint64]
 
 MAX_CHANNELS = 4096
-"""The most observation or action channels. A peer must not be able to exhaust the memory of a node."""
+"""The maximum number of observation or action channels. A peer must not be able to exhaust the memory of a node."""
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 

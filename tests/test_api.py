@@ -1,4 +1,4 @@
-"""The public names of td3_robot, their signatures, and the packages that an import of them loads."""
+"""The public names of td3_robot, their signatures, and the packages that their import loads."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_the_version_is_that_of_the_project() -> None:
     assert done.stdout == f"td3-robot {written[1]}\n"
 
 
-def test_the_version_of_a_checkout_that_is_not_installed() -> None:
+def test_a_checkout_that_is_not_installed_has_the_same_version() -> None:
     code = (
         "from importlib import metadata\n"
         "def absent(name): raise metadata.PackageNotFoundError(name)\n"

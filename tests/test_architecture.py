@@ -81,7 +81,7 @@ def imported_by(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_module_imports_only_what_it_may(module: Path) -> None:
+def test_a_module_imports_only_allowed_modules(module: Path) -> None:
     name = str(module.relative_to(ROOT))
     names = set(imported(module))
     roots = {item.split(".")[0] for item in names}

@@ -61,7 +61,9 @@ def assert_same(one: Bundle, other: Bundle) -> None:
 
 @pytest.mark.parametrize("exploration", [("none", 0.0), ("gaussian", 0.1), ("uniform", 0.0)])
 @pytest.mark.parametrize("hidden", [(), (1,), (8, 4), (3, 5, 7)])
-def test_round_trip(make_bundle: Make, hidden: tuple[int, ...], exploration: tuple[Any, float]) -> None:
+def test_a_decoded_bundle_equals_the_encoded_one(
+    make_bundle: Make, hidden: tuple[int, ...], exploration: tuple[Any, float]
+) -> None:
     original = replace(
         make_bundle(1, *exploration, hidden), provenance={"version": 3, "config": "a: é\n", "nested": {"x": [1, None]}}
     )
@@ -71,13 +73,13 @@ def test_round_trip(make_bundle: Make, hidden: tuple[int, ...], exploration: tup
     assert original.encode() == payload  # the hash in Weights messages depends on it
 
 
-def test_unbounded_observations_survive(spec: RobotSpec) -> None:
+def test_unbounded_observations_stay_unbounded(spec: RobotSpec) -> None:
     free = replace(spec, observations=(Channel("x", "m", float("-inf"), float("inf")),))
     tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(free, (2,)).items()}
     assert Bundle.decode(Bundle(free, (2,), tensors).encode()).spec == free
 
 
-def test_layer_shapes(spec: RobotSpec) -> None:
+def test_layer_shapes_are_outputs_by_inputs(spec: RobotSpec) -> None:
     assert layer_shapes(spec, (8, 4)) == {
         "actor.0.weight": (8, 3),
         "actor.0.bias": (8,),
@@ -317,7 +319,7 @@ def test_wrong_normalisation_is_refused(make_bundle: Make, name: str, value: Any
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_save_and_load(make_bundle: Make, tmp_path: Path) -> None:
+def test_save_replaces_the_file_that_load_reads(make_bundle: Make, tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
     first, second = make_bundle(1), make_bundle(2)
     first.save(path)
@@ -345,13 +347,13 @@ def test_failed_save_leaves_the_old_file_and_nothing_else(
     assert_same(Bundle.load(path), first)
 
 
-def test_save_into_a_missing_folder(make_bundle: Make, tmp_path: Path) -> None:
+def test_save_into_a_missing_folder_raises_and_creates_nothing(make_bundle: Make, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         make_bundle().save(tmp_path / "missing" / "policy.safetensors")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_load_names_the_file(tmp_path: Path) -> None:
+def test_errors_of_load_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
     with pytest.raises(BundleError, match=r"policy '.*policy.safetensors' cannot be read: No such file or directory"):
         Bundle.load(path)
@@ -362,7 +364,7 @@ def test_load_names_the_file(tmp_path: Path) -> None:
         Bundle.load(path)
 
 
-def test_hash() -> None:
+def test_the_hash_is_sha256_in_hexadecimal() -> None:
     assert bundles.sha256(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 

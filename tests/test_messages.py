@@ -70,7 +70,7 @@ def test_every_message_has_golden_files_and_no_file_is_left_over() -> None:
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_golden_bytes(name: str) -> None:
+def test_messages_have_the_golden_bytes(name: str) -> None:
     content, payload = golden(name)
     assert content["protocol"] == PROTOCOL_VERSION, f"the golden files are of another version{ADVICE}"
     assert content["topic"] == name
@@ -173,7 +173,7 @@ def test_longest_fields_fit_into_the_message(message: type[Message]) -> None:
     assert total <= message.MAX_BYTES + 4096 * (message.NAME == "weights")
 
 
-def test_the_largest_robot_fits_a_step() -> None:
+def test_a_step_of_the_largest_robots_fits_into_a_message() -> None:
     robots, observations, actions = 1024, 256, 64
     assert robots * (1 + 8 + 4 + 4 * observations + 4 + 4 * actions) < MESSAGES["step"].MAX_BYTES
 

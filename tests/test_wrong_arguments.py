@@ -38,7 +38,7 @@ def raised(call: Callable[[], Any], kind: type[Exception]) -> str:
         ("a\0b", BundleError, "there is no policy 'a\\x00b'; allowed: "),
     ],
 )
-def test_load_policy(source: Any, kind: type[Exception], text: str) -> None:
+def test_load_policy_refuses_wrong_arguments(source: Any, kind: type[Exception], text: str) -> None:
     assert text in raised(lambda: tr.load_policy(source), kind)
 
 
@@ -54,7 +54,7 @@ def test_load_policy(source: Any, kind: type[Exception], text: str) -> None:
         (np.full(22, 1e300), "observation torso.height is 1e+300; it must be finite in float32"),
     ],
 )
-def test_predict(observation: Any, text: str) -> None:
+def test_predict_refuses_wrong_observations(observation: Any, text: str) -> None:
     assert raised(lambda: tr.load_policy("walker2d").predict(observation), ValueError) == text
 
 
@@ -85,7 +85,7 @@ def test_predict(observation: Any, text: str) -> None:
         ({"callback": 3}, TypeError, "callback is 3, of type int; allowed: a function of one TrainingProgress"),
     ],
 )
-def test_train(
+def test_train_refuses_wrong_arguments(
     arguments: dict[str, Any], kind: type[Exception], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -109,7 +109,7 @@ def test_train(
         ({"video": "a.txt"}, ArgumentError, "video 'a.txt': the name must end in .mp4, .mkv, .webm or .gif"),
     ],
 )
-def test_evaluate(arguments: dict[str, Any], kind: type[Exception], text: str) -> None:
+def test_evaluate_refuses_wrong_arguments(arguments: dict[str, Any], kind: type[Exception], text: str) -> None:
     assert text in raised(lambda: tr.evaluate("walker2d", **arguments), kind)
 
 
@@ -127,7 +127,9 @@ def test_evaluate(arguments: dict[str, Any], kind: type[Exception], text: str) -
         ({"callback": 3}, TypeError, "callback is 3, of type int; allowed: a function of one TrainingProgress"),
     ],
 )
-def test_resume(arguments: dict[str, Any], kind: type[Exception], text: str, tmp_path: Path) -> None:
+def test_resume_refuses_wrong_arguments(
+    arguments: dict[str, Any], kind: type[Exception], text: str, tmp_path: Path
+) -> None:
     """The run has made 1500 steps. A refused resume leaves its configuration as it is."""
     config = loading.load("pendulum", ["total_steps=1500", "learner.precision=fp32"])
     run = RunFolder.create(tmp_path / "run", config)
@@ -137,7 +139,7 @@ def test_resume(arguments: dict[str, Any], kind: type[Exception], text: str, tmp
     assert run.config_file.read_bytes() == before
 
 
-def test_open_run_and_open_recording(tmp_path: Path) -> None:
+def test_open_run_and_open_recording_refuse_wrong_arguments(tmp_path: Path) -> None:
     assert raised(lambda: tr.open_run(None), TypeError) == f"path is None, of type NoneType; {PATHS}"  # type: ignore[arg-type]
     assert raised(lambda: tr.open_run(""), ArgumentError) == f"path is ''; {PATHS}"
     assert raised(lambda: tr.open_recording(None), TypeError) == f"file is None, of type NoneType; {PATHS}"  # type: ignore[arg-type]
@@ -158,7 +160,7 @@ def test_open_run_and_open_recording(tmp_path: Path) -> None:
         ({"timeout": "1"}, TypeError, "timeout is '1', of type str; allowed: numbers above 0 s"),
     ],
 )
-def test_connect(arguments: dict[str, Any], kind: type[Exception], text: str) -> None:
+def test_connect_refuses_wrong_arguments(arguments: dict[str, Any], kind: type[Exception], text: str) -> None:
     assert text in raised(lambda: tr.connect(**{"endpoint": "ipc:///nope", **arguments}), kind)
 
 
@@ -176,5 +178,5 @@ def test_connect(arguments: dict[str, Any], kind: type[Exception], text: str) ->
         (lambda it: it.takeover("a/b"), ArgumentError, f"robot is 'a/b'; {NAMES}"),
     ],
 )
-def test_operator(call: Callable[[Any], Any], kind: type[Exception], text: str) -> None:
+def test_an_operator_refuses_wrong_arguments(call: Callable[[Any], Any], kind: type[Exception], text: str) -> None:
     assert text in raised(lambda: call(tr.connect("ipc:///nope")), kind)

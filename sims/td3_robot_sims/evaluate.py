@@ -126,7 +126,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
     )
     suggest(parser.add_argument("policy", metavar="POLICY", help=POLICY_HELP), shipped_policies)
-    task = parser.add_argument("--task", "--env", metavar="NAME", help="task (default: the one it was trained on)")
+    task = parser.add_argument(
+        "--task", "--env", metavar="NAME", help="task (default: the task of the policy's training)"
+    )
     suggest(task, tasks.names)
     parser.add_argument(
         "--episodes", type=integer(1), default=10, metavar="N", help="number of episodes (default: %(default)s)"
@@ -190,7 +192,7 @@ def _report(result: Evaluation, policy: Policy, options: argparse.Namespace) -> 
 
 
 def _plain(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a provenance with its configuration, which the file holds as YAML, as plain values."""
+    """Return a provenance whose configuration is plain values instead of YAML text."""
     if not isinstance(config := provenance.get("config"), str):
         return dict(provenance)
     with suppress(yaml.YAMLError, ValueError, RecursionError):

@@ -1,6 +1,6 @@
 """Every simulated task by name: ``BACKEND:NAME``, for example ``gymnasium:Pendulum-v1``.
 
-The backend of a name without a colon is ``bullet``, for example of ``Walker2D``.
+A name without a colon, such as ``Walker2D``, belongs to the backend ``bullet``.
 """
 
 from __future__ import annotations

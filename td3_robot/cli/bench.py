@@ -12,7 +12,7 @@ BENCHMARKS: dict[str, Verb] = {
     "sim": Verb("td3_robot_sims.bench_sim:main", "simulator steps per second; memory of a robot"),
     "learner": Verb("td3_robot.bench.learner:main", "TD3 updates per second of the learner"),
     "train": Verb("td3_robot.bench.train:main", "environment steps per second of a training"),
-    "record": Verb("td3_robot.bench.recording:record", "cost of being recorded; speed of a recorder"),
+    "record": Verb("td3_robot.bench.recording:record", "cost of recording for a node; speed of a recorder"),
     "replay": Verb(
         "td3_robot.bench.recording:replay_policy", "speed of a replay of the policy core, as a multiple of real time"
     ),

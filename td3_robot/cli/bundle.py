@@ -50,20 +50,20 @@ def _parser() -> Parser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    create = commands.add_parser("create", help="make a bundle to deploy from a run, a checkpoint or another bundle")
+    create = commands.add_parser("create", help="make a deployable bundle from a run, a checkpoint or another bundle")
     create.add_argument("source", metavar="SOURCE", help=f"{POLICY_HELP}, or a checkpoint file")
     create.add_argument("out", type=Path, metavar="OUT", help="file to write")
     which = create.add_mutually_exclusive_group()
     which.add_argument("--best", action="store_true", help="take a run's best policy; fail if it has none")
     which.add_argument("--final", action="store_true", help="take a run's final policy")
-    create.add_argument("--note", metavar="TEXT", help="text to store in its provenance")
+    create.add_argument("--note", metavar="TEXT", help="text to store in the bundle's provenance")
     create.add_argument(
         "--noise", type=real(), default=0.0, metavar="SCALE", help="Gaussian exploration (default: none)"
     )
 
     show = commands.add_parser("show", help="print what a bundle contains")
     verify = commands.add_parser(
-        "verify", help="check that a bundle is whole, finite and for this robot; else exit with 1"
+        "verify", help="check that a bundle is whole, is for this robot and gives finite actions; else exit with 1"
     )
     for command in (show, verify):
         command.add_argument("policy", metavar="POLICY", help=POLICY_HELP)
@@ -75,7 +75,7 @@ def _parser() -> Parser:
     export.add_argument("out", type=Path, metavar="OUT", help="file to write")
     export.add_argument("--onnx", action="store_true", required=True, help="as an ONNX model")
 
-    imported = commands.add_parser("import", help="convert a Stable-Baselines3 TD3 or DDPG zip; runs no code of it")
+    imported = commands.add_parser("import", help="convert a Stable-Baselines3 zip of TD3 or DDPG; run no code from it")
     imported.add_argument("zip", type=Path, metavar="ZIP", help="file of Stable-Baselines3")
     imported.add_argument("out", type=Path, metavar="OUT", help="file to write")
     _add_robot(imported)
@@ -86,8 +86,8 @@ def _parser() -> Parser:
 
 def _add_robot(command: argparse.ArgumentParser) -> None:
     robot = command.add_mutually_exclusive_group()
-    robot.add_argument("--like", metavar="POLICY", help="the robot of this policy")
-    robot.add_argument("--task", metavar="NAME", help="the robot of this task, for example Walker2D")
+    robot.add_argument("--like", metavar="POLICY", help="take the robot from this policy")
+    robot.add_argument("--task", metavar="NAME", help="take the robot from this task, for example Walker2D")
 
 
 def _spec(options: argparse.Namespace) -> RobotSpec | None:

@@ -86,9 +86,9 @@ def _packages() -> list[Finding]:
     return [
         Finding("python", "ok", python),
         Finding("base packages", "ok", f"{versions}; ZeroMQ {zmq.zmq_version()}"),
-        Finding("keys (CURVE)", "ok", "libzmq has them")
+        Finding("keys (CURVE)", "ok", "libzmq supports them")
         if zmq.has("curve")
-        else Finding("keys (CURVE)", "BAD", "this libzmq has no CURVE: links cannot leave this machine"),
+        else Finding("keys (CURVE)", "BAD", "this libzmq has no CURVE, so links to other machines are impossible"),
     ]
 
 

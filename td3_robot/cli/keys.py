@@ -49,22 +49,28 @@ def _parser() -> Parser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     create = commands.add_parser("create", help="make this machine's key pair")
-    create.add_argument("name", metavar="NAME", help="name of this machine for other machines")
-    allow = commands.add_parser("allow", help="let a key connect to this machine, or require it of a server")
-    allow.add_argument("name", metavar="NAME", help="name of the other machine here")
+    create.add_argument("name", metavar="NAME", help="name of this machine")
+    allow = commands.add_parser(
+        "allow", help="let the owner of a key connect to this machine, or set the key of a server"
+    )
+    allow.add_argument("name", metavar="NAME", help="your name for the other machine")
     allow.add_argument("key", metavar="KEY", help="the public key in quotes, or an identity.public file")
     kind = allow.add_mutually_exclusive_group()
     kind.add_argument(
         "--role",
         choices=(CLIENT, *ROLES),
         default=CLIENT,
-        help="role it may connect as; repeat the command to add one (default: %(default)s, every role except operator)",
+        help="role of the other machine; repeat the command to add one (default: %(default)s: all except operator)",
     )
-    kind.add_argument("--server", choices=LINKS, help="do not let it connect: require it of the server of this link")
+    kind.add_argument(
+        "--server",
+        choices=LINKS,
+        help="the server of this link must have this key; this alone does not let the key connect",
+    )
     shown = commands.add_parser("list", help="show this machine's key and the known keys")
     shown.add_argument("--json", action="store_true", help="print one JSON object")
     revoke = commands.add_parser("revoke", help="forget a key; running processes disconnect it")
-    revoke.add_argument("name", metavar="NAME", help="as given to allow")
+    revoke.add_argument("name", metavar="NAME", help="the name given to td3-robot keys allow")
     for command in (create, allow, shown, revoke):
         command.add_argument(
             "--keys",

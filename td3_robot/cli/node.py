@@ -24,16 +24,16 @@ _LONGEST = 2048  # printed characters of a text from a peer
 VERBS = {
     "state": "print the states of the policy server and its robots; faults and emergency stops come first",
     "watch": "print a line for each change of state, until Ctrl-C",
-    "configure": "unconfigured to inactive",
+    "configure": "go from unconfigured to inactive",
     "activate": "let the policy move the robots: from inactive, or from fault",
     "deactivate": "the robots apply the safe action until activate; also from fault",
     "estop": "emergency stop: all robots apply the safe action until reset and activate; print which robots confirm it",
-    "reset": "end an emergency stop, or leave fault, to inactive",
+    "reset": "end an emergency stop or a fault; the new state is inactive",
     "load": "serve POLICY (a file, a run folder or a shipped policy) from the next action on",
     "rollback": "serve an older policy again (VERSION; default: the previous one), and freeze",
     "freeze": "refuse the weights of learners",
     "unfreeze": "accept the weights of learners again",
-    "takeover": "drive the robot of --target with the keyboard, or with the actions in standard input, one a line",
+    "takeover": "drive the robot of --target with the keyboard, or with actions from standard input, one per line",
     "give_back": "give the robot of --target back to the policy, if its operator has left",
     "shutdown": "end the process",
 }
@@ -114,7 +114,7 @@ def _command(parsed: argparse.Namespace) -> Command:
     if verb == "load":
         return load_command(argument, parsed.target, parsed.reason, force=parsed.force)
     if argument and not (re.fullmatch(r"[0-9]{1,19}", argument) and 0 < int(argument) < 2**63):
-        raise UsageError(f"rollback to {argument[:40]!r}; allowed: the number of a version that state lists as held")
+        raise UsageError(f"rollback to {argument[:40]!r}; allowed: a version that td3-robot node state lists")
     if verb == "takeover" and not parsed.target:
         raise UsageError("takeover needs --target NAME; td3-robot node state lists the robots")
     if parsed.index and verb not in ("takeover", "give_back"):

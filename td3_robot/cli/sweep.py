@@ -37,7 +37,7 @@ _EXAMPLES = """examples:
 The same command again continues a stopped sweep. It skips finished runs.
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_PERIOD = 0.2  # seconds between two looks at the running trainings
+_PERIOD = 0.2  # seconds between two checks of the running trainings
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,14 +179,14 @@ def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: 
         for process in running.values():
             process.wait()
     if caught:
-        print(f"stopped; everything learned is saved in {out}; the same command continues", file=sys.stderr)
+        print(f"stopped; everything learned is saved in {out}; the same command continues the sweep", file=sys.stderr)
         raise SystemExit(exit_code_of(caught[0]))
     return failed
 
 
 @contextlib.contextmanager
 def _caught_signals() -> Iterator[list[int]]:
-    """Yield a list that collects Ctrl-C and SIGTERM. An exception could come while a training is being started."""
+    """Yield a list that collects Ctrl-C and SIGTERM. An exception could interrupt the start of a training."""
     caught: list[int] = []
     handlers = {number: signal.signal(number, lambda it, _: caught.append(it)) for number in _SIGNALS}
     try:

@@ -1,4 +1,4 @@
-"""``td3-robot node takeover``: a person drives a robot with the keyboard, or a program with lines of numbers."""
+"""``td3-robot node takeover``: drives a robot with the keyboard, or with lines from a program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KEY = re.compile("\x1b[\\[O]([ABCD])|([q0])")
 def drive(robot: Takeover, source: int) -> None:
     """Send actions until the letter q, or the end of the input.
 
-    After the end of the input the robot keeps the safe action, because a program that fails ends its output, too.
+    At the end of the input, the program that wrote the input may have failed. So the robot keeps the safe action.
 
     Args:
         robot: the takeover.

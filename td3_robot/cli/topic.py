@@ -27,7 +27,7 @@ from td3_robot.util.text import did_you_mean
 WATCHED = sorted(kind.NAME for kind in RECORDED - {Turn})
 """Topics that a monitor can subscribe to; only recorders get Turns."""
 _ROLES = {"simulator": ("simulator", "driver"), "policy server": ("policy",)}
-"""The roles of Hello that the column ``to`` of the list names with other words."""
+"""Maps a subscriber's name in the table of topics to its roles in Hello, where the two differ."""
 _EXAMPLES = """examples:
   td3-robot topic list
   td3-robot topic show step
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="td3-robot topic", description="List topics, show the fields of their messages.", epilog=_EXAMPLES
+        prog="td3-robot topic", description="List topics, show their fields, and print messages live.", epilog=_EXAMPLES
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="every topic: publisher, subscriber, rate, and what a full queue does")
@@ -95,7 +95,7 @@ def _parser() -> Parser:
     hz = live(
         "hz",
         "print the rate and the jitter of a live topic",
-        "Print the rate of a topic, by the clock of its publisher.",
+        "Print the rate of a topic. The times come from the publisher's clock.",
     )
     hz.add_argument("--window", type=integer(2), default=1000, metavar="N", help="newest messages (default: 1000)")
     hz.add_argument("--every", type=seconds, default=1.0, metavar="S", help="seconds between lines (default: 1)")

@@ -101,7 +101,7 @@ def _parser() -> Parser:
         dest="timing",
         action="store_const",
         const="lockstep",
-        help="bit-identical in every run, and a little slower",
+        help="one seed gives identical bits in every run; a little slower",
     )
     parser.add_argument(
         "--from",
@@ -118,7 +118,9 @@ def _parser() -> Parser:
         metavar="N",
         help="with --from: updates before the first environment step",
     )
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="continue this run; name the keys that change")
+    parser.add_argument(
+        "--resume", type=Path, metavar="DIR", help="continue this run; CONFIG, --steps and --set can change it"
+    )
     parser.add_argument(
         "--cluster",
         metavar="ADDRESS",

@@ -2,7 +2,7 @@
 
 SB3's zip holds two members. ``policy.pth`` is a file of ``torch.save`` with the networks. ``data`` is JSON; some of its
 values are pickles, encoded as base64. This module reads only the plain text of ``data``. It reads ``policy.pth`` with
-torch's safe loader, which makes tensors and runs no code of the file.
+torch's safe loader, which makes tensors and runs no code from the file.
 
 The actor is ``actor.mu``: linear layers with an activation between them, and tanh at the end. SB3 scales the actor's
 output from [-1, 1] to the limits of the action space. A bundle can describe this actor if the activation is ReLU.
@@ -143,7 +143,7 @@ def _check_limits(data: dict[str, Any], spec: RobotSpec, source: str) -> None:
         if not shortened and not np.allclose(theirs, mine, rtol=1e-3, atol=1e-6):  # SB3 prints a few digits only
             raise BundleError(
                 f"{source}: the {key} of its actions is {theirs[:8]}, that of {spec.name} is {mine.tolist()[:8]}: "
-                "it was trained on another robot"
+                "the model was trained on another robot"
             )
 
 

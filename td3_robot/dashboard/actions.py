@@ -48,8 +48,8 @@ def act(body: bytes, folder: RunFolder | None, config: Config) -> dict[str, Any]
 
     Returns:
         ``done``: whether the server, and each robot that must follow, has confirmed the action. ``text``: the problem,
-        empty if there is none. ``state``: the state of the server that came back. ``confirmed``: the robots that
-        confirmed it.
+        empty if there is none. ``state``: the server's state in its reply. ``confirmed``: the robots that confirmed
+        the action.
 
     Raises:
         msgspec.DecodeError: the request is malformed.

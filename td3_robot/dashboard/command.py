@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise UsageError if the page would be readable beyond this machine without TLS."""
+    """Raise UsageError for wrong options, for example if other machines could read the page without TLS."""
     if (options.cert is None) != (options.key is None):
         raise UsageError("--cert and --key belong together: give both or none")
     for option, file in (("--cert", options.cert), ("--key", options.key)):
@@ -180,7 +180,8 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 def _opened(address: str) -> Iterator[None]:
     """Open the page in a browser.
 
-    The browser gets a private file that leads to the page. Other users could read the token in a browser's arguments.
+    The browser gets a private file that redirects to the page. Other users could read a token in the browser's
+    arguments.
     """
     folder = Path(tempfile.mkdtemp(prefix="td3-robot-dashboard-"))
     try:

@@ -74,7 +74,7 @@ class Guard:
         return known[0] if known else ""
 
     def _problem(self, request: Request) -> str:
-        """Why a request may come from another site; empty if it does not."""
+        """The reason why a request may come from another site; empty if there is no reason."""
         hosts, origins = request.headers.getlist("host"), request.headers.getlist("origin")
         if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
             return f"the Host header is not an address of this dashboard; allowed: {', '.join(sorted(self._hosts))}"

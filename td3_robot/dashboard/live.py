@@ -29,14 +29,14 @@ from td3_robot.transport.keys import open_keys
 PERIOD = 0.5
 """Seconds between two snapshots."""
 HISTORY = 1200
-"""The maximum number of points in the history, which is 10 minutes."""
+"""The maximum number of points in the history: 10 minutes."""
 BINS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 """Upper edges of the bins of a histogram of times, in ms. The last bin has no upper edge."""
 
 _PAUSE = 0.05  # seconds without reading, because each wake-up takes processor time from a training
 _ROBOTS = 16  # maximum number of robots of one source in a snapshot
 _NODES = 64  # maximum number of nodes whose newest messages are kept
-_PACE = (Step.NAME, Action.NAME, Weights.NAME)  # the topic that shows the pace of its publisher
+_PACE = (Step.NAME, Action.NAME, Weights.NAME)  # topics whose intervals show the speed of the publisher
 _TRENDS = ("steps_per_s", "updates_per_s", "replay_ratio", "staleness_updates", "return_mean")
 
 
@@ -50,7 +50,7 @@ def _count(counts: list[int], milliseconds: float) -> None:
 
 
 class Pace:
-    """A histogram of the times between successive messages of a node, by the node's own clock.
+    """A histogram of the times between successive messages of a node, measured with the node's clock.
 
     Attributes:
         counts: number of times in each bin.

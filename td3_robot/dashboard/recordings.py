@@ -39,8 +39,8 @@ def recordings_of_runs(folder: Path) -> dict[str, Path]:
 class Recordings:
     """Answers the requests of the page.
 
-    A request names a recording. The name must be in the list: it never becomes a path. Other processes read and replay
-    the files, with low priority. So a large or damaged file does not delay the emergency stop.
+    A request names a recording. The name must be in the list; the server never uses it as a path. Other processes read
+    and replay the files, with low priority. So a large or damaged file does not delay the emergency stop.
 
     Args:
         title: name of the run, or of the folder of runs.

@@ -24,7 +24,7 @@ from td3_robot.runtime import metrics
 from td3_robot.runtime.run_folder import RunFolder
 
 _POINTS = 2000  # maximum number of points of a curve
-_LOOK = 0.1  # seconds between two looks for a new snapshot
+_LOOK = 0.1  # seconds between two checks for a new snapshot
 
 
 @dataclass

@@ -69,8 +69,8 @@ class Monitor:
     def report(self, now: float) -> dict[str, Any]:
         """The report, as plain JSON values. Rates and loop times cover the time since the last report.
 
-        ``loop_ms`` has for each source the time from a Step to the Step that reports its Action, by the clock
-        of the source.
+        ``loop_ms`` has for each source the time from a Step to the Step that reports its Action, measured with the
+        clock of the source.
         """
         begun = now if self._begun is None else self._begun
         elapsed, self._reported = now - self._reported, now

@@ -38,12 +38,12 @@ class Foxglove:
         foxglove.set_log_level("WARNING")
         try:
             self._server = foxglove.start_server(name="td3-robot", host=_HOST, port=port, context=self._context)
-        except Exception as error:  # the SDK has no class for it
+        except Exception as error:  # the SDK has no exception class for a busy port
             raise EndpointError(f"--foxglove {port}: no server can listen at {_HOST}:{port}: {error}") from None
         self.address = f"ws://{_HOST}:{self._server.port}"
 
     def publish(self, entry: Entry, message: Message, names: Names) -> None:
-        """Send a message to the viewers. It is serialized only if one of them shows its topic."""
+        """Send a message to the viewers. The server serializes it only if a viewer shows its topic."""
         del names  # the converter takes them from the Hello
         for draft in self._converter.convert(entry, message):
             channel = self._channels.get(draft.topic)

@@ -43,7 +43,7 @@ _EXAMPLES = """examples:
   td3-robot monitor --endpoint ipc:///tmp/monitor.sock & td3-robot play walk.mcap --monitor ipc:///tmp/monitor.sock
 
 Any number of monitors can attach to running nodes of this machine. No node waits for them. Messages that a monitor
-misses appear as gaps. It ends with the run, or at Ctrl-C.
+misses appear as gaps. A monitor ends with the run, or at Ctrl-C.
 """
 
 
@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=seconds, metavar="S", help="end after S seconds")
     parser.add_argument("--json", action="store_true", help="print each report as a line of JSON")
-    parser.add_argument("--plotjuggler", metavar="ENDPOINT", help="publish all numbers here, for PlotJuggler")
+    parser.add_argument(
+        "--plotjuggler", metavar="ENDPOINT", help="publish all numbers at this endpoint, for PlotJuggler"
+    )
     parser.add_argument(
         "--foxglove",
         nargs="?",
@@ -121,7 +123,7 @@ def watch(
     every: float = 0.0,
     seconds: float | None = None,
 ) -> None:
-    """Receive messages until a signal arrives, ``seconds`` are over, or ``show`` returns False.
+    """Receive messages until a signal arrives, ``seconds`` have passed, or ``show`` returns False.
 
     Calls ``show`` every ``every`` seconds, and once at the end of ``seconds``.
     """

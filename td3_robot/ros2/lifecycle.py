@@ -206,7 +206,7 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
 
 
 def sensor_node(owner: DriverNode, inputs: Inputs, config: Ros2Config) -> Node:
-    """Return a second node, which receives the observations while a service of the first node waits for the policy
+    """Return a second node that receives the observations, even while a service of the first node waits for the policy
     server.
 
     The second node uses the names that the first node resolves, so remapping rules for the first node hold for both.

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 class Inbox:
     """Turns messages of the topics into actions. ``newest`` holds the newest action, until the reader takes it.
 
-    The axes of the joystick count only while its button with this index is pressed.
+    The joystick has an effect only while its button with the index ``button`` is pressed.
     """
 
     def __init__(self, node: Any, robot: Takeover, button: int) -> None:

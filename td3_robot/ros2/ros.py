@@ -88,7 +88,7 @@ def spinning(node: Any) -> Iterator[None]:
 
 
 def refuse_simulated_time(node: Any) -> None:
-    """Refuse ``use_sim_time`` with a UsageError now, and with an answer to its request while the node runs."""
+    """Raise UsageError if ``use_sim_time`` is true. While the node runs, refuse requests that set it to true."""
     from rcl_interfaces.msg import SetParametersResult
 
     reason = "use_sim_time is true; allowed: false, because deadlines need the monotonic clock of the machine"

@@ -1,4 +1,4 @@
-"""Tests of the driver of the robot "skeleton". They move the robot: run them with a simulated one.
+"""Tests of the driver of the robot "skeleton". They move the robot, so run them with a simulated robot.
 
 python -m pytest test_skeleton_driver.py
 """
@@ -28,7 +28,7 @@ def test_observations_are_within_the_specification() -> None:
 
 
 def test_driver_follows_the_protocol(tmp_path: Path) -> None:
-    """`td3-robot bench conformance` plays the policy server. It prints what is wrong."""
+    """`td3-robot bench conformance` acts as the policy server, and prints what is wrong."""
     endpoint = f"ipc://{tmp_path}/policy"
     # Long deadlines, because a test machine may be busy.
     settings = [f"endpoints.policy={endpoint}", "safety.action_deadline_ms=2000", "safety.hang_ms=5000"]

@@ -129,7 +129,7 @@ def test_create_makes_a_policy_from_a_run(
     )
     code, _, error = run("verify", saved)
     assert code == 1
-    assert "this is a learner's checkpoint; make a policy of it: td3-robot bundle create" in error
+    assert "this is a learner's checkpoint; make a policy from it: td3-robot bundle create" in error
 
 
 def test_verify_accepts_a_valid_policy(run: Any, file: Path) -> None:

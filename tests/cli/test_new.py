@@ -59,7 +59,7 @@ class TestNewTask(SimulatorBackendContract): ...
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_new_files_pass_their_own_tests(kind: str, made: dict[str, Path]) -> None:
-    """These tests run real processes: the driver under the conformance kit, and a short training."""
+    """These tests run real processes: the driver with the conformance kit, and a short training."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=made[kind], env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -90,7 +90,7 @@ def test_an_existing_folder_stays_as_it_is(
 
 
 @pytest.mark.parametrize("name", ["Leg", "left-leg", "2legs", "", "a/b", "x" * 32, "bein_ß"])
-def test_a_name_that_is_no_name_of_a_module_is_refused(
+def test_a_name_that_cannot_be_a_module_name_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

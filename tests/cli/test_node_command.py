@@ -170,7 +170,7 @@ def test_a_policy_too_large_for_a_command_is_refused(
     monkeypatch.setattr(operators, "LONGEST_PAYLOAD", 100)
     assert main(["node", "load", "toy.safetensors", "--endpoint", "ipc://x"]) == 2
     error = capsys.readouterr().err
-    assert "at most 100 can be loaded into a running server: start the server with it, by td3-robot policy" in error
+    assert "at most 100 can be loaded into a running server; start the server with this policy: td3-robot" in error
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1"])

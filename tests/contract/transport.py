@@ -132,7 +132,7 @@ def pump(condition: Callable[[list[list[Input]]], bool], *buses: Transport) -> l
     got: list[list[Input]] = [[] for _ in buses]
     end = time.monotonic() + _DEADLINE
     while not condition(got):
-        assert time.monotonic() < end, f"not within {_DEADLINE} s; received: {got}"
+        assert time.monotonic() < end, f"the condition is false after {_DEADLINE} s; received: {got}"
         for inputs, bus in zip(got, buses, strict=True):
             inputs += bus.receive(0.005)
     return got
@@ -214,7 +214,7 @@ class TransportContract:
         assert got[0][0] is peer
         assert kinds(got) == [Bye]
 
-    # -- two clients of one name -------------------------------------------------------------------------------------
+    # -- clients with one name ---------------------------------------------------------------------------------------
 
     def test_name_that_is_taken_is_refused(self, harness: Harness, linked: tuple[Transport, Transport, Peer]) -> None:
         serving, first, peer = linked
@@ -264,7 +264,7 @@ class TransportContract:
             sent += 1
             assert sent < ENDLESS
         assert sent > 0.9 * QUEUE_LENGTH
-        sent += joining.send("policy", make_step(sent))  # a thread of the transport may have emptied a place
+        sent += joining.send("policy", make_step(sent))  # a transport's thread may have taken a message
         (got,) = pump(lambda got: len(of(got[0], Step)) == sent, serving)
         assert [step.sequence for step in of(got, Step)] == list(range(sent))
         pump(lambda _: joining.send("policy", make_step(sent)), joining)

@@ -183,7 +183,7 @@ def test_damaged_tensors_are_refused_or_read_completely(
         try:
             assert sb3.read(rewrite(model, policy=bytes(content)), spec).hidden == (16, 8)
         except BundleError as error:
-            assert "\n" not in str(error)  # noqa: PT017 - a policy is right as well
+            assert "\n" not in str(error)  # noqa: PT017 - a policy is also allowed
 
 
 def saved_by_torch(content: Any) -> bytes:
@@ -193,7 +193,7 @@ def saved_by_torch(content: Any) -> bytes:
 
 
 def test_tensors_that_require_gradients_are_read(tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path]) -> None:
-    """One changed bit of a file can set this mark of a tensor."""
+    """One changed bit in a file can set this flag of a tensor."""
     model = saved(tmp_path)
     state = torch.load(io.BytesIO(zipfile.ZipFile(model).read("policy.pth")), weights_only=True)
     marked = saved_by_torch({name: tensor.requires_grad_() for name, tensor in state.items()})

@@ -76,10 +76,10 @@ SNAPSHOT = """number => ({
   specs: {}, latency: {"sim-0": [0, 0, 0, 0, 0, 0, number, 1, 0, 0, 0, 0, 0]}, drawable: ["sim-0"],
   drawn: {"sim-0/0": {radii: [0.1], frames: Array(10).fill([0, 0, 0, 0, 0, 1])}},
 })"""
-"""A function of JavaScript that returns the live data number N."""
+"""A JavaScript function that returns the snapshot with a number."""
 
 
-def test_a_page_left_open_grows_no_memory(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
+def test_the_memory_of_an_open_page_stays_constant(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
     """The page keeps 50 points here instead of 1200, so that it forgets points after 50 snapshots."""
     make_run(tmp_path / "run")
     page.open(serve("--run", "run").address)

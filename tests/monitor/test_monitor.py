@@ -72,7 +72,7 @@ def test_report_shows_counts_rates_and_gaps(nodes: Nodes, make_step: Make, spec:
 
 
 def test_loop_time_uses_the_sources_own_clock(nodes: Nodes, make_step: Make) -> None:
-    """Steps come at 0, 7, 14 and 40 ms. The last Step names the second one: 33 ms. Steps after a gap do not count."""
+    """The Step at 40 ms reports the answer to the Step at 7 ms: 33 ms. A Step after a gap does not count."""
     for sequence, milliseconds, answered in ((0, 0, 0), (1, 7, 0), (2, 14, 1), (3, 40, 1), (7, 90, 6)):
         nodes.send("sim-0", make_step(sequence, stamp=milliseconds * 1_000_000, answered=answered))
     assert nodes.monitor.report(nodes.now)["loop_ms"] == {"sim-0": {"median": 7.0, "longest": 33.0}}

@@ -93,7 +93,7 @@ def test_deployed_robot_is_recorded_from_the_start_and_replays(robot: Recorded, 
 
 
 def test_recording_replays_after_a_kill(robot: Recorded) -> None:
-    """A killed process loses the last messages that it did not send to the recorder. Their receiver recorded them."""
+    """A killed process does not record its last messages. The receiver of these messages records them."""
     robot.configure()
     server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     at = robot.wait_for(POLICY)

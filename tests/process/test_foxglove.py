@@ -83,7 +83,7 @@ def viewing(address: str) -> Iterator[Viewer]:
 
 @pytest.fixture
 def served(command: Callable[..., Any]) -> tuple[Any, str]:
-    """A monitor that serves Foxglove a recording of walkers, which is played in a loop. Returns its address."""
+    """Play a recording of walkers in a loop to a monitor for Foxglove. Return the monitor and its address."""
     monitor = command("monitor", "--endpoint", "ipc://m", "--foxglove", "0", "--every", "0.5")
     address = monitor.wait_for(r"^Foxglove: (ws://127\.0\.0\.1:\d+), layout (.+\.json)$")
     command("play", str(SESSIONS / "walkers.mcap"), "--monitor", "ipc://m", "--loop")
@@ -113,7 +113,7 @@ def test_a_viewer_reads_channels_joints_and_links(served: tuple[Any, str]) -> No
         assert next(viewer.data("/sim-0/1/scene")).entities[0].frame_id == "sim-0/1/torso"
 
 
-def test_a_viewer_that_reads_nothing_delays_no_other(served: tuple[Any, str]) -> None:
+def test_a_viewer_that_reads_nothing_delays_no_other_viewer(served: tuple[Any, str]) -> None:
     """The data of the stopped viewer fill the buffers. Another viewer and the monitor continue."""
     monitor, address = served
     topics = ("/sim-0/step/0", "/sim-0/step/1", "/sim-1/step/0", "/sim-1/step/1", "/tf")

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.slow
 PYTHONS = ("3.10", "3.11", "3.12", "3.13") if "ALL_PYTHONS" in os.environ else ("3.10", "3.13")
 """The oldest and the newest supported Python. ALL_PYTHONS=1 adds the versions between them: about 20 s per version."""
 BASE = {"numpy", "pyzmq", "msgspec", "pyyaml", "safetensors", "td3-robot"}
-NUMPY = 60e6  # limit in bytes; numpy measures 53 to 59 MB, half is OpenBLAS; .pyc files add 8 to 14 MB
+NUMPY = 60e6  # limit in bytes; numpy takes 53 to 59 MB, half of it OpenBLAS; .pyc files add 8 to 14 MB
 BEYOND_NUMPY, BEYOND_NUMPY_COMPILED = 9.6e6, 13.2e6
-"""Limits in bytes for td3-robot and the small libraries. They measure 9.2 MB (policies: 0.6 MB), and 11.3 to 12.8 MB
+"""Limits in bytes for td3-robot and the small libraries. They take 9.2 MB (policies: 0.6 MB), and 11.3 to 12.8 MB
 with .pyc files."""
 DEPLOY = ROOT / "docs" / "how-to" / "deploy.md"
 RESIDENT = 60e6  # limit in bytes for the memory of a policy server after its first answers
@@ -119,7 +119,7 @@ def test_trimmed_install_is_smaller_and_fully_compiled(installed: Environment, t
     """Run the commands of docs/how-to/deploy.md. All .pyc files must exist, because the service may not write them."""
     [block] = re.findall(r"```console\n(# \S+/pip install --no-compile .*?)```", DEPLOY.read_text("utf-8"), re.DOTALL)
     trimmed = Environment(tmp_path / "trimmed")
-    shutil.copytree(installed.path, trimmed.path, symlinks=True)  # stands in for the first command of the block
+    shutil.copytree(installed.path, trimmed.path, symlinks=True)  # replaces the first command of the block
     script = trimmed.path / "bin" / "td3-robot"
     script.write_text(script.read_text().replace(str(installed.path), str(trimmed.path)))
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}

@@ -1,4 +1,4 @@
-"""examples/minimal_driver.py, which does not import td3_robot, drives a robot for a real policy server."""
+"""examples/minimal_driver.py, which does not import td3_robot, drives a robot with a real policy server."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_replay_of_a_resumed_run(train: Any, command: Any, tmp_path: Path) -> No
         "the learner's counters",
     ]
     assert not {"weights", "status"} & compared(reports["learner"]).keys()
-    # The learner's comparison is the same for both parts together as for the first part alone.
+    # The second part adds nothing to the comparison of the learner.
     alone, whole = reports_of(path.with_name("session.mcap")), reports_of(path.with_name("session.mcap"), path)
     assert compared(alone["learner"])["weights"] >= 2
     expected = {topic: number for topic, number in compared(alone["learner"]).items() if topic != "loss statistics"}

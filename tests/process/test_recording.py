@@ -1,4 +1,4 @@
-"""Record real runs. The file is complete, no process waits for the recorder, and all processes survive its crash."""
+"""Record real runs. The file is complete. No process waits for the recorder or fails when the recorder crashes."""
 
 from __future__ import annotations
 

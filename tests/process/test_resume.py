@@ -195,7 +195,7 @@ def test_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_learner_loses_no_transition_when_queues_are_full(train: Any, tmp_path: Path) -> None:
-    """A robot may be 640 steps ahead of the learner. While no learner runs, its Steps fill every queue."""
+    """A robot may be 640 steps ahead of the learner. While no learner runs, the robot's Steps fill every queue."""
     overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "learner.replay_ratio=0.1")
     run = train(100_000, *overrides)
     run.wait_for_steps(1000)
@@ -278,7 +278,7 @@ def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
         assert words in refused.lines[-1]
         assert len(refused.lines) == 1, refused.output()
     assert config_file.read_text() == before
-    config_file.write_text(before.replace("batch_size: 32", "batch_size: 48"))  # the user edited the file and forgot it
+    config_file.write_text(before.replace("batch_size: 32", "batch_size: 48"))  # the user forgot this edit
     refused = command("train", "--resume", "run")
     assert refused.finish() == 2
     assert (

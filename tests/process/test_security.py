@@ -78,7 +78,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 
 class Thief:
-    """A stranger's program: a plain DEALER socket with a key. It does not keep to the rules of our clients."""
+    """A stranger's program: a plain DEALER socket with a key. It does not follow the rules of our clients."""
 
     def __init__(self, context: zmq.Context[Any], server: Server, public: str, secret: str) -> None:
         assert server.folder
@@ -221,7 +221,7 @@ def requests(port: int) -> dict[str, bytes]:
     upgrade = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     messages = [("hello", hello(role="operator", name="page")), ("command", command("shutdown"))]
     smuggled = b"".join(frame(topic.encode(), more=True) + frame(msgpack.packb(fields)) for topic, fields in messages)
-    # libzmq reads the ones as empty frames, at whatever byte of them it begins.
+    # libzmq reads every two bytes \1 as an empty frame. It does not matter at which of them libzmq starts.
     body = b"\1" * 400 + b"\0" + smuggled
     length = f"Content-Length: {len(body)}\r\nContent-Type: text/plain;charset=UTF-8\r\n"
     return {
@@ -248,7 +248,7 @@ def ended(port: int, request: bytes) -> bool:
 def test_a_web_page_is_refused_by_the_port_of_a_server(
     with_keys: bool, serve: Callable[..., Server], folder: KeyFolder
 ) -> None:
-    """The page knows ZMTP 1.0, which libzmq reads on a port without keys unless a ZAP domain forbids it."""
+    """The page sends ZMTP 1.0. On a port without keys, libzmq would read this if no ZAP domain were set."""
     server = serve(folder if with_keys else None)
     for name, request in requests(server.port).items():
         assert ended(server.port, request), name

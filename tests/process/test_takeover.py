@@ -63,7 +63,7 @@ def driving(takeover: tr.Takeover, torque: float) -> Iterator[None]:
     thread.join()
 
 
-def test_takeover_over_real_links(robot: Recorded, capsys: Any) -> None:
+def test_a_takeover_works_with_real_processes(robot: Recorded, capsys: Any) -> None:
     robot.configure(**PATIENT)
     path = robot.folder / "robot.yaml"  # a busy machine must not make the first operator silent
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "policy": {"operator_deadline_ms": 1000}}))
@@ -159,7 +159,7 @@ def test_only_an_operators_key_may_take_over(robot: Recorded) -> None:
     robot.wait_for(POLICY, at)
 
 
-def test_after_a_program_fails_its_robot_keeps_the_safe_action_over_a_server_restart(robot: Recorded) -> None:
+def test_the_robot_of_a_failed_program_keeps_the_safe_action_after_a_server_restart(robot: Recorded) -> None:
     robot.configure(**PATIENT)
     server, recorder, _ = robot.serve(), robot.recorder(), robot.drive()
     at = robot.wait_for(POLICY)

@@ -441,7 +441,7 @@ def test_lockstep_continues_after_the_learner_is_killed(train: Any) -> None:
 
 @pytest.mark.slow
 def test_resume_does_not_delete_folders_named_in_run_json(train: Any, command: Any, tmp_path: Path) -> None:
-    """The run.json of a copied run names the sockets of the live run, or could name any other folder."""
+    """The run.json of a copied run names the sockets of the original run. It could also name any other folder."""
     run = train(100_000, "checkpoint.every=0")  # without checkpoints, no file disappears during the copy
     run.wait_for_steps(600)
     copy, precious = tmp_path / "copy", tmp_path / "td3-robot-precious"
@@ -464,7 +464,7 @@ def test_resume_does_not_delete_folders_named_in_run_json(train: Any, command: A
 
 @pytest.mark.slow
 def test_run_ends_with_the_error_of_a_process_that_keeps_failing(train: Any, command: Any, tmp_path: Path) -> None:
-    """The disk of the metrics is full. The supervisor restarts the learner once, then ends the run."""
+    """The metrics file is on a full disk. The supervisor restarts the learner once, then ends the run."""
     launch = yaml.safe_load((ROOT / "launch" / "train.yaml").read_text())
     launch["processes"]["learner"]["restart"] = {"times": 1, "window_s": 300}
     (tmp_path / "once.yaml").write_text(yaml.safe_dump(launch, sort_keys=False))

@@ -131,7 +131,7 @@ class World:
         self.consoles: list[Console] = []
 
     def configure(self, file: str = "robot.yaml", **sections: Any) -> Path:
-        """Write a configuration. JSON is YAML."""
+        """Write a configuration as JSON, which is valid YAML."""
         content = {"endpoints": {"policy": f"ipc://{self.folder / 'policy.sock'}"}, **sections}
         (self.folder / file).write_text(json.dumps(content))
         return self.folder / file
@@ -175,7 +175,7 @@ class World:
         return self.consoles[-1]
 
     def operator(self) -> Operator:
-        """An operator of the policy server, as ``td3-robot node``."""
+        """An operator of the policy server, like ``td3-robot node``."""
         return connect(f"ipc://{self.folder / 'policy.sock'}", timeout=60.0)
 
     def _start(self, program: tuple[str, ...], *arguments: str) -> Command:
@@ -215,7 +215,7 @@ def linear_policy(spec: RobotSpec, gains: Float32, file: Path) -> None:
 
 
 def moves(console: Console, topic: str = "/commands", driver: str = f"/{DRIVER}") -> None:
-    """Wait until a policy moves the robot. The driver may have met a late first message, so activate it."""
+    """Wait until a policy moves the robot. Activate the driver if it is inactive, because its data may come late."""
 
     def check() -> bool:
         if acts(console, driver):

@@ -109,10 +109,10 @@ def test_each_channel_gets_its_value_in_any_order_of_the_joints(world: World) ->
 
 
 def control(world: World, periods: int) -> float:
-    """Let the policy control the robot until the robot has got so many commands. The policy brings the hip to 0.
+    """Let the policy bring the hip to 0, until the robot has got ``periods`` commands.
 
     Returns:
-        Commands a second.
+        Commands per second.
     """
     configure(world, stale_ms=3000, action_deadline_ms=3000)  # a busy test machine may pause a process
     robot = world.robot()
@@ -202,7 +202,7 @@ def test_an_emergency_stop_by_service_holds_until_reset_and_activate(hip: World)
 
 
 def test_an_emergency_stop_by_service_holds_without_a_policy_server(hip: World) -> None:
-    """The server dies, and a person stops the robot. The stop also holds when another server comes."""
+    """The server is killed, and a person stops the robot. The stop also holds when another server starts."""
     hip.robot()
     console = hip.console()
     server = hip.server()
@@ -289,7 +289,7 @@ def test_a_shutdown_by_ros_ends_the_driver_without_a_policy_server(hip: World) -
     assert console.newest("/commands") == [0.0]
 
 
-def test_two_robots_in_two_namespaces(hip: World) -> None:
+def test_two_robots_work_in_two_namespaces(hip: World) -> None:
     """The robots share a policy server. The right robot has remapped topics and takes trajectories."""
     section = json.loads((hip.folder / "robot.yaml").read_text())["ros2"]
     right = {
@@ -338,9 +338,7 @@ def test_two_robots_in_two_namespaces(hip: World) -> None:
         ),
     ],
 )
-def test_the_quality_of_service_is_that_of_the_configuration(
-    hip: World, words: list[str], read: str, written: str
-) -> None:
+def test_the_configuration_sets_the_quality_of_service(hip: World, words: list[str], read: str, written: str) -> None:
     console = hip.console()
     driver = hip.driver(*words)
     for topic, node, reliability in (("/joint_states", f"{DRIVER}_sensors", read), ("/commands", DRIVER, written)):

@@ -112,7 +112,7 @@ def test_a_training_appears_as_ros_topics(ros: World, train: Callable[..., Comma
 
 
 def test_a_robot_appears_as_ros_topics(ros: World, command: Callable[..., Command]) -> None:
-    """The recorded driver of a robot plays in place of the robot. RViz expects its joints on /joint_states."""
+    """A player replaces the robot: it plays the driver's recorded messages. RViz reads joints from /joint_states."""
     monitor = ros.monitor("--endpoint", "ipc://m", "--ros-args", "-r", "leg/robot_0/joint_states:=joint_states")
     monitor.wait_for("the ROS node /td3_robot_monitor publishes the messages")
     listener = Listener(ros, {"/joint_states": JOINTS, "/leg/robot_0/commands": ARRAY, "/policy/leg/state+": TEXT})

@@ -1,4 +1,4 @@
-"""The conversion of ROS messages to channels and back. The tests replace ROS by objects with the same fields."""
+"""The conversion of ROS messages to channels and back. The tests use objects instead of ROS messages."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_joints_are_found_by_name_in_any_order() -> None:
         assert inputs.read()[:2].tolist() == [-1.5, 1.0]
 
 
-def test_a_value_is_stale_by_the_time_of_its_receipt() -> None:
+def test_the_age_of_a_value_begins_with_its_receipt() -> None:
     clock = Clock()
     inputs = Inputs(SPEC, section(stale_ms=50), clock)
     store_all(inputs)
@@ -107,7 +107,7 @@ def test_a_value_is_stale_by_the_time_of_its_receipt() -> None:
         (joints(["hip_joint"], velocity=[1.0]), "no position of joint 'hip_joint'"),
     ],
 )
-def test_a_value_that_a_message_lacks_is_missing(message: Message, text: str) -> None:
+def test_a_message_without_a_value_leaves_its_channel_empty(message: Message, text: str) -> None:
     inputs = Inputs(SPEC, section())
     inputs.store("imu", IMU)
     inputs.store("feet", FEET)
@@ -116,7 +116,7 @@ def test_a_value_that_a_message_lacks_is_missing(message: Message, text: str) ->
         inputs.read()
 
 
-def test_a_short_array_lacks_a_value() -> None:
+def test_a_short_array_changes_no_value() -> None:
     inputs = Inputs(SPEC, section())
     store_all(inputs)
     other = Inputs(SPEC, section())

@@ -64,7 +64,7 @@ def test_every_step_of_an_episode_goes_to_both_servers(make_core: Callable[..., 
     assert core.transitions == 4
 
 
-def test_waits_for_the_learner(make_core: Callable[..., SourceCore]) -> None:
+def test_the_core_waits_for_the_learner(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     core.step([throttle(1)], 0.0)
     assert len(steps(core.step([action(0)], 0.1))) == 1
@@ -73,7 +73,7 @@ def test_waits_for_the_learner(make_core: Callable[..., SourceCore]) -> None:
     assert len(steps(core.step([throttle(2)], 0.4))) == 1
 
 
-def test_ignores_messages_for_another_step_or_incarnation(make_core: Callable[..., SourceCore]) -> None:
+def test_the_core_ignores_messages_for_another_step_or_incarnation(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     assert core.step([throttle(100, incarnation=1)], 0.0) == []
     core.step([throttle(100)], 0.0)
@@ -84,7 +84,7 @@ def test_ignores_messages_for_another_step_or_incarnation(make_core: Callable[..
     assert core.body.action.tolist() == [[0.5, 0.5]]
 
 
-def test_sends_unhandled_steps_again_to_a_new_server(make_core: Callable[..., SourceCore]) -> None:
+def test_the_core_sends_unhandled_steps_again_to_a_new_server(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     outputs = core.step([welcome("policy"), welcome("learner")], 0.0)
     assert [(to, message.state) for to, message in outputs if isinstance(message, LifecycleChange)] == [
@@ -105,7 +105,7 @@ def test_sends_unhandled_steps_again_to_a_new_server(make_core: Callable[..., So
     assert len(steps(core.step([throttle(2)], 0.6))) == 1
 
 
-def test_keeps_steps_until_the_learner_has_handled_them(make_core: Callable[..., SourceCore]) -> None:
+def test_the_core_keeps_steps_until_the_learner_has_handled_them(make_core: Callable[..., SourceCore]) -> None:
     """The core keeps all Steps that the learner has not handled, and one Step before them."""
     core = make_core()
     core.step([throttle(2000)], 0.0)
@@ -116,7 +116,7 @@ def test_keeps_steps_until_the_learner_has_handled_them(make_core: Callable[...,
     assert [step.sequence for step in steps(core.step([welcome("learner")], 0.4))] == [3, 4, 5, 6]
 
 
-def test_waits_while_too_many_steps_are_unanswered(make_core: Callable[..., SourceCore]) -> None:
+def test_the_core_waits_while_too_many_steps_are_unanswered(make_core: Callable[..., SourceCore]) -> None:
     """The core keeps at most QUEUE_LENGTH + 1 unanswered Steps, and then waits."""
     core = make_core()
     core.step([throttle(10**6)], 0.0)
@@ -128,7 +128,7 @@ def test_waits_while_too_many_steps_are_unanswered(make_core: Callable[..., Sour
     assert core.next_sequence == QUEUE_LENGTH + 2
 
 
-def test_sends_the_step_again_if_no_action_arrives(make_core: Callable[..., SourceCore]) -> None:
+def test_the_core_sends_the_step_again_if_no_action_arrives(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     core.step([throttle(9)], 10.0)
     assert core.step([], 10.9) == []

@@ -77,7 +77,7 @@ def test_a_task_gets_the_delayed_action() -> None:
 
 
 def test_noise_has_the_drawn_standard_deviation(seed: int) -> None:
-    """Of 9000 readings, the standard deviation is within 6 σ/√(2n), and the mean within 6 σ/√n."""
+    """The standard deviation of n = 9000 readings is within 6 σ/√(2n) of σ, and the mean within 6 σ/√n of 0."""
     robot = make("Ant", seed, sensor_noise={"joint_velocity": [0.05, 0.2]}, sensor_bias={"velocity": [0.1, 0.3]})
     robot.reset()
     noisy: Disturbance = robot.disturbance

@@ -66,7 +66,7 @@ def test_numbers_equal_gymnasiums(task: str) -> None:
     ours.close()
 
 
-def test_specifications() -> None:
+def test_specifications_have_the_limits_and_the_period_of_the_task() -> None:
     pendulum = tasks.spec("gymnasium:Pendulum-v1")
     assert (pendulum.action_low.tolist(), pendulum.action_high.tolist()) == ([-2.0], [2.0])
     assert pendulum.control_period == 0.05, "the task's dt counts, not its rendering rate of 30 Hz"
@@ -76,7 +76,7 @@ def test_specifications() -> None:
 
 
 @needs_box2d
-def test_lunar_lander() -> None:
+def test_lunar_lander_has_its_sizes_and_its_period() -> None:
     lander = tasks.spec("gymnasium:LunarLanderContinuous-v3")
     assert (lander.observation_size, lander.action_size, lander.control_period) == (8, 2, 1 / 50)
 

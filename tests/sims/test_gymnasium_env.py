@@ -24,7 +24,7 @@ ROBOTS = [f"td3_robot/{name}-v0" for name in tasks.names()]
 
 
 @pytest.mark.parametrize("name", ROBOTS)
-def test_checkers_find_nothing(name: str) -> None:
+def test_checkers_find_no_problem(name: str) -> None:
     environment = gymnasium.make(name, render_mode="rgb_array", width=48, height=32)
     # Warnings are errors here. Gymnasium's check of rendering opens a window, but a test has no display.
     gymnasium_check(environment.unwrapped, skip_render_check=True)
@@ -37,7 +37,7 @@ def test_checkers_find_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROBOTS)
-def test_same_numbers_as_the_environment_inside(name: str) -> None:
+def test_numbers_equal_the_environment_inside(name: str) -> None:
     outside = gymnasium.make(name)
     inside = tasks.make(name.removeprefix("td3_robot/").removesuffix("-v0"))
     random = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def test_same_numbers_as_the_environment_inside(name: str) -> None:
     inside.close()
 
 
-def test_time_limit() -> None:
+def test_the_time_limit_truncates_the_episode() -> None:
     environment = gymnasium.make("td3_robot/HalfCheetah-v0")
     assert environment.spec is not None
     assert environment.spec.max_episode_steps == 1000
@@ -70,7 +70,7 @@ def test_time_limit() -> None:
     environment.close()
 
 
-def test_reset_after_close() -> None:
+def test_reset_works_after_close() -> None:
     environment = gymnasium.make("td3_robot/Hopper-v0").unwrapped
     first, _ = environment.reset(seed=4)
     environment.close()
@@ -86,7 +86,7 @@ def test_reset_after_close() -> None:
     environment.close()
 
 
-def test_pictures() -> None:
+def test_pictures_have_the_requested_size() -> None:
     environment = gymnasium.make("td3_robot/Ant-v0", render_mode="rgb_array", width=80, height=60)
     environment.reset(seed=0)
     picture = environment.render()
@@ -101,7 +101,7 @@ import ctypes, gymnasium, numpy, time, td3_robot_sims.gymnasium_env
 from td3_robot_sims.backends.bullet import c_api as b3
 from td3_robot.errors import ConfigError
 
-class Camera(ctypes.Structure):  # b3OpenGLVisualizerCameraInfo; its last three numbers are the point it looks at
+class Camera(ctypes.Structure):  # b3OpenGLVisualizerCameraInfo; its last three numbers are the point in its centre
     _fields_ = (("size", ctypes.c_int * 2), ("others", ctypes.c_float * 47), ("target", ctypes.c_float * 3))
 
 ask = b3._function("b3InitRequestOpenGLVisualizerCameraCommand", ctypes.c_void_p, result=ctypes.c_void_p)
@@ -166,7 +166,7 @@ def test_unknown_render_mode_is_refused() -> None:
         td3_robot_sims.gymnasium_env.RobotEnv("Ant", render_mode="ansi")
 
 
-def test_make_by_module_and_name() -> None:
+def test_gymnasium_imports_the_module_before_the_name() -> None:
     code = (
         "import gymnasium; e = gymnasium.make('td3_robot_sims.gymnasium_env:td3_robot/Ant-v0'); "
         "e.reset(seed=1); print(e.spec.id); e.close()"

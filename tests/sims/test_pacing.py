@@ -44,8 +44,8 @@ def one(outputs: list[Output]) -> Step:
     return step
 
 
-def test_deadlines_and_lags(spec: RobotSpec) -> None:
-    """The period is 0.02 s. A step that is 5 ms late shifts no deadline. A step at 10.105 s misses 10.08 and 10.10."""
+def test_late_steps_shift_no_deadline(spec: RobotSpec) -> None:
+    """The period is 0.02 s. The step at 10.045 s is 5 ms late. The step at 10.105 s misses 10.08 and 10.10."""
     pacing = RealTime(spec, "hold")
     assert pacing.deadline is None
     assert pacing.may_step(10.0, ready=False)
@@ -104,8 +104,8 @@ def test_without_an_action_the_fallback_is_applied_and_reported(
     assert one(core.step([action(3, 1.5, 0)], 1.08)).action.tolist() == [[1.5, 0]]
 
 
-def test_nothing_is_held_over_a_reset(make_core: Callable[..., SourceCore]) -> None:
-    """Each episode has one step: 1.02 s ends an episode, 1.04 s resets the robot, and 1.06 s has no action to hold."""
+def test_no_action_is_held_over_a_reset(make_core: Callable[..., SourceCore]) -> None:
+    """Each episode has one step. It ends at 1.02 s, the reset is at 1.04 s, and no action can be held at 1.06 s."""
     core = make_core(length=1)
     core.step([THROTTLE], 1.0)
     steps = [one(core.step([action(0, 2.5, 0.25)], 1.02)), one(core.step([], 1.04)), one(core.step([], 1.06))]

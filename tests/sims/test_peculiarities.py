@@ -47,11 +47,11 @@ def test_cost_uses_the_action_before_clipping(robot: Locomotion) -> None:
         robot.reset(8)
         outcome = robot.step(np.full(size, scale, np.float32))
         seen.append((outcome.observation, robot.reward_terms()["electricity"]))
-    (limited, cost), (beyond, dearer) = seen
+    (limited, cost), (beyond, higher_cost) = seen
     np.testing.assert_array_equal(limited, beyond)
     # cost(s) = power·s + current·s², and the weight of the current is 0.1, or 4.25 times that for the Humanoid.
     current = -0.425 if robot.spec.name == "Humanoid" else -0.1
-    assert dearer == pytest.approx(3 * (cost - current) + 9 * current, rel=1e-5)
+    assert higher_cost == pytest.approx(3 * (cost - current) + 9 * current, rel=1e-5)
 
 
 @robots

@@ -38,7 +38,7 @@ def make_published(task: str) -> gymnasium.Env[Any, Any]:
 
 
 def drivers(task: str, seed: int) -> list[Driver]:
-    """One driver for each episode. Some make the robot fall; with ``Stand`` it reaches the time limit."""
+    """One driver for each episode. Some make the robot fall. With ``Stand`` the robot reaches the time limit."""
     if task == "HalfCheetah":  # every episode lasts until the time limit
         return [Random(seed, 1.5), Stand(task, seed)]
     falls: list[Driver] = [Random(seed, 1.0), Random(seed, 1.5)]
@@ -88,7 +88,7 @@ def test_episodes_equal_the_package(pair: tuple[str, gymnasium.Env[Any, Any], En
 
 
 def test_humanoid_reaches_its_time_limit_as_in_the_package() -> None:
-    """With weak upward gravity it stays above its limit; with normal gravity it falls."""
+    """With weak upward gravity the robot stays above its height limit. With normal gravity it falls."""
     published, ours = make_published("Humanoid"), tasks.make("Humanoid")
     assert isinstance(ours, Locomotion)
     published.reset()

@@ -17,11 +17,11 @@ def test_only_named_lines_are_dropped(capfd: pytest.CaptureFixture[str]) -> None
 
 def fail() -> None:
     with without_lines(b"chatter:"):
-        os.write(2, b"chatter: one\nlast words\n")
+        os.write(2, b"chatter: one\nlast line\n")
         raise OSError("broken")
 
 
 def test_other_lines_are_written_after_an_exception(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(OSError, match="broken"):
         fail()
-    assert capfd.readouterr().err == "last words\n"
+    assert capfd.readouterr().err == "last line\n"

@@ -62,7 +62,7 @@ def act(robot: Any, seed: int, steps: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("task", [*tasks.names(), "gymnasium:Pendulum-v1"])
-def test_off_is_the_published_robot_bit_for_bit(task: str, seed: int) -> None:
+def test_an_empty_randomization_changes_no_bit(task: str, seed: int) -> None:
     plain, off = tasks.make(task, seed), tasks.make(task, seed, RandomizationConfig())
     assert off.reset().tolist() == plain.reset().tolist()
     assert act(off, seed, 200) == act(plain, seed, 200)
@@ -81,7 +81,7 @@ def test_on_is_true_if_any_key_is_set() -> None:
 
 @pytest.mark.parametrize("task", ["Walker2D", "Ant"])
 def test_factors_of_one_change_nothing(task: str, seed: int) -> None:
-    """The world takes four numbers from the random stream. After that, both robots draw the same reset noise."""
+    """Randomization takes four numbers from the random stream. After that, both robots draw the same reset noise."""
     drawn = make(task, seed, mass=[1, 1], friction=[1, 1], motor_strength=[1, 1], joint_damping=[0, 0])
     plain = tasks.make(task, seed)
     plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]
@@ -162,7 +162,7 @@ def test_damping_brakes_a_joint() -> None:
 
 @pytest.mark.parametrize("task", tasks.names())
 @pytest.mark.parametrize("side", [0.0, 1.0, math.pi / 2, math.pi, -2.0])
-def test_tilt(task: str, side: float) -> None:
+def test_a_tilt_turns_the_robot_to_its_side(task: str, side: float) -> None:
     """A tilt ahead is a positive pitch, and a tilt to the left a negative roll. The lowest point does not sink."""
     world, joints = World(MODELS[task]), len(MODELS[task].joints)
     world.reset([0.0] * joints)

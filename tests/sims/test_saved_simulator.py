@@ -69,7 +69,7 @@ def test_a_later_incarnation_continues_exactly(count: int) -> None:
     other.envs.close()
 
 
-def test_a_simulator_already_in_that_state_only_confirms_it() -> None:
+def test_a_simulator_already_in_the_saved_state_only_confirms_it() -> None:
     core = make("gymnasium:Pendulum-v1")
     _, [state] = drive(core, 5, save=True)
     random = core.envs.save_state()["0.random"]

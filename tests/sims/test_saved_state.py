@@ -32,7 +32,7 @@ print(json.dumps(trace(environment, 100, seed=3)))
 
 
 @pytest.mark.parametrize("task", ["Walker2D", "Ant", "Humanoid"])
-def test_continues_in_another_process(task: str) -> None:
+def test_a_saved_episode_continues_in_another_process(task: str) -> None:
     environment = tasks.make(task, seed=5)
     environment.reset()
     trace(environment, 300, seed=1)

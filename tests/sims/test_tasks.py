@@ -23,7 +23,7 @@ def test_bullet_robots_are_listed() -> None:
     ("task", "observations", "actions"),
     [("Walker2D", 22, 6), ("Ant", 28, 8), ("HalfCheetah", 26, 6), ("Hopper", 15, 3), ("Humanoid", 44, 17)],
 )
-def test_specifications(task: str, observations: int, actions: int) -> None:
+def test_specifications_have_the_sizes_and_the_period_of_the_robot(task: str, observations: int, actions: int) -> None:
     spec = tasks.spec(task)
     assert (spec.name, spec.observation_size, spec.action_size) == (task, observations, actions)
     assert spec.control_period == 0.0165

@@ -36,7 +36,7 @@ def test_each_call_is_made_once_and_all_have_ended_when_run_returns(threads: int
     pool.close()
 
 
-def test_calls_run_at_once(pool: ThreadPool) -> None:
+def test_calls_run_at_the_same_time(pool: ThreadPool) -> None:
     """Four calls that wait for each other need four threads. The barrier times out after a minute."""
     barrier = threading.Barrier(4)
     pool.run(lambda _: barrier.wait(60), 4)
@@ -66,7 +66,7 @@ def test_the_failure_with_the_lowest_number_is_raised_after_all_calls(pool: Thre
         assert sorted(taken) == list(range(8))
 
 
-def test_an_interrupt_waits_for_the_others(pool: ThreadPool) -> None:
+def test_an_interrupt_of_a_call_is_raised_after_all_calls(pool: ThreadPool) -> None:
     barrier, done = threading.Barrier(2), []
 
     def call(number: int) -> None:
@@ -81,7 +81,7 @@ def test_an_interrupt_waits_for_the_others(pool: ThreadPool) -> None:
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
-def test_an_interrupt_while_waiting_waits_for_the_others(pool: ThreadPool, raised: type[BaseException]) -> None:
+def test_an_interrupt_of_the_wait_is_raised_after_all_calls(pool: ThreadPool, raised: type[BaseException]) -> None:
     main = threading.main_thread()
     helped, interrupted, left = threading.Event(), threading.Event(), threading.Event()
     early: list[bool] = []

@@ -26,7 +26,7 @@ def envs(scripted: Callable[..., Any]) -> Callable[..., VectorEnvironment]:
     return make
 
 
-def test_phases_and_episode_numbers(envs: Callable[..., VectorEnvironment]) -> None:
+def test_each_robot_has_its_phases_and_episode_numbers(envs: Callable[..., VectorEnvironment]) -> None:
     """Robot 0: two steps, terminated. Robot 1: three steps, truncated. Robot 2: one step, both flags: terminated."""
     robots = envs([(2, True, False)], [(3, False, True)], [(1, True, True)])
     rows = []
@@ -89,8 +89,8 @@ def test_diverged_physics_truncates_the_episode(
 
 
 @pytest.mark.parametrize("task", tasks.names())
-def test_threads_change_nothing(task: str, seed: int) -> None:
-    """One thread and five give the same bits for six robots with resets among their steps."""
+def test_the_number_of_threads_changes_nothing(task: str, seed: int) -> None:
+    """One thread and five threads give the same bits for six robots with resets among their steps."""
     ranges = RandomizationConfig(mass=(0.8, 1.2), push=PushConfig(force=(10.0, 50.0)))
     alone, together = (
         VectorEnvironment(lambda number: tasks.make(task, number, ranges), 6, seed, "sim-0", 0, threads=threads)
@@ -112,7 +112,7 @@ def test_threads_change_nothing(task: str, seed: int) -> None:
     together.close()
 
 
-def test_as_many_threads_as_cores_and_no_more_than_robots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_as_many_threads_as_cores_but_no_more_than_robots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("td3_robot_sims.vector_env.available_cores", lambda: 3)
 
     def threads(task: str, robots: int) -> set[str]:

@@ -57,7 +57,7 @@ class Environment(ABC):
             for a robot without named groups.
 
     Attributes:
-        concurrent: whether threads can step environments of this class at the same time, and gain speed by it.
+        concurrent: whether threads can step environments of this class at the same time, and are faster then.
         random: the random generator of resets and steps.
         disturbance: the randomization of this robot; None if nothing is randomized.
     """

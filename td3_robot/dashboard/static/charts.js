@@ -46,8 +46,8 @@ function listChannels(body, names, selected, redraw, texts) {
   });
 }
 
-// A chart that follows its place's width and the colour scheme. Its labels name the series. With points, each series is a row
-// of points, and the vertical axis has the names of the series.
+// A chart that adapts to the width of its place and to the colour scheme. Its labels name the series. With points, each
+// series is a row of points, and the vertical axis has the names of the series.
 class Chart {
   constructor(id, { time = false, bars = false, points = false, values = null, label = "steps" } = {}) {
     Object.assign(this, { place: $(id), time, bars, points, values, label, labels: [], data: null, plot: null });
@@ -60,7 +60,7 @@ class Chart {
   }
 
   // Bands fill the space between two series: { series: [upper, lower], fill: colour }. A series without a label is not in
-  // the legend. The range is that of the horizontal axis; null fits it to the data.
+  // the legend. The range is for the horizontal axis; with null, the axis fits the data.
   set(labels, data, { bands = [], colours = COLOURS, range = null } = {}) {
     const same = this.plot && labels.join("\n") === this.labels.join("\n") && String(range) === String(this.range);
     Object.assign(this, { labels, data, bands, colours, range });

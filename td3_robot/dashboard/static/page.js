@@ -21,7 +21,7 @@ function binName(index) {
   return index < edges.length ? `≤${edges[index]} ms` : `>${edges[edges.length - 1]} ms`;
 }
 
-// Draws the series of two tables of columns over one axis of environment steps.
+// Joins series from several tables over one axis of environment steps. Returns labels and data, or null without a series.
 function joined(parts) {
   const tables = parts.filter(({ table, name }) => table.env_steps && table[name]);
   if (!tables.length) return null;
@@ -227,7 +227,7 @@ const QUESTIONS = {
   rollback: "Roll back? The robots use the previous policy from the next action on.",
 };
 
-// Sends a command. The result is what the policy server and the robots answered, never a guess.
+// Sends a command, and shows what the policy server and the robots answered.
 async function act(verb) {
   if (QUESTIONS[verb] && !confirm(QUESTIONS[verb])) return;
   const begun = performance.now();

@@ -15,7 +15,7 @@ class Robot {
   // Forgets the robot and its size, before another robot is drawn.
   forget() {
     this.frame = null;
-    this.size = 0; // m; the largest distance so far of a part from the floor, or from the middle of the torso on the floor
+    this.size = 0; // m; the largest height of a part, or horizontal distance of a part from the torso, so far
   }
 
   // Shows the frames one after the other until the next frames come.

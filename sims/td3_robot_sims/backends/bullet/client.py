@@ -36,7 +36,7 @@ _windows: set[int] = set()  # addresses of worlds with a window; PyBullet can sh
 
 
 class _Handle:
-    """Bullet's address of a world. The end of the last reference to this object frees the world.
+    """Bullet's address of a world. Python frees the world when no reference to this object remains.
 
     Each method of :class:`Client` holds a reference, because another thread or a signal handler may close the world
     meanwhile. If a thread is stepping the world when the interpreter ends, nothing frees the world.
@@ -184,7 +184,7 @@ class Client:
             b3.joint_info(handle.address, body, index, byref(info))
             if info.index != index or (info.positions, info.velocities) not in {(0, 0), (1, 1)}:
                 raise ConfigError(
-                    f"the installed pybullet describes joint {index} in a way unknown here; 3.2.7 is known"
+                    f"the description of joint {index} in the installed pybullet is unknown; allowed: version 3.2.7"
                 )
             name, link = info.name.decode(), info.link_name.decode()
             joints.append(Joint(name, link, info.lower, info.upper, info.position_at, info.velocity_at))
@@ -263,7 +263,7 @@ class Client:
     # Speed matters in these methods, so only step() checks whether a window was closed.
 
     def drive(self, body: int, first: int, torques: list[float]) -> None:
-        """Apply torques (N·m) to consecutive joints in the next step; ``first`` is the first ``velocity_at``."""
+        """Apply torques (N·m) to consecutive joints in the next step, from ``velocity_at`` = ``first`` on."""
         handle = self._handle or self._open()
         command = b3.control(handle.address, body, pybullet.TORQUE_CONTROL)
         values, count = self._torques, len(torques)

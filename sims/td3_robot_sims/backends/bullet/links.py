@@ -49,7 +49,7 @@ def describe(model: RobotModel) -> Robot:
     # a part of its parent.
     links = [Link("torso", -1)]
     drawn = [_moved(shapes["torso"], -centres[torso])]
-    # Maps PyBullet's index of a link to the index in ``links``, and the offset from its origin.
+    # Maps PyBullet's index of a link to an index in ``links``, and to the offset from the origin of that entry.
     places = {torso: (0, np.zeros(3))}
     for index, joint in enumerate(joints):
         parent = joint[16]
@@ -112,7 +112,7 @@ def _moved(shapes: list[tuple[Float64, Float64, float]], offset: Float64) -> tup
 
 
 def _vector(values: ArrayLike) -> Vector:
-    x, y, z = (round(float(value), 6) + 0.0 for value in np.asarray(values))  # + 0.0 makes 0 of -0
+    x, y, z = (round(float(value), 6) + 0.0 for value in np.asarray(values))  # + 0.0 turns -0 into 0
     return x, y, z
 
 

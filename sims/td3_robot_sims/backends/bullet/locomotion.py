@@ -1,6 +1,6 @@
 """Walking robots as environments: their observations, their reward, and when an episode ends.
 
-All numbers equal those of ``pybullet_envs_gymnasium`` 0.6.0, with these peculiarities:
+All numbers equal those of ``pybullet_envs_gymnasium`` 0.6.0, including these peculiarities:
 
 * Foot contacts are one step old. An observation holds the contacts after the previous step. They are 0 after a reset.
 * Actions are clipped to ±1 before they become torques, but the cost uses the action before clipping.

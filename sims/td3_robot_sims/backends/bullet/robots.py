@@ -1,6 +1,6 @@
 """The five published robots as data: model file, joints, torque scales, feet, and when a robot counts as alive.
 
-The values are those of ``pybullet_envs_gymnasium`` 0.6.0 (``Walker2DBulletEnv-v0`` and its siblings). The model files
+The values are those of ``pybullet_envs_gymnasium`` 0.6.0 (``Walker2DBulletEnv-v0`` and similar tasks). The model files
 are those of ``pybullet_data``. This module does not import PyBullet, because a specification needs no physics.
 
 To add a robot, add a :class:`RobotModel` to ``ROBOTS``.

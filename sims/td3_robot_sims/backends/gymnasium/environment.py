@@ -33,7 +33,7 @@ class GymnasiumEnvironment(Environment):
 
     The attribute ``robot_spec`` of Gymnasium's environment may hold the specification of a robot, as a
     :class:`RobotSpec` or as the map that :meth:`RobotSpec.describe` returns. The task then has this specification, and
-    its policies fit a driver with the same one. Sizes and limits must equal those of the spaces.
+    its policies fit a driver with the same specification. Sizes and limits must equal those of the spaces.
 
     Args:
         kind: name of the backend. Without a ``robot_spec``, the robot's name begins with it.
@@ -64,7 +64,7 @@ class GymnasiumEnvironment(Environment):
         return _channels(task, "action", env.action_space)
 
     def _command(self, action: Float32) -> Any:
-        """Return the action for the task, which may write into it."""
+        """Return the action for the task as a copy, because the task may write into it."""
         return action.copy()
 
     def _reset(self) -> Float32:
