@@ -59,7 +59,7 @@ class Stretch:
 
 
 class _FinishedError(Exception):
-    """All stretches are measured."""
+    """Ends the training after the last stretch."""
 
 
 def options(script: str, purpose: str) -> argparse.Namespace:
@@ -153,7 +153,7 @@ def report(stretches: Sequence[Stretch], recorded_bytes: int) -> dict[str, Any]:
 
 
 def _total(stretches: Sequence[Stretch], recorded: bool, *fields: str) -> float:
-    """Sum the growth of fields of :class:`Point` over the recorded stretches, or over the plain stretches."""
+    """Return how much the fields of :class:`Point` grow in all recorded stretches, or in all plain stretches."""
     chosen = [stretch for stretch in stretches if stretch.recorded == recorded]
     total: float = sum(
         getattr(stretch.end, name) - getattr(stretch.begin, name) for stretch in chosen for name in fields
@@ -227,7 +227,7 @@ class Recorders:
 def _plan(
     recorders: Recorders, stretches: list[Stretch], blocks: int, seconds: float, warm_up: int
 ) -> Generator[None, Point, None]:
-    """A generator that receives points. It begins and ends stretches there, and starts and stops recorders."""
+    """Receive points, begin and end stretches at these points, and start and stop recorders."""
     point = yield
     while point.steps < warm_up:
         point = yield
