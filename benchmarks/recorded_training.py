@@ -3,9 +3,9 @@
     python benchmarks/recorded_training.py [walker2d] [--blocks 12] [--stretch 5] [--set KEY=VALUE] [--json]
 
 The benchmark divides one training into stretches: plain, recorded, recorded, plain, and so on. A recorder runs in the
-recorded stretches. With this order, slow changes such as other load affect both kinds alike. Each block of four
-stretches gives one ratio of environment steps per second. The result is the median over the blocks, with a 95 %
-confidence interval. The benchmark also measures processor time, which other load hardly changes.
+recorded stretches. With this order, slow changes of other load affect both kinds equally. Each block of four stretches
+gives one ratio of environment steps per second. The result is the median over the blocks, with a 95 % confidence
+interval. The benchmark also measures processor time, which other load hardly changes.
 """
 
 from __future__ import annotations
