@@ -9,14 +9,14 @@ RELEASE := $(VENV)/release
 RELEASE_READY := $(RELEASE)/.ready
 ROS2_READY := $(VENV)/ros2/.ready
 
-# Tests and trainings start many processes. With .pyc files they do not each compile the package again.
+# Tests and trainings start many processes. Without .pyc files, each process would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test test-all check fuzz docs audit sbom format clean help
 
 help:
 	@echo "make train     set up, train Walker2D with three processes, print where the curve is"
-	@echo "make test      set up, run the tests but the slow ones"
+	@echo "make test      set up, run all tests except the slow ones"
 	@echo "make test-all  set up, run every test"
 	@echo "make check     set up, ruff, mypy --strict, bandit and the document checks"
 	@echo "make fuzz      set up, feed mutated bytes to each reader for 15 s (x86-64)"
@@ -39,7 +39,7 @@ $(READY): $(TRAIN_READY)
 	touch $(READY)
 
 # rclpy for the tests of `td3-robot ros2`. Its wheels restart every Python process of their environment with other library
-# paths, so they have an environment of their own. Without the wheels, these tests are skipped.
+# paths, so they need a separate environment. Without the wheels, these tests are skipped.
 $(ROS2_READY): $(READY)
 	$(PYTHON) -m venv $(VENV)/ros2
 	$(VENV)/ros2/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
@@ -62,7 +62,7 @@ check: $(READY) docs
 	$(BIN)/python docs/produce.py --check
 	$(BIN)/python benchmarks/results/report.py --check
 
-# A target ends with an error at the first defect.
+# The fuzzer exits with an error at the first defect.
 FUZZ_SECONDS ?= 15
 fuzz: $(READY)
 	$(PIP) --editable '.[fuzz]'
@@ -71,7 +71,7 @@ fuzz: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The tools of a release have many requirements, so they have an environment of their own.
+# The tools of a release have many requirements, so they have a separate environment.
 $(RELEASE_READY): Makefile
 	$(PYTHON) -m venv $(RELEASE)
 	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.9' 'cyclonedx-bom>=7'

@@ -1,4 +1,4 @@
-"""A fault in a recorded robot: the cells ``deploy`` and ``record`` of faults.py."""
+"""Inject a fault into a recorded robot: the cells ``deploy`` and ``record`` of faults.py."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ POLICY, SAFE = 0.5, -0.125  # N·m
 CUT = 3.0  # seconds
 PERIOD_MS, DEADLINE_MS = 20, 500
 SLOW_PERIOD_MS, SLOW_DEADLINE_MS = 200, 2000
-"""With a lossy link, 50 ms each way and the repetition of a lost segment must fit into a period."""
+"""On a lossy link, the delay of 50 ms each way and the repetition of a lost segment must fit into one period."""
 _SERVER_OF = {"driver": "policy", "learner": "learner", "recorder": "recorder"}
-"""The server at the other end of the link of a process: this server is behind the cable."""
+"""Maps a process to the server of its link. The cable connects this server to all other processes."""
 _OUTPUT = {"policy": Action.NAME, "learner": ADOPTED, "driver": Step.NAME, "recorder": Step.NAME}
-"""The messages that show when a process works."""
+"""Maps a process to the messages that show that it works."""
 
 
 class Robot(Processes):
-    """A policy server, a driver and a recorder, and a learner if the fault concerns it. NAME.yaml configures NAME.
+    """A policy server, a driver and a recorder, and a learner if the fault concerns it.
+
+    The file NAME.yaml configures the process NAME.
 
     Args:
-        folder: of all files.
+        folder: folder of all files.
         fault: the fault of a cell.
         process: the process that has the fault.
         cable: the network between the server of this process and all other processes; None without a network.
@@ -130,7 +132,7 @@ class Robot(Processes):
     def wait_for_policy(self, moment: float, timeout: float) -> None:
         """Wait until the policy has moved the robot after a moment of the monotonic clock."""
         _wait(
-            "the policy",
+            "no action of the policy",
             lambda: any(when > moment and torque == POLICY for when, torque in self.applied()[-500:]),
             timeout,
         )
@@ -144,7 +146,7 @@ class Robot(Processes):
             found = int(json.loads(self.operator("state", "--json"))["version"])
             return found > version
 
-        _wait("newer weights", newer, 60)
+        _wait("no newer weights", newer, 60)
         return found
 
 
@@ -158,12 +160,12 @@ def _wait(what: str, done: Callable[[], bool], timeout: float) -> None:
     end = time.monotonic() + timeout
     while not done():
         if time.monotonic() > end:
-            raise NodeError(f"{what} did not come within {timeout:g} s")
+            raise NodeError(f"{what} within {timeout:g} s")
         time.sleep(0.1)
 
 
 def deploy(fault: str, process: str, folder: Path, steps: int) -> Result:
-    """Inject a fault into a recorded robot, and measure. Restart a process that ends, as systemd does."""
+    """Inject a fault into a recorded robot, and measure its effect. Restart a process that ends, as systemd does."""
     (folder / "disk").mkdir()
     with contextlib.ExitStack() as stack:
         if fault == "disk":

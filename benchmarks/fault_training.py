@@ -1,4 +1,4 @@
-"""A fault in a recorded training: the cells ``train`` of faults.py."""
+"""Inject a fault into a recorded training: the cells ``train`` of faults.py."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SETTINGS = (
     "record.enabled=true",
 )
 _OUTPUT = {"simulator": Step, "policy": Action, "learner": Weights, "supervisor": Step}
-"""The messages that show when a process works."""
+"""Maps a process to the messages that show that it works."""
 _NAME = {"simulator": "sim-0", "policy": "policy", "learner": "learner"}
 _FREQUENT = ("--log-every", "0.2")
 
 
 def train(fault: str, process: str, folder: Path, steps: int) -> Result:
-    """Inject a fault into a recorded training, and measure. Resume the training if it ends."""
+    """Inject a fault into a recorded training, and measure its effect. Resume the training if it ends."""
     disk = folder / "disk"
     disk.mkdir()
     with small_disk(disk) if fault == "disk" else contextlib.nullcontext():
@@ -49,7 +49,7 @@ def _train(fault: str, process: str, folder: Path, disk: Path, steps: int) -> Re
             hit(fault, pid, folder)
         try:
             run.wait_for_more_steps(steps)
-        except AssertionError:  # the training has closed its output, and ends
+        except AssertionError:  # the training has closed its output, and is about to end
             run.process.wait(60)
         if run.process.poll() is not None:
             if filler:

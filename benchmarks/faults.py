@@ -1,4 +1,4 @@
-"""Inject faults into the processes of a training and of a robot, and measure what is lost and when it goes on.
+"""Inject faults into the processes of a training and of a robot. Measure what is lost, and when everything works again.
 
     python benchmarks/faults.py [--only FAULT/PROCESS/USE ...] [--out FILE] [--quick] [--json]
     python benchmarks/faults.py --report
@@ -65,11 +65,11 @@ _LEFT_OUT = (
     ),
     ("clock", "learner", "deploy", "the clock of the policy server's machine is the same case"),
 )
-"""Faults, processes and uses of the cells that are not made, and the reason. The first row that fits holds."""
+"""Cells that are left out: faults, processes, uses and the reason. The first row that fits a cell gives its reason."""
 
 
 def left_out(cell: Cell) -> str:
-    """Return why a cell is not made; empty if it is made."""
+    """Return the reason why a cell is left out; empty if it is measured."""
     rows = (
         why
         for *row, why in _LEFT_OUT
@@ -94,7 +94,7 @@ def measure(cell: Cell, steps: int) -> Result:
 
 def main() -> int:
     parser = harness.Options(
-        "python benchmarks/faults.py", "Measure what each fault costs.", ("--only stop/policy/deploy",)
+        "python benchmarks/faults.py", "Measure the effect of each fault.", ("--only stop/policy/deploy",)
     )
     parser.add_argument("--only", nargs="+", metavar="CELL", help="cells FAULT/PROCESS/USE; * stands for every value")
     parser.add_argument("--out", type=Path, default=DATA / "faults.json", metavar="FILE", help="file of the results")

@@ -1,4 +1,4 @@
-"""The faults of faults.py, and what recordings say about their effect."""
+"""Inject the faults of faults.py, and read their effects from recordings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def prepare(fault: str, folder: Path) -> Mapping[str, str]:
 def hit(fault: str, pid: int, folder: Path) -> None:
     """Inject a fault into a process whose environment comes from :func:`prepare`.
 
-    ``stop`` lasts until this function returns.
+    With ``stop``, this function returns when the process runs again.
     """
     if fault == "kill":
         os.kill(pid, signal.SIGKILL)
@@ -83,8 +83,8 @@ def small_disk(folder: Path, megabytes: int = 64) -> Iterator[None]:
 def read(recordings: list[Path]) -> tuple[dict[str, list[int]], int]:
     """Return the receive times of each topic in wall-clock ns, and the number of Steps that the recordings lack.
 
-    The topic ADOPTED has the Actions whose weights are newer than those of the Action before. A Step is missing if a
-    source sent Steps before and after it, and no recording has it.
+    The topic ADOPTED has each Action whose weights version differs from that of the Action before. A Step is missing if
+    the recordings have earlier and later Steps of its source, but not this Step.
     """
     times: dict[str, list[int]] = defaultdict(list)
     sequences: dict[tuple[str, int], set[int]] = defaultdict(set)
@@ -109,6 +109,9 @@ def read(recordings: list[Path]) -> tuple[dict[str, list[int]], int]:
 
 
 def longest_gap(times: list[int], since: int) -> float | None:
-    """Return the longest time in s between two messages, from the last one before ``since``; None without messages."""
+    """Return the longest time in s between two messages after ``since`` (ns). None: there are no messages.
+
+    The last message before ``since`` also counts.
+    """
     found = times[max(0, bisect.bisect(times, since) - 1) :]
     return float(max(np.diff(found), default=0)) * 1e-9 if found else None

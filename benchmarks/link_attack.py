@@ -2,8 +2,8 @@
 
     python benchmarks/link_attack.py [--trips 5000] [--json]
 
-The attacker has no valid key, or is a broken peer with a valid key. The link is TCP with keys. Attacker, server and
-robot share one machine, so the result includes the effect of the attacker's processor time.
+The attacker has no valid key, or has a valid key and sends invalid data. The link is TCP with keys. Attacker, server
+and robot share one machine, so the result includes the effect of the attacker's processor time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from td3_robot.transport.keys import KeyFolder
 
 KINDS = {
     "half-open": "a new connection every ms that sends half a greeting; 200 stay open",
-    "garbage": "a new connection every ms that sends bytes which are not ZeroMQ; 200 stay open",
+    "garbage": "a new connection every ms that sends bytes of another protocol; 200 stay open",
     "wrong-key": "a new client every ms whose key is not allowed; 20 stay open",
     "oversize": "a new client every ms with an allowed key that sends a frame of 8 MB; 20 stay open",
     "large": "a client with an allowed key that never sends Hello and sends a command of 4 MB every 20 ms",
@@ -149,7 +149,7 @@ def main() -> int:
 
 
 def measure(robot: Robot, trips: int, kind: str, endpoint: str, keys: str) -> dict[str, Any]:
-    """Measure round trips without and with an attack, in turns. ``p99_over_quiet`` is the ratio of both p99 values."""
+    """Measure round trips alternately without and with an attack. ``p99_over_quiet`` is the ratio of the p99 values."""
 
     def quiet() -> list[int]:
         return [robot.round_trip() for _ in range(_BLOCK)]

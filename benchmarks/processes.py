@@ -1,4 +1,4 @@
-"""Real processes with a log each, for soak.py and faults.py."""
+"""Real processes for soak.py and faults.py. Each process has a log."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Processes:
         """Start Python with these words. A new log replaces the log of an earlier process with this name.
 
         Args:
-            name: of the process.
+            name: name of the process.
             words: the arguments of Python.
-            before: words before the interpreter, for example of another command that starts it.
+            before: words before the interpreter, for example a command that starts it.
             environment: variables in addition to those of this process.
         """
         with (self.folder / f"{name}.log").open("wb") as log:
@@ -85,7 +85,7 @@ class Processes:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
     def end(self) -> None:
-        """Stop the commands, the newest first. The recordings are whole after it."""
+        """Stop the commands, the newest first. Then the recordings are complete."""
         for process in reversed(self._started):
             process.terminate()
             try:

@@ -3,9 +3,9 @@
     python benchmarks/recorded_training.py [walker2d] [--blocks 12] [--stretch 5] [--set KEY=VALUE] [--json]
 
 The benchmark divides one training into stretches: plain, recorded, recorded, plain, and so on. A recorder runs in the
-recorded stretches. With this order, slow changes such as other load affect both kinds alike. Each block of four
-stretches gives one ratio of environment steps per second. The result is the median over the blocks, with a 95 %
-confidence interval. The benchmark also measures processor time, which other load hardly changes.
+recorded stretches. With this order, slow changes of other load affect both kinds equally. Each block of four stretches
+gives one ratio of environment steps per second. The result is the median over the blocks, with a 95 % confidence
+interval. The benchmark also measures processor time, which other load hardly changes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Stretch:
 
 
 class _FinishedError(Exception):
-    """All stretches are measured."""
+    """Ends the training after the last stretch."""
 
 
 def options(script: str, purpose: str) -> argparse.Namespace:
@@ -153,7 +153,7 @@ def report(stretches: Sequence[Stretch], recorded_bytes: int) -> dict[str, Any]:
 
 
 def _total(stretches: Sequence[Stretch], recorded: bool, *fields: str) -> float:
-    """Sum the growth of fields of :class:`Point` over the recorded stretches, or over the plain stretches."""
+    """Return how much the fields of :class:`Point` grow in all recorded stretches, or in all plain stretches."""
     chosen = [stretch for stretch in stretches if stretch.recorded == recorded]
     total: float = sum(
         getattr(stretch.end, name) - getattr(stretch.begin, name) for stretch in chosen for name in fields
@@ -227,7 +227,7 @@ class Recorders:
 def _plan(
     recorders: Recorders, stretches: list[Stretch], blocks: int, seconds: float, warm_up: int
 ) -> Generator[None, Point, None]:
-    """A generator that receives points. It begins and ends stretches there, and starts and stops recorders."""
+    """Receive points, begin and end stretches at these points, and start and stop recorders."""
     point = yield
     while point.steps < warm_up:
         point = yield

@@ -123,7 +123,7 @@ FAULT_NAMES = {
     "cut": "link cut for 3 s",
     "lossy": "5 % loss, 50 ms delay",
     "disk": "disk full",
-    "clock": "clock set by an hour",
+    "clock": "clock jumps by an hour",
     "memory": "memory limit reached",
 }
 

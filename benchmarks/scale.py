@@ -1,4 +1,4 @@
-"""Measure how a learner grows with its sources, its robots and its policy servers.
+"""Measure how the cost of a learner grows with its sources, its robots and its policy servers.
 
     python benchmarks/scale.py [--rounds N] [--seconds S] [--only PART ...] [--out FILE] [--json]
     python benchmarks/scale.py --report
@@ -49,7 +49,7 @@ PARTS = ("growth", "full", "robots", "weights", "updates", "costs", "ray")
 _PATIENCE = 240.0  # seconds within which a process is ready
 _ATTEMPTS = 5
 _WARM_UP = 1.0  # seconds before the measurement
-_INTAKE = {"learner.learning_starts": 10**9}  # no updates: only the intake is measured
+_INTAKE = {"learner.learning_starts": 10**9}  # no updates: the learner only receives Steps
 _COMMON = {
     "task": scale_steps.TASK,
     "total_steps": 2 * 10**9,
@@ -62,7 +62,7 @@ _COMMON = {
 
 
 class Load(NamedTuple):
-    """What a learner gets: sources with this many robots each, which send at this rate (0: at full speed)."""
+    """Number of sources, robots of each source, Steps per second of each source (0: full speed), and policy servers."""
 
     sources: int
     robots: int = 1
@@ -105,7 +105,7 @@ class _Learner(NamedTuple):
 
 
 def main() -> int:
-    parser = harness.Options("python benchmarks/scale.py", "Measure how a learner grows.", ("", "--report"))
+    parser = harness.Options("python benchmarks/scale.py", "Measure the cost of many sources.", ("", "--report"))
     parser.number("--rounds", 3, "N", "measurements of each cell")
     parser.number("--seconds", 2.0, "S", "length of one measurement", low=0.5)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
@@ -138,7 +138,7 @@ class _Bench:
         self._runs = self._incarnation = 0
 
     def growth(self) -> list[dict[str, Any]]:
-        """Sources in real time: from one source to more than the learner can take."""
+        """Sources in real time: from one source to more than the learner can serve."""
         return self._cells([Load(sources, robots, RATE) for robots in (1, 16) for sources in SOURCES], _INTAKE)
 
     def full(self) -> list[dict[str, Any]]:
@@ -169,7 +169,7 @@ class _Bench:
             }
 
     def ray(self) -> dict[str, Any]:
-        """Two sources with 16 robots beside programs of Ray that carry the same transitions."""
+        """Two sources with 16 robots, compared with programs of Ray that transport the same transitions."""
         others, missing = scale_ray.contestants(self._steps, sources=2, robots=16, seconds=self._seconds)
         with scale_ray.running(), self._learner(_INTAKE) as learner:
 
@@ -212,7 +212,7 @@ class _Bench:
     def _measure(self, learner: _Learner, load: Load) -> dict[str, float]:
         """Connect sources and policy servers to a learner, measure for some seconds, and disconnect them.
 
-        On a busy machine, a connection can fail. Its source then sends no Step again, so the measurement is repeated.
+        On a busy machine, a connection can fail. The sources repeat no lost Step, so the measurement starts again.
 
         Raises:
             NodeError: Steps were lost in each attempt.
@@ -259,7 +259,7 @@ class _Bench:
 
 @contextlib.contextmanager
 def _process(*words: str, follows: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """Start a process of scale_nodes.py, and kill it at the end. A supervised process ``follows`` a lifeline."""
+    """Start a process of scale_nodes.py, and kill it at the end. With ``follows``, it also ends with this process."""
     lifeline = Lifeline()
     process = subprocess.Popen(
         [sys.executable, str(NODES), *words],
@@ -284,7 +284,7 @@ def _stopped(process: subprocess.Popen[str]) -> dict[str, float]:
 
 
 def _next_status(bus: Bus, wanted: Callable[[Status], bool]) -> Status:
-    """Wait for a report.
+    """Wait for a report for which ``wanted`` is true.
 
     Raises:
         NodeError: no such report comes.

@@ -2,8 +2,8 @@
 
     python benchmarks/scale_nodes.py learner|sources|policies OPTIONS
 
-One process holds all sources, and one process holds all policy servers. Each of them has its own TCP connection with
-keys, as on a cluster. At SIGTERM, these two processes print their totals as one JSON object.
+One process runs all sources, and one process runs all policy servers. Each source and policy server has its own TCP
+connection with keys, as on a cluster. At SIGTERM, these two processes print their totals as one JSON object.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ClientLink
 
-_LOOK = 0.01  # seconds between two looks for Throttles while Steps are due
+_LOOK = 0.01  # seconds between two checks for Throttles while Steps are due
 _BURST = 8  # Steps that a source sends at full speed before the next source has its turn
 _TCP_BYTES = struct.Struct("=120xQQ")  # tcpi_bytes_acked and tcpi_bytes_received of struct tcp_info
 

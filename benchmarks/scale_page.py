@@ -36,7 +36,7 @@ def lines(report: Report) -> Iterator[str]:
     for name, part in PARTS.items():
         try:
             text = list(part(report))
-        except KeyError as missing:  # --only left a part out
+        except KeyError as missing:  # a run with --only has not measured this part
             text = [f"needs the part {missing}"]
         yield from (f"== {name}", *text)
 
@@ -183,7 +183,7 @@ def _thousand(report: Report) -> Iterator[str]:
 
 
 def _layout(report: Report, costs: scale_queues.Costs, sources: int, robots: int) -> dict[str, str]:
-    """Return what a layout of sources needs, as text by name."""
+    """Return the figures of a layout of sources, as text by name."""
     steps = sources * RATE
     outcome = scale_queues.simulate(sources, robots, RATE, costs, seconds=5.0)
     wire = np.interp(robots, *_columns(report["robots"], "robots", "bytes"))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _DRAIN = 0.001  # seconds in which the learner reads Steps before a turn
-_READ = 0.25  # share of the cost of a Step that is spent on reading it
+_READ = 0.25  # share of the cost of a Step that the learner needs to read it
 _IDLE = 0.05  # seconds that a learner without Steps waits
 
 
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         steps_per_s: Steps that the learner took.
-        busy: share of the time in which its thread computed.
+        busy: share of the time in which the learner's thread computed.
         turns_per_step: turns divided by Steps.
         delay_ms: 99th percentile of the time from a Step's arrival to the end of its turn.
         waiting: Steps that wait at the end.
@@ -79,8 +79,8 @@ def simulate(
     """Simulate sources that each send a Step every 1/rate seconds.
 
     Args:
-        share: share of the time in which the thread has a core when it wants one.
-        run: seconds for which the thread keeps a core when other processes wait for it.
+        share: share of the time for which a thread that wants to run gets a core.
+        run: seconds for which the thread keeps a core when other processes wait for the core.
     """
     rng = np.random.default_rng(0)
     due = [float(start) for start in rng.uniform(0, 1 / rate, sources)]
@@ -118,7 +118,7 @@ def simulate(
 
 
 def most_sources(robots: int, rate: float, costs: Costs) -> int:
-    """Return how many sources the thread can serve: the most for which Steps do not pile up."""
+    """Return the largest number of sources for which the queue does not grow."""
     low, high = 1, 8192
     while high - low > max(1, low // 50):
         middle = (low + high) // 2

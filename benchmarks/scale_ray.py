@@ -1,4 +1,4 @@
-"""Programs of Ray that carry the same transitions as benchmarks/scale.py: a plain actor, and TorchRL's RayCollector."""
+"""Programs of Ray that transport the transitions of benchmarks/scale.py: a plain actor, and TorchRL's RayCollector."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def running() -> Iterator[None]:
 
 
 class Sink:
-    """A learner that only stores transitions: it checks nothing, and joins the Steps of a source in their order."""
+    """A learner that only makes transitions from consecutive Steps of a source, and stores them. It checks nothing."""
 
     def __init__(self) -> None:
         self._rows = np.empty((_STORED, 22 * 2 + 6 + 2), np.float32)
@@ -123,7 +123,7 @@ def _plain(steps: Path, sources: int, robots: int, seconds: float) -> dict[str, 
     sink: Any = ray.remote(Sink).remote()
     actor: Any = ray.remote(Source)
     senders = [actor.remote(str(steps), f"source-{number}", robots, sink) for number in range(sources)]
-    ray.get([sender.run.remote(0.5) for sender in senders])  # the first calls also start the processes
+    ray.get([sender.run.remote(0.5) for sender in senders])  # the processes start during the first calls
     process, begun, _ = ray.get(sink.counts.remote())
     time_before, before = time.monotonic(), family()
     ray.get([sender.run.remote(seconds) for sender in senders])

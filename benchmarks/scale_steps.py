@@ -1,4 +1,4 @@
-"""Recorded Steps for benchmarks/scale.py: records a walking robot, and replays it as many robots."""
+"""Record the Steps of a walking robot for benchmarks/scale.py, and replay them as many robots."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def record(file: Path, episodes: int = 2) -> float:
 
 
 class Replay:
-    """A source that replays the recording. Each robot begins at another place of it.
+    """A source that replays the recording. Each robot begins at a different position in the recording.
 
     Attributes:
         step: the next Step.
-        transitions: number of transitions of the Steps before it.
+        transitions: number of transitions up to and including this Step.
     """
 
     def __init__(self, spec: RobotSpec, rows: dict[str, Any], source: str, robots: int, incarnation: int) -> None:
@@ -74,7 +74,7 @@ class Replay:
             return cls(spec, {name: arrays[name] for name in _FIELDS}, source, robots, incarnation)
 
     def advance(self) -> None:
-        """Go on to the next Step."""
+        """Make the next Step."""
         self._at += 1
         again = self._at == self._length
         self._at[again] = 0
@@ -91,7 +91,7 @@ class Replay:
 
 
 class _NoNumbers:
-    """Stands for random numbers, because a replayed Step needs none."""
+    """Replaces a generator of random numbers, because a replayed Step needs no random numbers."""
 
     def normal(self, size: Any) -> Any:
         return np.empty(size, np.float32)
@@ -101,7 +101,7 @@ _NO_NUMBERS: Any = _NoNumbers()
 
 
 def recording_costs(file: Path, robots: int, steps: int = 2000) -> dict[str, float]:
-    """Return the bytes of one Step on the wire and in a recording, and the recorder's processor time (µs) for it."""
+    """Return the bytes of a Step on the wire and in a recording, and the recorder's processor time for a Step (µs)."""
     from td3_robot.config.schema import Config, RecordConfig
     from td3_robot.recording.facts import facts_of_this_machine
     from td3_robot.recording.recorder import Recorder

@@ -1,4 +1,4 @@
-"""TorchRL's RayCollector for benchmarks/scale.py: collectors with replayed robots, and a replay buffer beside them."""
+"""TorchRL's RayCollector for benchmarks/scale.py: collectors with replayed robots, and a replay buffer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STORED = 20_000  # transitions of the buffer, as with td3-robot
 
 
 class Replayed(EnvBase):  # type: ignore[misc]
-    """Robots that replay recorded Steps, whatever the action. Their episodes never end, so TorchRL resets no robot."""
+    """Robots that replay recorded Steps and ignore actions. Their episodes never end, so TorchRL resets no robot."""
 
     def __init__(self, steps: str, robots: int) -> None:
         super().__init__(device="cpu", batch_size=[robots])
@@ -55,7 +55,7 @@ class Replayed(EnvBase):  # type: ignore[misc]
 
 
 def measure(steps: Path, sources: int, robots: int, seconds: float) -> dict[str, float]:
-    """Collect batches into a replay buffer in this process, and count Steps (one frame of all robots of a source)."""
+    """Collect batches into a replay buffer in this process, and count Steps. One Step is a frame of all robots."""
     buffer = ReplayBuffer(storage=LazyTensorStorage(_STORED))
     collector = RayCollector(
         [partial(Replayed, str(steps), robots)] * sources,
@@ -68,7 +68,7 @@ def measure(steps: Path, sources: int, robots: int, seconds: float) -> dict[str,
     )
     try:
         batches = iter(collector)
-        for _ in range(2 * sources):  # the first batches also start the processes
+        for _ in range(2 * sources):  # the processes start during the first batches
             buffer.extend(next(batches).reshape(-1))
         count, begin, before, own = 0, time.monotonic(), scale_ray.family(), time.process_time()
         while time.monotonic() - begin < seconds:

@@ -81,7 +81,7 @@ def peers(task: str) -> Contestants:
 def main() -> int:
     parser = bench_sim.options("python benchmarks/sim_peers.py", "Compare with the published robots.")
     options = parser.parse_args()
-    with c_output_on_stderr():  # the published robots print at connect, which would corrupt the JSON
+    with c_output_on_stderr():  # the published robots print text, which would corrupt the JSON
         import pybullet_envs_gymnasium  # noqa: F401  registers its robots
         import td3_robot_sims.gymnasium_env  # noqa: F401  registers ours
 

@@ -5,8 +5,8 @@
     python benchmarks/soak.py report
 
 ``train`` starts a training of Pendulum in real time (20 Hz), which records itself. ``deploy`` starts a policy server, a
-driver at 100 Hz, a recorder, and a learner that publishes new weights every second. Both have a monitor and an operator
-who takes the robot over for 5 s in each half minute.
+driver at 100 Hz, a recorder, and a learner that publishes new weights every second. Both have a monitor, and an
+operator who takes over the robot for 5 s in every 30 s.
 
 The samples go to ``DIR/KIND.csv`` (default: benchmarks/results/reliability). ``report`` draws the plots in docs/images
 from these files, and writes the tables into docs/explanation/reliability.md. The exit code is 1 if something grows.
@@ -57,7 +57,7 @@ WARM_UP = 0.25  # share of the time before the first sample that counts
 MEMORY_MB_PER_H, MEMORY_SHARE = 4.0, 0.05
 """A process grows if the slope of its memory is above both bounds: MB per hour, and share of its memory per hour."""
 LATENCY_GROWTH = 1.5
-"""The median latency of the last tenth may be this many times that of the first tenth, more if the load has grown."""
+"""Bound of the median latency of the last tenth, divided by that of the first tenth and by the growth of the load."""
 
 _Sample = dict[str, float]
 """Columns of one sample: ``rss`` and ``uss`` in MB, ``files``, ``threads``, ``cpu`` in s, ``disk`` in MB, ``load``."""
@@ -107,7 +107,7 @@ def start_deployment(processes: Processes) -> None:
         "record": {"enabled": True},
     }
     (folder / "robot.yaml").write_text(json.dumps(config))  # JSON is YAML
-    others = {name: endpoint for name, endpoint in endpoints.items() if name != "learner"}  # it takes no Steps
+    others = {name: endpoint for name, endpoint in endpoints.items() if name != "learner"}  # the learner takes no Steps
     (folder / "driver.yaml").write_text(json.dumps({**config, "endpoints": others}))
     (folder / "run").mkdir()
     deployed = ("--config", "robot.yaml")
@@ -168,8 +168,8 @@ def add_latency(rows: _Rows, begun: float, every: float, recordings: Sequence[Pa
 def latencies(recordings: Sequence[Path]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return a row for each Action of a recording: wall time of its Step, and seconds from the Step to the Action.
 
-    The latency is the way of the Step to the server and the server's work. Each process notes the time after it has
-    sent, so single latencies are below 0 if the machine is too busy to run both processes.
+    The latency includes the transport of the Step and the server's work. Each process reads the clock after it has
+    sent its message, so a latency can be negative on a busy machine.
     """
     sent: dict[tuple[str, int], int] = {}
     rows: list[tuple[float, float]] = []
@@ -252,7 +252,7 @@ def judge(rows: _Rows) -> dict[str, Any]:
         grows += [f"{key} of {name}" for key in ("files", "threads") if figures[key]["last"] > figures[key]["first"]]
         processes[name] = figures
     run = {key: trend(late["run"], key) for key in ("disk", "load", "median_ms", "p99_ms")}
-    busier = max(1.0, run["load"]["last"] / max(1.0, run["load"]["first"]))  # processes that wait for a processor
+    busier = max(1.0, run["load"]["last"] / max(1.0, run["load"]["first"]))  # growth of the load
     if run["median_ms"]["last"] > LATENCY_GROWTH * busier * run["median_ms"]["first"]:
         grows.append("latency")
     longest = max(sample.get("longest_ms", 0.0) for _, sample in late["run"])

@@ -1,4 +1,4 @@
-"""A learner that publishes its policy as new weights again and again, for soak.py and faults.py.
+"""A learner for soak.py and faults.py, which repeatedly publishes its policy as new weights.
 
 python soak_learner.py ENDPOINT POLICY SECONDS [KEYS]
 """

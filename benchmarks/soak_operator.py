@@ -1,4 +1,4 @@
-"""An operator who takes a robot over for 5 s in each half minute, for soak.py.
+"""An operator for soak.py, who takes over a robot for 5 s in every 30 s.
 
 python soak_operator.py ENDPOINT ROBOT
 """

@@ -1,10 +1,10 @@
-"""Compare the speed of this checkout with another one: run ``td3-robot bench`` of both in turns.
+"""Compare the speed of this checkout with another checkout. Run ``td3-robot bench`` of both alternately.
 
     python benchmarks/versus.py --base DIR [BENCHMARK …] [--rounds 3] [--json] [-- ARGUMENTS]
 
-Every round runs a benchmark once in both checkouts; the order alternates from round to round. A ratio says how many
-times as fast the new checkout is: above 1 it is faster. The result is the median ratio over the rounds, with the lowest
-and the highest one. Arguments after ``--`` replace those in ``BENCHMARKS``.
+Every round runs a benchmark once in both checkouts; the order alternates from round to round. A ratio above 1 means
+that the new checkout is faster. The result is the median ratio over the rounds, with the lowest and the highest ratio.
+Arguments after ``--`` replace those in ``BENCHMARKS``.
 """
 
 from __future__ import annotations

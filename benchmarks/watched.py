@@ -24,7 +24,7 @@ from td3_robot.bench.peers import TIMEOUT, Robot
 
 @contextlib.contextmanager
 def watched(config: Path, robot: Robot, monitors: int, *, stopped: bool = False) -> Iterator[None]:
-    """Attach monitors to the server that serves ``config``. Each has reported an Action before the block begins."""
+    """Attach monitors to the server of ``config``. Before the block begins, each monitor has reported an Action."""
     words = [sys.executable, "-m", "td3_robot.cli.main", "monitor", "--config", str(config), "--json", "--every", "0.2"]
     started = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(monitors)]
     try:

@@ -2,8 +2,8 @@
 
     python benchmarks/watched_training.py [walker2d] [--blocks 12] [--stretch 5] [--set KEY=VALUE] [--json]
 
-The method is that of recorded_training.py: a dashboard with one viewer runs in every second period of one training. The
-viewer reads the live stream as a page does. It draws nothing, because the browser of a viewer usually runs on another
+The method is that of recorded_training.py: a dashboard with one viewer runs in half of the periods of one training. The
+viewer reads the live stream as a page does. It draws nothing, because a viewer's browser usually runs on another
 machine.
 """
 

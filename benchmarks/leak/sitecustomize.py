@@ -1,7 +1,8 @@
-"""Let a process reach its memory limit. Every process with this folder on its PYTHONPATH waits for its turn.
+"""Let a process reach its memory limit. Python imports this module in every process with this folder on PYTHONPATH.
 
-The file named by LEAK holds the number of the process that has to leak. This process gets no more address space, and a
-thread takes all memory that is free, again and again. The process ends by itself, or stays without memory.
+The process waits until the file in the environment variable LEAK contains its process id. Then the process gets no more
+address space, and a thread takes all free memory repeatedly. The process ends with an error, or continues without
+memory.
 """
 
 from __future__ import annotations
