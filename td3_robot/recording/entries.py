@@ -17,10 +17,7 @@ CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 """Name of the attachment with the learning metrics of a finished run."""
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
-"""Number of earlier messages that every new file repeats: the newest messages of each topic, publisher and link.
-
-Thus a reader does not need the other files of a series.
-"""
+"""By topic: how many messages of each publisher and link a new file of a series repeats. So it is readable alone."""
 ON_THE_WAY_NS = 500_000_000
 """Maximum delay of a message to the recorder, in ns. Nodes send messages in groups, which delays the first messages."""
 
@@ -49,9 +46,12 @@ class Entry:
 
     @classmethod
     def offered(cls, peer: Peer, record: Record, received: int) -> Entry:
-        """The entry for a Record that arrives at ``received`` (ns since 1970)."""
         about = peer.name, peer.hello.incarnation, record.topic, record.link
         return cls(*about, record.sequence, record.stamp, received, record.payload)
+
+    @property
+    def node(self) -> tuple[str, int]:
+        return self.publisher, self.incarnation
 
     @property
     def channel(self) -> tuple[str, int, str, str]:
@@ -70,7 +70,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Attachment:
-    """A file inside the recording."""
+    """A file inside a recording."""
 
     name: str
     media_type: str

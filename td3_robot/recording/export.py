@@ -120,7 +120,6 @@ _TYPES = {"u32": "uint32", "u64": "uint64", "i64": "int64", "f64": "float64", "b
 
 
 def _type(wire: FieldType) -> str:
-    """The Arrow type of the column of a field."""
     return np.dtype(wire.dtype).name if wire.kind == "array" else _TYPES.get(wire.kind, "string")
 
 
@@ -215,7 +214,6 @@ def _names(session: Session) -> dict[str, Names]:
 
 
 def _has_channels(topic: str) -> bool:
-    """Whether the table of a topic has channels as columns."""
     return any(len(wire.shape) > 1 for wire in wire_fields(MESSAGES[topic]).values() if wire.kind == "array")
 
 

@@ -1,4 +1,4 @@
-"""``td3-robot info``: shows the content of a recording, and any damage."""
+"""``td3-robot info``: shows the content of a recording, and its damage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from td3_robot.messages import Action, ActionOrigin, Hello, Message, Phase, Step
 from td3_robot.recording.decoder import Decoder
 from td3_robot.recording.entries import METADATA, REASON, Attachment, Entry, printable
 from td3_robot.recording.faults import Faults, line
-from td3_robot.recording.reader import SessionFile, other_protocol
+from td3_robot.recording.session_file import SessionFile, other_protocol
 from td3_robot.recording.stream import Stream
 from td3_robot.recording.timeline import Timeline, event_line
 from td3_robot.runtime.arguments import Parser
@@ -53,14 +53,7 @@ class Contents:
 
     @classmethod
     def of(cls, file: SessionFile, decode: Decoder | None = None, timeline: Timeline | None = None) -> Contents:
-        """Read a file. Without a decoder, count its messages but do not decode them.
-
-        Args:
-            timeline: also gets each message, to collect events and channels over time.
-
-        Raises:
-            SessionError: the file cannot be read, or is not a recording.
-        """
+        """Read a file. Without a decoder, count its messages but do not decode them. The timeline gets each message."""
         contents = cls(timeline=timeline)
         for item in file.items():
             if isinstance(item, Attachment):
@@ -68,8 +61,8 @@ class Contents:
             elif isinstance(item, Entry):
                 contents._add(item, decode)
             elif item.name == METADATA:
-                contents.metadata = item.values
-                if decode and (other := other_protocol(item.values)):
+                contents.metadata = item.metadata
+                if decode and (other := other_protocol(item.metadata)):
                     contents.problems.append(f"its messages were not checked: {other}")
                     decode = None
         return contents
@@ -107,8 +100,8 @@ class Contents:
             self.acting.add(message.weights_version)
 
     def report(self) -> dict[str, Any]:
-        streams = self.streams.values()
-        begin, end = min((s.first for s in streams), default=0), max((s.last for s in streams), default=0)
+        begin = min((stream.first for stream in self.streams.values()), default=0)
+        end = max((stream.last for stream in self.streams.values()), default=0)
         return {
             "begin": datetime.fromtimestamp(begin * 1e-9, timezone.utc).isoformat(timespec="milliseconds"),
             "duration_s": round((end - begin) * 1e-9, 3),
@@ -131,7 +124,7 @@ class Contents:
 
 
 def examine(path: Path, timeline: Timeline | None = None) -> dict[str, Any]:
-    """The report on a file, as plain JSON values. With a timeline, the report contains the timeline's report.
+    """The report on a file, as plain JSON values. It contains the report of the timeline.
 
     Raises:
         SessionError: the file cannot be read, or is not a recording.
@@ -166,16 +159,11 @@ def examine(path: Path, timeline: Timeline | None = None) -> dict[str, Any]:
 
 
 def decoder_of(path: Path) -> Decoder:
-    """A decoder that knows the sizes of every source in the file.
-
-    Raises:
-        SessionError: the file cannot be read, or is not a recording.
-    """
+    """A decoder that knows the sizes of every source in the file."""
     decoder = Decoder(repr(str(path)))
-    for item in SessionFile(path).items():
-        if isinstance(item, Entry):
-            with contextlib.suppress(SessionError):  # the caller decodes the entry again, and reports the error
-                decoder.learn(item)
+    for entry in SessionFile(path).entries():
+        with contextlib.suppress(SessionError):  # the caller decodes the entry again, and reports the error
+            decoder.learn(entry)
     return decoder
 
 
@@ -200,7 +188,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def text(report: dict[str, Any]) -> str:
-    """The report for a person."""
     about, versions, robot = report["metadata"], report["policy_versions"], report["robot_steps"]
     lines = [
         f"{report['file']}: {report['bytes'] / 1e6:.2f} MB, {report['messages']} messages in {report['duration_s']} s",
@@ -233,7 +220,7 @@ def text(report: dict[str, Any]) -> str:
 
 
 def by(metadata: Mapping[str, str]) -> str:
-    """The version, the protocol and, if known, the task of a recording, in words."""
+    """The version, the protocol and, if known, the task of a recording, as text."""
     version, protocol = (metadata.get(key, "?") for key in ("td3-robot", "protocol"))
     task = f", task {metadata['task']}" if "task" in metadata else ""
     return f"by td3-robot {version}, protocol {protocol}{task}"

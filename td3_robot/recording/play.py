@@ -77,7 +77,6 @@ class Pause:
         return (self._since if self.paused else time.monotonic()) - self._paused_s
 
     def look(self) -> None:
-        """Toggle if the user has pressed Enter."""
         if sys.stdin and sys.stdin.isatty() and select.select([sys.stdin], [], [], 0)[0] and sys.stdin.readline():
             self.toggle()
 
@@ -226,7 +225,6 @@ def _topics(options: argparse.Namespace) -> Sequence[str]:
 
 
 def _place(options: argparse.Namespace) -> tuple[dict[str, str], AllowList | None]:
-    """The endpoints of the live nodes, and the keys for them."""
     given = {link: getattr(options, link) for link in (*_LINKS, MONITOR) if getattr(options, link)}
     if options.run:
         run = RunFolder.open(options.run)

@@ -114,7 +114,6 @@ class Player:
         bus.connect(endpoint, ClientLink(link, hello, (Action, Throttle)))
 
     def _show(self, endpoint: str) -> None:
-        """Connect each recorded node to a monitor."""
         for entry, _ in self._session.robots():
             self._hellos.setdefault(entry.publisher, entry)
         starts = {entry.publisher: entry.incarnation for entry in self._session.entries()}
@@ -144,11 +143,7 @@ class Player:
         )
 
     def turn(self, timeout: float) -> None:
-        """Receive on all links for up to ``timeout`` seconds.
-
-        Raises:
-            HandshakeError: a live node refuses the player.
-        """
+        """Receive for up to ``timeout`` seconds. Raises a HandshakeError if a live node refuses the player."""
         begin = time.monotonic()
         if begin - self._looked_at > HEARTBEAT_PERIOD:  # the process was paused, so earlier silence means nothing
             self._looked_since = begin

@@ -17,13 +17,7 @@ from td3_robot.recording.reader import Session
 
 
 class Schema(NamedTuple):
-    """A message type in an MCAP file.
-
-    Attributes:
-        name: name of the type, for example ``std_msgs/msg/Float64``.
-        encoding: language of the definition: ``ros2msg``, ``protobuf`` or ``jsonschema``.
-        definition: the definition itself.
-    """
+    """A message type in an MCAP file: its name, and its definition in ``ros2msg``, ``protobuf`` or ``jsonschema``."""
 
     name: str
     encoding: str
@@ -31,36 +25,38 @@ class Schema(NamedTuple):
 
 
 class Draft(Protocol):
-    """A message for viewers that is not serialized yet."""
+    """A message for viewers that is not serialized yet.
+
+    Attributes:
+        encoding: how :meth:`data` serializes the message: ``cdr``, ``protobuf`` or ``json``.
+    """
 
     @property
     def topic(self) -> str: ...
-
     @property
-    def encoding(self) -> str:
-        """How the message is serialized: ``cdr``, ``protobuf`` or ``json``."""
-
+    def encoding(self) -> str: ...
     def schema(self) -> Schema: ...
-
-    def data(self) -> bytes:
-        """Return the serialized message."""
+    def data(self) -> bytes: ...
 
 
 class Converter(Protocol):
-    """Converts the messages of a run, in their order."""
+    """Converts the messages of a run, in their order.
+
+    Attributes:
+        profile: the MCAP profile of the file.
+        converted: the messages to convert. A Hello only gives the names of channels.
+    """
 
     @property
-    def profile(self) -> str:
-        """The MCAP profile of the file."""
-
+    def profile(self) -> str: ...
     @property
-    def converted(self) -> Sequence[type[Message]]:
-        """The messages that it converts. A Hello only gives the names of channels."""
+    def converted(self) -> Sequence[type[Message]]: ...
 
     def learn(self, hello: Hello) -> None:
         """Take the names of a source's channels from its Hello."""
 
-    def convert(self, entry: Entry, message: Message) -> Iterator[Draft]: ...
+    def convert(self, entry: Entry, message: Message) -> Iterator[Draft]:
+        """Yield the messages for a message. A message whose type is not in ``converted`` yields nothing."""
 
     def layout(self) -> bytes | None:
         """Return a file with panels for the converted messages; None if the viewer has no such file."""
@@ -70,10 +66,7 @@ class Converter(Protocol):
 
 
 def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[str], list[str]]:
-    """Write the file.
-
-    Returns:
-        The number of messages of each topic, and remarks about data that is not in the file.
+    """Write the file. Returns the number of messages of each topic, and remarks about data that is not in the file.
 
     Raises:
         SessionError: the recording is damaged, or has no message to convert.

@@ -233,7 +233,6 @@ def _difference_lines(head: str, comparison: Comparison, how: str) -> list[str]:
 
 
 def as_json(session: Session, reports: Sequence[Outcome]) -> dict[str, Any]:
-    """The report as plain JSON values."""
     return {
         "file": str(session.paths[0]),
         "same": all(report.same for report in reports),

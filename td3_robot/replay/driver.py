@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from td3_robot.core_types import Output
@@ -19,8 +19,7 @@ from td3_robot.replay.outcome import Outcome
 from td3_robot.specs import Float32, RobotSpec
 
 TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, RobotReport.NAME, MotorCommand.NAME)
-"""The topics of a driver that replay compares."""
-_PACKAGES = ("numpy",)
+"""The compared topics."""
 
 
 class ReplayedBody(OneRobot):
@@ -33,11 +32,10 @@ class ReplayedBody(OneRobot):
         reported: the recorded ``RobotReport`` that took effect in this turn.
     """
 
-    def __init__(self, spec: RobotSpec, recorded: dict[str, list[tuple[Entry, Message, int]]]) -> None:
+    def __init__(self, spec: RobotSpec, recorded: Mapping[str, list[tuple[Entry, Message, int]]]) -> None:
         super().__init__(spec)
         self.reported: list[RobotReport] = []
-        self._steps = recorded.setdefault(Step.NAME, [])
-        self._reports = recorded.setdefault(RobotReport.NAME, [])
+        self._steps, self._reports = recorded[Step.NAME], recorded[RobotReport.NAME]
         self._calls = self._taken = self._next_report = 0
         self._newest_report = RobotReport(0, 0, "", "")
 
@@ -89,12 +87,9 @@ class _ReplayedRecordedBody(RecordedBody):
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every driver that is recorded from its start.
-
-    Raises:
-        SessionError: the recording is damaged, or a core fails on its inputs.
-    """
-    return lives.replay(session, "driver", TOPICS, _PACKAGES, _make)[1]
+    """Replay every driver that is recorded from its start."""
+    found, notes = lives.replay(session, "driver", TOPICS, _make)
+    return lives.outcome(found.values(), TOPICS, notes)
 
 
 def _make(life: Life, memory: Memory) -> RecordedCore:

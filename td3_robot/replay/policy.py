@@ -36,28 +36,21 @@ from td3_robot.replay.lives import Key, Life, Memory
 from td3_robot.replay.outcome import Outcome, Replayed
 from td3_robot.safety import state as safety_state
 from td3_robot.safety.limits import SafetyConfig
-from td3_robot.safety.state import SafetyState
 from td3_robot.transport import link as handshake
 
 TOPICS = (Action.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Teleop.NAME, Latches.NAME)
 """The compared topics: all messages of a policy server, what operators sent to it, and its safety state."""
-_PACKAGES = ("numpy",)
 _CORES = 8  # maximum number of cores in memory, one for each weights version
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every policy server of a session. If turns are lost, rebuild a turn from each recorded Action.
-
-    Raises:
-        SessionError: the recording is damaged, or has no configuration.
-    """
-    found, outcome = lives.replay(session, "policy", TOPICS, _PACKAGES, _make)
+    """Replay every policy server of a session. If turns are lost, rebuild a turn from each recorded Action."""
+    found, notes = lives.replay(session, "policy", TOPICS, _make)
+    outcome = lives.outcome(found.values(), TOPICS, notes)
     servers = {(name, incarnation) for name, incarnation, topic in session.counts if topic == Action.NAME}
     compared = {key: life.last(Action.NAME) for key, life in found.items() if life.stopped}
     if after := dict.fromkeys(servers - found.keys(), -1) | compared:
-        rebuilt = _rebuild(session, after)
-        outcome.parts += rebuilt.parts
-        outcome.notes += rebuilt.notes
+        _rebuild(session, after, outcome)
     elif not outcome.turns:
         outcome.notes.append("the recording has no Actions")
     return outcome
@@ -76,22 +69,19 @@ def _make(life: Life, memory: Memory) -> RecordedCore | None:
         assert isinstance(weights, Weights)
         core.load(weights.version, _bundle(weights))
     if "latches" in life.start.settings:
-        core.resume(_safety_state(life), life.setting("resumed", float))
+        try:
+            state = safety_state.read(life.setting("latches", dict))
+        except msgspec.ValidationError as error:
+            raise SessionError(f"start of {life}: latches: {error}") from None
+        core.resume(state, life.setting("resumed", float))
     return RecordedCore(core, life, PolicyObserver(core))
-
-
-def _safety_state(life: Life) -> SafetyState:
-    try:
-        return safety_state.read(life.setting("latches", dict))
-    except msgspec.ValidationError as error:
-        raise SessionError(f"start of {life}: latches: {error}") from None
 
 
 def _bundle(weights: Weights) -> Bundle:
     return Bundle.verified(weights.payload, weights.sha256, f"recorded weights version {weights.version}")
 
 
-def _rebuild(session: Session, after: Mapping[Key, int]) -> Outcome:
+def _rebuild(session: Session, after: Mapping[Key, int], outcome: Outcome) -> None:
     """Rebuild turns of these servers. ``after`` holds the sequence of each server's last compared Action."""
     rebuilt: dict[Key, _LostTurns] = {}
     for key in after:
@@ -100,16 +90,13 @@ def _rebuild(session: Session, after: Mapping[Key, int]) -> Outcome:
             start = Start("policy", session.config().to_yaml(), {})
         rebuilt[key] = _LostTurns(Life(*key, start))
     for entry, message in session.messages((Step.NAME, Weights.NAME, Action.NAME)):
-        key = entry.publisher, entry.incarnation
         if not isinstance(message, Action):
             for each in rebuilt.values():
                 each.add(entry, message)
-        elif key in rebuilt and entry.sequence > after[key]:
-            rebuilt[key].add(entry, message)
-    outcome = Outcome()
+        elif entry.node in rebuilt and entry.sequence > after[entry.node]:
+            rebuilt[entry.node].add(entry, message)
     for each in rebuilt.values():
         each.finish(outcome)
-    return outcome
 
 
 class _LostTurns:
@@ -136,7 +123,7 @@ class _LostTurns:
             if not message.payload:  # the recording leaves this policy out
                 return
             self._weights[message.version] = message
-            if (entry.publisher, entry.incarnation) == (self._life.name, self._life.incarnation):
+            if entry.node == (self._life.name, self._life.incarnation):
                 self._policies.loaded[message.version] = message  # the server recorded weights that a person loaded
         elif isinstance(message, Step):
             self._steps[message.source, message.incarnation, message.sequence] = message
@@ -157,10 +144,9 @@ class _LostTurns:
                 self._unanswerable[missing] += 1
             else:
                 self._drive(entry, action)
-        expected = [(entry, message) for entry, message, _ in self._life.recorded.get(Action.NAME, [])]
-        if expected:
-            got = [message for message, _ in self._life.replayed.get(Action.NAME, [])]
-            outcome.parts.append(Replayed(Action.NAME, _PACKAGES, expected, got))
+        if expected := [(entry, message) for entry, message, _ in self._life.recorded[Action.NAME]]:
+            got = [message for message, _ in self._life.replayed[Action.NAME]]
+            outcome.parts.append(Replayed(Action.NAME, self._life.packages, expected, got))
         outcome.notes += [f"{n} Actions: their {what} are not recorded" for what, n in self._unanswerable.items()]
         if self._safe:
             outcome.notes.append(f"{self._safe} safe actions: their times depend on states and deadlines")

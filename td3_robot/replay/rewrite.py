@@ -30,11 +30,7 @@ _MADE = "made/"
 
 
 def expected(session: Session, part: Replayed) -> Replayed:
-    """The part, with the messages and the machine of its reference. A part without a reference does not change.
-
-    Raises:
-        SessionError: the reference is damaged.
-    """
+    """The part, with the messages and the machine of its reference. A part without a reference does not change."""
     attached = session.attachments.get(_name(part))
     if attached is None:
         return part
