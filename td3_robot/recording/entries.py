@@ -17,7 +17,7 @@ CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 """Name of the attachment with the learning metrics of a finished run."""
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
-"""By topic: how many messages of each publisher and link a new file of a series repeats. So it is readable alone."""
+"""Number of older messages of each publisher and link that a new file repeats, so that the file is readable alone."""
 ON_THE_WAY_NS = 500_000_000
 """Maximum delay of a message to the recorder, in ns. Nodes send messages in groups, which delays the first messages."""
 
@@ -91,5 +91,5 @@ class Facts:
 
 
 def printable(text: str) -> str:
-    """Text from a file with its control characters escaped, so that the text cannot control the terminal."""
+    """Escape the control characters in text from a file, because they could control the terminal."""
     return "\n".join(line if line.isprintable() else repr(line) for line in text.split("\n"))

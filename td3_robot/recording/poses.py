@@ -1,8 +1,8 @@
 """Computes where the links of a robot are, from its observation, so that viewers can draw the robot.
 
-A simulator or driver sends nothing more for this. The observation holds all joint angles and, for a walking robot, the
-height and attitude of its torso. ``links.json`` holds the links of the walking robots, as in PyBullet.
-``python -m td3_robot_sims.backends.bullet.links`` writes this file. :func:`read_links` adds other robots.
+The observation holds all joint angles and, for a walking robot, the height and attitude of its torso. ``links.json``
+holds the links of the walking robots in PyBullet. ``python -m td3_robot_sims.backends.bullet.links`` writes this file.
+:func:`read_links` adds other robots.
 
 Frames follow REP 103: x ahead, y to the left, z up, in m.
 """
@@ -21,7 +21,7 @@ from td3_robot.errors import UsageError
 from td3_robot.specs import Float32, Float64, RobotSpec
 
 LINKS = Path(__file__).with_name("links.json")
-_SPEED = 0.3  # s/m; the velocity of the torso is observed times this
+_SPEED = 0.3  # s/m; the observed velocity of the torso is its velocity in m/s times this factor
 _TORSO = {name: f"torso.{name}" for name in ("height", "roll", "pitch", "velocity_x", "velocity_y")}
 _TORSO |= {"sin": "target.sin", "cos": "target.cos"}
 
@@ -107,7 +107,7 @@ class Poses:
     """Computes the pose of one robot, step by step.
 
     Height, attitude and joints follow from one observation. The place on the floor is the sum of the observed
-    velocities since the beginning of the episode. The heading is right while the target is far ahead, as in PyBullet.
+    velocities since the beginning of the episode. The heading is correct while the target is far away, as in PyBullet.
     A robot whose observation lacks one of the channels in _TORSO has a fixed base.
 
     Args:

@@ -58,7 +58,7 @@ class Recorder:
             if isinstance(origin, Peer) and isinstance(message, Record):
                 self._take(Entry.offered(origin, message, received))
             elif isinstance(origin, Peer) and isinstance(message, Bye) and not self._writer:
-                self._trigger_if(faults.lost(origin.name, message))
+                self.trigger(faults.lost(origin.name, message))
         if self._writer:
             if self._writer.begun == float("-inf"):
                 self._writer.begun = now
@@ -70,12 +70,14 @@ class Recorder:
                 self._dump(now)
         return []
 
-    def trigger(self, reason: str) -> None:
-        """Write the ring soon.
+    def trigger(self, reason: str | None) -> None:
+        """Write the ring soon, if there is a reason.
 
         The recorder first waits for the messages that nodes have already sent. It writes at most one file in ``ring_s``
         seconds.
         """
+        if reason is None:
+            return
         if not self._config.ring_s:
             log.info("%s does nothing without --ring-s: the recorder writes everything at once", reason)
         elif not self._pending:
@@ -112,7 +114,7 @@ class Recorder:
             return
         self._ring.append(entry)
         self._ring_bytes += len(entry.payload)
-        self._trigger_if(faults.failure_in(entry))
+        self.trigger(faults.failure_in(entry))
 
     def _leaves_out(self, entry: Entry, *, first: bool) -> bool:
         """Whether to record this message without its policy. A policy that a person chose is always recorded."""
@@ -120,10 +122,6 @@ class Recorder:
         if every == 1 or entry.link == RECORDER or (head := head_of(entry)) is None:
             return False
         return every == 0 or (head.version % every != 0 and not first)
-
-    def _trigger_if(self, reason: str | None) -> None:
-        if reason:
-            self.trigger(reason)
 
     def _remember(self, entry: Entry) -> None:
         if entry.topic in REPEATED:

@@ -41,6 +41,11 @@ from td3_robot.transport import link as handshake
 TOPICS = (Action.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Teleop.NAME, Latches.NAME)
 """The compared topics: all messages of a policy server, what operators sent to it, and its safety state."""
 _CORES = 8  # maximum number of cores in memory, one for each weights version
+_NO_STEPS = "Actions: their Steps are not recorded"
+_NO_WEIGHTS = "Actions: their weights are not recorded"
+_SAFE = "safe actions: their times depend on states and deadlines"
+_OPERATED = "Actions of operators: their times depend on deadlines"
+_LEFT = (_NO_STEPS, _NO_WEIGHTS, _SAFE, _OPERATED)  # Actions that replay cannot rebuild
 
 
 def replay(session: Session) -> Outcome:
@@ -109,9 +114,7 @@ class _LostTurns:
         self._life = life
         self._policies = _Policies(life.config)
         self._core = RecordedCore(self._policies, life)
-        self._safe = 0
-        self._operated = 0
-        self._unanswerable: Counter[str] = Counter()
+        self._left: Counter[str] = Counter()
         self._peers: dict[Key, Peer] = {}
         self._steps: dict[tuple[str, int, int], Step] = {}
         self._weights: dict[int, Weights] = {}
@@ -128,35 +131,31 @@ class _LostTurns:
         elif isinstance(message, Step):
             self._steps[message.source, message.incarnation, message.sequence] = message
         elif isinstance(message, Action) and message.operated:
-            self._operated += 1
+            self._left[_OPERATED] += 1
         elif isinstance(message, Action) and message.weights_version:
             self._waiting.append((entry, message))
         else:
-            self._safe += 1
+            self._left[_SAFE] += 1
         # The recorder reads several links, so a Step may be recorded after its Action.
         while self._waiting and not self._missing(self._waiting[0][1]):
             self._drive(*self._waiting.pop(0))
 
     def finish(self, outcome: Outcome) -> None:
-        """Rebuild the remaining turns, and add all comparisons to the outcome."""
+        """Rebuild the remaining turns, and add the Actions to the outcome."""
         for entry, action in self._waiting:
             if missing := self._missing(action):
-                self._unanswerable[missing] += 1
+                self._left[missing] += 1
             else:
                 self._drive(entry, action)
         if expected := [(entry, message) for entry, message, _ in self._life.recorded[Action.NAME]]:
             got = [message for message, _ in self._life.replayed[Action.NAME]]
             outcome.parts.append(Replayed(Action.NAME, self._life.packages, expected, got))
-        outcome.notes += [f"{n} Actions: their {what} are not recorded" for what, n in self._unanswerable.items()]
-        if self._safe:
-            outcome.notes.append(f"{self._safe} safe actions: their times depend on states and deadlines")
-        if self._operated:
-            outcome.notes.append(f"{self._operated} Actions of operators: their times depend on deadlines")
+        outcome.notes += [f"{self._left[what]} {what}" for what in _LEFT if what in self._left]
 
     def _missing(self, action: Action) -> str:
         if (action.source, action.incarnation, action.answers) not in self._steps:
-            return "Steps"
-        return "" if action.weights_version in self._weights else "weights"
+            return _NO_STEPS
+        return "" if action.weights_version in self._weights else _NO_WEIGHTS
 
     def _drive(self, entry: Entry, action: Action) -> None:
         step = self._steps[action.source, action.incarnation, action.answers]
