@@ -8,14 +8,10 @@ from dataclasses import dataclass, field
 from td3_robot.core_types import Peer
 from td3_robot.messages import Hello, Record, Start, Weights
 
-METADATA = "td3_robot"
-"""Name of the MCAP metadata record of every recording."""
-REASON = "written_because"
-"""Key in the metadata: why the recorder wrote its ring."""
-CONFIG = "config.yaml"
-"""Name of the attachment with the resolved configuration."""
-METRICS = "metrics.jsonl"
-"""Name of the attachment with the learning metrics of a finished run."""
+METADATA = "td3_robot"  # name of the MCAP metadata record of every recording
+REASON = "written_because"  # key in the metadata: why the recorder wrote its ring
+CONFIG = "config.yaml"  # name of the attachment with the resolved configuration
+METRICS = "metrics.jsonl"  # name of the attachment with the learning metrics of a finished run
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
 """Number of older messages of each publisher and link that a new file repeats, so that the file is readable alone."""
 ON_THE_WAY_NS = 500_000_000

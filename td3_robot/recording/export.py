@@ -199,7 +199,7 @@ def _has_channels(topic: str) -> bool:
     return any(wire.kind == "array" and len(wire.shape) > 1 for wire in wire_fields(MESSAGES[topic]).values())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     minari: Any = None
     if options.format == "minari":  # needs an extra, and td3_robot must not import simulators
@@ -242,7 +242,7 @@ def _export(session: Session, options: argparse.Namespace, minari: Any) -> tuple
     return counts, lines
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
     about = "Write a recording as tables, as messages of ROS 2 or Foxglove, or as a Minari dataset."
     parser = Parser(prog="td3-robot export", description=about, epilog=_EXAMPLES)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts")
@@ -277,7 +277,3 @@ def _make_room(targets: Sequence[Path], options: argparse.Namespace) -> None:
         else:
             target.unlink()
     options.out.mkdir(parents=True, exist_ok=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -34,6 +34,7 @@ from td3_robot.messages import (
     Throttle,
     Weights,
 )
+from td3_robot.recording import viewer_file
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.joints import Joints
 from td3_robot.recording.poses import Poses, Shape, known
@@ -76,10 +77,7 @@ class Draft(NamedTuple):
         return msgspec.json.encode(self.message) if isinstance(self.message, dict) else bytes(self.message.encode())
 
 
-class Converter:
-    """A :class:`td3_robot.recording.viewer_file.Converter`."""
-
-    profile = ""
+class Converter(viewer_file.Converter):
     converted: ClassVar[tuple[type[Message], ...]] = (
         *(Hello, Step, Action, Throttle, Weights, Evaluation, Status),
         *(Command, Teleop, Reply, LifecycleChange),
@@ -118,9 +116,6 @@ class Converter:
             return LAYOUT.read_bytes()
         new = {"sim-0/step": first.steps, "sim-0/": f"{first.name}/"}
         return re.sub("|".join(new), lambda found: new[found[0]], LAYOUT.read_text(encoding="utf-8")).encode()
-
-    def remarks(self) -> list[str]:
-        return []  # JSON holds every value except the bytes of weights
 
     def _drawn(self, source: _Source, step: Step, time: fox.Timestamp) -> Iterator[Draft]:
         spec, (count, size) = source.spec, step.observation.shape

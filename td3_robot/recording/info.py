@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -35,37 +33,34 @@ With --check the exit code is 1 if the file is damaged, or a message does not fo
 """
 
 
-@dataclass
 class Contents:
-    """The metadata and attachments of a file, and statistics of its messages."""
+    """The metadata and attachments of a file, and statistics of its messages.
 
-    metadata: dict[str, str] = field(default_factory=dict)
-    attachments: list[Attachment] = field(default_factory=list)
-    streams: dict[tuple[str, int, str], Stream] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
-    weights: list[int] = field(default_factory=list)
-    left_out: list[int] = field(default_factory=list)
-    acting: set[int] = field(default_factory=set)
-    robot_roles: set[str] = field(default_factory=set)
-    faults: Faults = field(default_factory=Faults)
-    problems: list[str] = field(default_factory=list)
-    timeline: Timeline | None = None
+    Without a decoder, the messages are counted but not decoded. The timeline gets each message.
+    """
 
-    @classmethod
-    def of(cls, file: SessionFile, decode: Decoder | None = None, timeline: Timeline | None = None) -> Contents:
-        """Read a file. Without a decoder, count its messages but do not decode them. The timeline gets each message."""
-        contents = cls(timeline=timeline)
+    def __init__(self, file: SessionFile, decode: Decoder | None = None, timeline: Timeline | None = None) -> None:
+        self.metadata: dict[str, str] = {}
+        self.attachments: list[Attachment] = []
+        self.streams: dict[tuple[str, int, str], Stream] = {}
+        self.robot_roles: set[str] = set()
+        self.problems: list[str] = []
+        self._counts: Counter[str] = Counter()
+        self._weights: set[int] = set()
+        self._left_out: set[int] = set()
+        self._acting: set[int] = set()
+        self._faults = Faults()
+        self._timeline = timeline
         for item in file.items():
             if isinstance(item, Attachment):
-                contents.attachments.append(item)
+                self.attachments.append(item)
             elif isinstance(item, Entry):
-                contents._add(item, decode)
+                self._add(item, decode)
             elif item.name == METADATA:
-                contents.metadata = item.metadata
+                self.metadata = item.metadata
                 if decode and (other := other_protocol(item.metadata)):
-                    contents.problems.append(f"its messages were not checked: {other}")
+                    self.problems.append(f"its messages were not checked: {other}")
                     decode = None
-        return contents
 
     @property
     def messages(self) -> int:
@@ -75,8 +70,8 @@ class Contents:
         if entry.stream not in self.streams:
             self.streams[entry.stream] = Stream(entry)
         missing = self.streams[entry.stream].add(entry)
-        if self.timeline:
-            self.timeline.add_entry(entry, missing)
+        if self._timeline:
+            self._timeline.add_entry(entry, missing)
         if decode:
             try:
                 self._add_decoded(entry, decode(entry))
@@ -84,20 +79,20 @@ class Contents:
                 self.problems.append(str(error))
 
     def _add_decoded(self, entry: Entry, message: Message) -> None:
-        fault = self.faults.add(entry, message)
-        if self.timeline:
-            self.timeline.add(entry, message, fault)
+        fault = self._faults.add(entry, message)
+        if self._timeline:
+            self._timeline.add(entry, message, fault)
         if isinstance(message, Step):
             for phase in Phase:
-                self.counts[phase.name.lower()] += int(np.count_nonzero(message.phase == phase))
-            self.counts["fallbacks"] += message.origin in (ActionOrigin.HELD, ActionOrigin.ZERO)
-            self.counts["operator"] += any(message.operated.values())
+                self._counts[phase.name.lower()] += int(np.count_nonzero(message.phase == phase))
+            self._counts["fallbacks"] += message.origin in (ActionOrigin.HELD, ActionOrigin.ZERO)
+            self._counts["operator"] += any(message.operated.values())
         elif isinstance(message, Hello) and message.role in ROBOT_ROLES:
             self.robot_roles.add(message.role)
         elif isinstance(message, Weights):
-            (self.weights if message.payload else self.left_out).append(message.version)
+            (self._weights if message.payload else self._left_out).add(message.version)
         elif isinstance(message, Action):
-            self.acting.add(message.weights_version)
+            self._acting.add(message.weights_version)
 
     def report(self) -> dict[str, Any]:
         begin = min((stream.first for stream in self.streams.values()), default=0)
@@ -110,17 +105,21 @@ class Contents:
                 f"{publisher}/{topic}" + (f" ({incarnation})" if incarnation else ""): stream.report()
                 for (publisher, incarnation, topic), stream in sorted(self.streams.items())
             },
-            "robot_steps": {phase.name.lower(): self.counts[phase.name.lower()] for phase in Phase},
+            "robot_steps": {phase.name.lower(): self._counts[phase.name.lower()] for phase in Phase},
             "policy_versions": {
-                "recorded": [min(self.weights), max(self.weights)] if self.weights else [],
-                "count": len(set(self.weights)),
-                "left_out": len({*self.left_out} - {*self.weights}),
-                "acting": [min(self.acting), max(self.acting)] if self.acting else [],
+                "recorded": _ends(self._weights),
+                "count": len(self._weights),
+                "left_out": len(self._left_out - self._weights),
+                "acting": _ends(self._acting),
             },
-            "fallback_steps": self.counts["fallbacks"],
-            "operator_steps": self.counts["operator"],
-            "faults": self.faults.report(begin),
+            "fallback_steps": self._counts["fallbacks"],
+            "operator_steps": self._counts["operator"],
+            "faults": self._faults.report(begin),
         }
+
+
+def _ends(versions: set[int]) -> list[int]:
+    return [min(versions), max(versions)] if versions else []
 
 
 def examine(path: Path, timeline: Timeline | None = None) -> dict[str, Any]:
@@ -131,7 +130,7 @@ def examine(path: Path, timeline: Timeline | None = None) -> dict[str, Any]:
         UsageError: the file has no Step of the robot that the timeline asks for.
     """
     file = SessionFile(path)
-    contents = Contents.of(file, decoder_of(path), timeline)
+    contents = Contents(file, decoder_of(path), timeline)
     report = contents.report()
     metadata, problems = contents.metadata, contents.problems
     # A deployed robot has no task. Older recorders wrote the default task of the configuration.
@@ -167,18 +166,15 @@ def decoder_of(path: Path) -> Decoder:
     return decoder
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     about = "Show the content of a recording: topics, rates, gaps, policy versions, faults."
     parser = Parser(prog="td3-robot info", description=about, epilog=_EXAMPLES)
     parser.add_argument("file", type=Path, metavar="FILE", help="a session.mcap")
     parser.add_argument("--check", action="store_true", help="exit with 1 if the file is damaged")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--timeline", action="store_true", help="also show events and gaps, with their times")
-    parser.add_argument(
-        "--robot",
-        metavar="SOURCE/N",
-        help="with --timeline --json: the robot whose channels the object contains (default: the first one)",
-    )
+    words = "with --timeline --json: the robot whose channels the object contains (default: the first one)"
+    parser.add_argument("--robot", metavar="SOURCE/N", help=words)
     options = parser.parse_args(arguments)
     if options.robot and not (options.timeline and options.json):
         raise UsageError("--robot selects the channels of --timeline --json; give these options, too")
@@ -228,7 +224,3 @@ def by(metadata: Mapping[str, str]) -> str:
 
 def _range(ends: list[int]) -> str:
     return f" ({ends[0]} to {ends[1]})" if ends else " (none)"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

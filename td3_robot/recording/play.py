@@ -81,7 +81,7 @@ class Pause:
             self.toggle()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="td3-robot play", description="Play a recording to live nodes.", epilog=_EXAMPLES)
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts")
@@ -227,7 +227,3 @@ def _place(options: argparse.Namespace) -> tuple[dict[str, str], AllowList | Non
     if not given:
         raise UsageError("no live node is given; give --run DIR, or --policy, --learner or --monitor with an ENDPOINT")
     return given, open_keys(options.keys)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,8 +16,7 @@ import msgspec
 from td3_robot.messages import Weights
 from td3_robot.recording.entries import Entry
 
-REFERENCE = "weights_reference"
-"""Topic of a channel with references. A reader shows its messages as Weights."""
+REFERENCE = "weights_reference"  # topic of a channel with references; a reader shows its messages as Weights
 
 
 class Head(msgspec.Struct):

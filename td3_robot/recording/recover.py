@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +37,7 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
         OSError: the target exists or cannot be written.
     """
     file = SessionFile(source)
-    contents = Contents.of(file)
+    contents = Contents(file)
     metadata, attachments, damages = contents.metadata, contents.attachments, file.all_damages
     kept = Counter({key: stream.count for key, stream in contents.streams.items()})
     gaps = Counter({key: stream.missing for key, stream in contents.streams.items()})
@@ -79,7 +78,7 @@ def _protocol(source: Path) -> str:
     return str(PROTOCOL_VERSION)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     about = "Make a whole recording from a damaged one."
     parser = Parser(prog="td3-robot recover", description=about, epilog=_EXAMPLES)
     parser.add_argument("file", type=Path, metavar="FILE", help="the damaged recording; it is not changed")
@@ -114,7 +113,3 @@ def text(report: dict[str, Any], source: Path, target: Path) -> str:
     if not report["index_known"]:
         lines.append("the index is lost, so more messages may be lost at the ends of topics")
     return printable("\n".join(lines))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,6 +14,7 @@ import numpy as np
 from rosbags.typesys import Stores, get_typestore
 
 from td3_robot.messages import Action, Evaluation, Hello, LifecycleChange, Message, Status, Step
+from td3_robot.recording import viewer_file
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.joints import Joints
 from td3_robot.recording.values import spec_of
@@ -51,9 +52,7 @@ class Draft(NamedTuple):
         return bytes(_STORE.serialize_cdr(self.message, self.type))
 
 
-class Converter:
-    """A :class:`td3_robot.recording.viewer_file.Converter`."""
-
+class Converter(viewer_file.Converter):
     profile = "ros2"
     converted: ClassVar[Sequence[type[Message]]] = (Hello, Step, Action, Status, LifecycleChange, Evaluation)
 
@@ -92,9 +91,6 @@ class Converter:
         elif isinstance(message, Evaluation):
             returns = _array("/evaluation/returns", _layout(["episode"], len(message.returns)), message.returns)
             yield returns._replace(latched=True)
-
-    def layout(self) -> None:
-        """ROS tools share no format of layouts."""
 
     def remarks(self) -> list[str]:
         return [f"{name}: {remark}" for name, source in self._sources.items() if (remark := source.remark())]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from mcap.writer import Writer
 
@@ -39,7 +40,7 @@ class Draft(Protocol):
     def data(self) -> bytes: ...
 
 
-class Converter(Protocol):
+class Converter(ABC):
     """Converts the messages of a run, in their order.
 
     Attributes:
@@ -47,22 +48,24 @@ class Converter(Protocol):
         converted: the messages to convert. A Hello only gives the names of channels.
     """
 
-    @property
-    def profile(self) -> str: ...
-    @property
-    def converted(self) -> Sequence[type[Message]]: ...
+    profile: ClassVar[str] = ""
+    converted: ClassVar[Sequence[type[Message]]]
 
+    @abstractmethod
     def learn(self, hello: Hello) -> None:
         """Take the names of a source's channels from its Hello."""
 
+    @abstractmethod
     def convert(self, entry: Entry, message: Message) -> Iterator[Draft]:
         """Yield the messages for a message. A message whose type is not in ``converted`` yields nothing."""
 
     def layout(self) -> bytes | None:
         """Return a file with panels for the converted messages; None if the viewer has no such file."""
+        return None
 
     def remarks(self) -> list[str]:
         """Return lines about data that the messages of the viewer cannot hold."""
+        return []
 
 
 def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[str], list[str]]:
@@ -93,9 +96,8 @@ def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[
                     if schema not in schemas:
                         schemas[schema] = writer.register_schema(schema.name, schema.encoding, schema.definition)
                     channels[draft.topic] = writer.register_channel(draft.topic, draft.encoding, schemas[schema])
-                writer.add_message(
-                    channels[draft.topic], entry.received, draft.data(), entry.published, counts[draft.topic]
-                )
+                channel, sequence = channels[draft.topic], counts[draft.topic]
+                writer.add_message(channel, entry.received, draft.data(), entry.published, sequence)
                 counts[draft.topic] += 1
         writer.finish()
     remarks = converter.remarks()

@@ -17,8 +17,7 @@ from td3_robot.recording.entries import METADATA, Attachment, Entry, Facts
 from td3_robot.recording.policies import REFERENCE, StoredPolicies
 from td3_robot.util import files, process_lock
 
-CHUNK_S = 0.5
-"""Maximum time (s) that data stays in this process. A crash of this process does not lose older data."""
+CHUNK_S = 0.5  # maximum time in s that data stays in this process; a crash does not lose older data
 _CHUNK_BYTES = 4 << 20
 PROFILE = "td3-robot"
 
@@ -110,11 +109,7 @@ class SessionWriter:
 
 
 def write(path: Path, facts: Facts, entries: Iterable[Entry]) -> None:
-    """Write a whole file, with chunks like those of a recorder.
-
-    Args:
-        path: the file to write; it must not exist.
-        entries: the messages, in recorded order.
+    """Write a whole file, with chunks like those of a recorder. The entries must be in recorded order.
 
     Raises:
         OSError: the file exists, or cannot be written.

@@ -19,7 +19,6 @@ from td3_robot.replay.outcome import Outcome
 from td3_robot.specs import Float32, RobotSpec
 
 TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, RobotReport.NAME, MotorCommand.NAME)
-"""The compared topics."""
 
 
 class ReplayedBody(OneRobot):

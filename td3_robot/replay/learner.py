@@ -164,15 +164,14 @@ class _Recording:
         """A learner with one rebuilt turn for each recorded Step, in recorded order. It needs all Hellos."""
         life = Life("learner", 0, Start("learner", self.config.to_yaml(), {}))
         learner = _Learner(life, self.rows, "its turns are rebuilt")
-        core = RecordedCore(learner, life)
         peers = {name: Peer("learner", name.encode(), hello, {}) for name, hello in self.hellos.items()}
         joined: dict[str, int] = {}
         for _, step in self.steps:
             peer = peers[step.source]
             if joined.get(step.source) != step.incarnation:
                 joined[step.source] = step.incarnation
-                life.drive(core, [(peer, peer.hello)], 0.0)
-            life.drive(core, [(peer, step)], 0.0)
+                learner.step([(peer, peer.hello)], 0.0)
+            learner.step([(peer, step)], 0.0)
         return learner
 
 

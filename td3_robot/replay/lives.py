@@ -31,12 +31,10 @@ from td3_robot.transport.tap import Deduplicator
 
 _MEMORY = 256_000_000  # maximum size in bytes of the messages to keep, because later Turns may name them
 _OVERHEAD = 2000  # bytes that a message needs in memory in addition to its payload
-_LATER = ("told", "latches")
-"""Topics that older recordings lack. ``offers`` in a Start lists the topics that the node records."""
+_LATER = ("told", "latches")  # topics that older recordings lack; ``offers`` in a Start lists a node's topics
 
 Sent = TypeVar("Sent", bound=Message)
-Key = tuple[str, int]
-"""Name and incarnation of a node."""
+Key = tuple[str, int]  # name and incarnation of a node
 
 
 class Memory:
@@ -157,18 +155,14 @@ class Life:
             try:
                 self._now = _place(turn) or self._now
                 inputs = [self._input(origin, topic, fields, memory) for origin, topic, fields in turn.inputs]
-                self.drive(self._core, inputs, turn.now)
+                for to, message in self._core.step(inputs, turn.now):
+                    self.send(to, message)
             except Exception as error:
                 last = end and not self._waiting  # in its last turn, a core may end its node with an error
                 if not (isinstance(error, SessionError) or (last and isinstance(error, Td3RobotError))):
                     raise _failed(f"turn {self.turns} of {self}", error) from error
                 self.stopped = str(error)
                 self._waiting.clear()
-
-    def drive(self, core: RecordedCore, inputs: Sequence[Input], now: float) -> None:
-        """Run one turn of a core at ``now`` (s), and collect its messages."""
-        for to, message in core.step(inputs, now):
-            self.send(to, message)
 
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
         """Collect the inputs that the receiving node must record."""

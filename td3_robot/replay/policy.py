@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+import functools
+from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 
 from td3_robot.bundle import Bundle
-from td3_robot.config.schema import Config
-from td3_robot.core_types import Input, Output, Peer
+from td3_robot.core_types import Peer
 from td3_robot.errors import SessionError
 from td3_robot.messages import (
     NO_NOISE,
@@ -112,12 +112,13 @@ class _LostTurns:
 
     def __init__(self, life: Life) -> None:
         self._life = life
-        self._policies = _Policies(life.config)
-        self._core = RecordedCore(self._policies, life)
+        self._config = life.config
+        self._core = functools.lru_cache(_CORES)(self._make_core)
         self._left: Counter[str] = Counter()
         self._peers: dict[Key, Peer] = {}
         self._steps: dict[tuple[str, int, int], Step] = {}
         self._weights: dict[int, Weights] = {}
+        self._loaded: dict[int, Weights] = {}  # weights that a person loaded
         self._waiting: list[tuple[Entry, Action]] = []
 
     def add(self, entry: Entry, message: Message) -> None:
@@ -126,8 +127,8 @@ class _LostTurns:
             if not message.payload:  # the recording leaves this policy out
                 return
             self._weights[message.version] = message
-            if entry.node == (self._life.name, self._life.incarnation):
-                self._policies.loaded[message.version] = message  # the server recorded weights that a person loaded
+            if entry.node == (self._life.name, self._life.incarnation):  # a server records only what a person loaded
+                self._loaded[message.version] = message
         elif isinstance(message, Step):
             self._steps[message.source, message.incarnation, message.sequence] = message
         elif isinstance(message, Action) and message.operated:
@@ -138,7 +139,7 @@ class _LostTurns:
             self._left[_SAFE] += 1
         # The recorder reads several links, so a Step may be recorded after its Action.
         while self._waiting and not self._missing(self._waiting[0][1]):
-            self._drive(*self._waiting.pop(0))
+            self._rebuild(*self._waiting.pop(0))
 
     def finish(self, outcome: Outcome) -> None:
         """Rebuild the remaining turns, and add the Actions to the outcome."""
@@ -146,7 +147,7 @@ class _LostTurns:
             if missing := self._missing(action):
                 self._left[missing] += 1
             else:
-                self._drive(entry, action)
+                self._rebuild(entry, action)
         if expected := [(entry, message) for entry, message, _ in self._life.recorded[Action.NAME]]:
             got = [message for message, _ in self._life.replayed[Action.NAME]]
             outcome.parts.append(Replayed(Action.NAME, self._life.packages, expected, got))
@@ -157,57 +158,32 @@ class _LostTurns:
             return _NO_STEPS
         return "" if action.weights_version in self._weights else _NO_WEIGHTS
 
-    def _drive(self, entry: Entry, action: Action) -> None:
+    def _rebuild(self, entry: Entry, action: Action) -> None:
         step = self._steps[action.source, action.incarnation, action.answers]
         source = step.source, step.incarnation
         if source not in self._peers:
             hello = handshake.hello("simulator", step.source, client=0, incarnation=step.incarnation)
             self._peers[source] = Peer("policy", step.source.encode(), hello, {})
-        self._policies.exploring = action.noise_kind != NO_NOISE
+        core = self._core(action.weights_version)
+        core.answers.exploring = action.noise_kind != NO_NOISE
         self._life.add(entry, action)
-        inputs: list[Input] = [("learner", self._weights[action.weights_version]), (self._peers[source], step)]
-        self._life.drive(self._core, inputs, entry.published * 1e-9)
+        for to, message in core.step([(self._peers[source], step)], entry.published * 1e-9):
+            if isinstance(message, Action):
+                self._life.send(to, message)
 
+    def _make_core(self, version: int) -> PolicyCore:
+        """Make a core without deadlines for one version of the weights.
 
-class _Policies:
-    """Policy cores without deadlines, one for each weights version.
-
-    A server may return to an older version, and only a recorded turn shows when. So the core for the Action's version
-    computes the answer.
-
-    Attributes:
-        loaded: the weights that a person loaded, by version. Their safety limits also apply to later versions.
-        exploring: whether the next Action has noise.
-    """
-
-    def __init__(self, config: Config) -> None:
-        self.loaded: dict[int, Weights] = {}
-        self.exploring = False
-        self._seed = config.seed
-        self._safety = _without_deadlines(config.safety)
-        self._cores: OrderedDict[int, PolicyCore] = OrderedDict()
-
-    def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Answer a Step. The inputs are its Weights and the Step."""
-        (_, weights), *steps = inputs
-        assert isinstance(weights, Weights)
-        core = self._core(weights)
-        core.answers.exploring = self.exploring
-        return [(to, message) for to, message in core.step(steps, now) if isinstance(message, Action)]
-
-    def _core(self, weights: Weights) -> PolicyCore:
-        version = weights.version
-        if version not in self._cores:
-            core = self._cores[version] = PolicyCore(self._seed, safety=self._safety)
-            floor = max((loaded for loaded in self.loaded if loaded <= version), default=version)
-            for each in sorted({floor, version}):
-                bundle = _bundle(self.loaded.get(each, weights))
-                bundle = dataclasses.replace(bundle, safety=_without_deadlines(bundle.safety))
-                core.store.add(each, Actor(bundle), loaded=each == floor)
-            if len(self._cores) > _CORES:
-                self._cores.popitem(last=False)
-        self._cores.move_to_end(version)
-        return self._cores[version]
+        A server may return to an older version, and only a recorded turn shows when. So each version has its own core.
+        The safety limits of weights that a person loaded also apply to later versions.
+        """
+        core = PolicyCore(self._config.seed, safety=_without_deadlines(self._config.safety))
+        floor = max((loaded for loaded in self._loaded if loaded <= version), default=version)
+        for each in sorted({floor, version}):
+            bundle = _bundle(self._loaded.get(each, self._weights[version]))
+            bundle = dataclasses.replace(bundle, safety=_without_deadlines(bundle.safety))
+            core.store.add(each, Actor(bundle), loaded=each == floor)
+        return core
 
 
 def _without_deadlines(settings: SafetyConfig) -> SafetyConfig:

@@ -29,8 +29,9 @@ from td3_robot.transport import codec
 Content = TypeVar("Content")
 _machine = msgspec.json.Decoder(dict[str, str]).decode
 _payloads = msgspec.msgpack.Decoder(list[bytes]).decode
-_MADE = "made/"
-"""Prefix of the attachment that describes the machine of a reference. The name of the reference follows."""
+_MADE = (
+    "made/"  # the name of the attachment that describes the machine of a reference is _MADE and the reference's name
+)
 
 
 def expected(session: Session, part: Replayed) -> Replayed:

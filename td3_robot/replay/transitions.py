@@ -15,8 +15,7 @@ from td3_robot.recording.entries import Attachment
 from td3_robot.recording.reader import Session
 from td3_robot.replay.outcome import Outcome, Replayed
 
-REFERENCE = "reference/transitions.safetensors"
-"""The attachment with the expected transitions."""
+REFERENCE = "reference/transitions.safetensors"  # name of the attachment with the expected transitions
 
 
 class Transition(Message, frozen=True):
