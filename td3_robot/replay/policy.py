@@ -54,7 +54,7 @@ def replay(session: Session) -> Outcome:
     outcome = lives.outcome(found.values(), TOPICS, notes)
     servers = {(name, incarnation) for name, incarnation, topic in session.counts if topic == Action.NAME}
     compared = {key: life.last(Action.NAME) for key, life in found.items() if life.stopped}
-    if after := dict.fromkeys(servers - found.keys(), -1) | compared:
+    if after := dict.fromkeys(sorted(servers - found.keys()), -1) | compared:
         _rebuild(session, after, outcome)
     elif not outcome.turns:
         outcome.notes.append("the recording has no Actions")
