@@ -96,7 +96,7 @@ class RecordedBody:
         self._body = body
         self._actions: list[Float32] = []
         self._reports: list[RobotReport] = []
-        self._newest = RobotReport(0, 0, "", "")
+        self._newest = (0, "", "")  # refused, problem and stop reason of the newest report
         self._calls = 0
         self._next_step = 0
         self._stepped = False
@@ -117,7 +117,7 @@ class RecordedBody:
         """Pass an action, float32[1, A], to the robot."""
         self._body.command(action)
         self._actions.append(action[0].copy())
-        self._note_report(self._newest.refused)
+        self._note_report(self._newest[0])
 
     def step(self, action: Float32) -> int | None:
         """End a control period. Returns None if no Step follows."""
@@ -138,8 +138,7 @@ class RecordedBody:
 
     def _note_report(self, refused: int) -> None:
         self._calls += 1
-        report = RobotReport(self._calls, refused, self._body.problem[:_LONGEST], self._body.stop[:_LONGEST])
-        previous = self._newest
-        if (report.refused, report.trouble, report.stop) != (previous.refused, previous.trouble, previous.stop):
+        report = refused, self._body.problem[:_LONGEST], self._body.stop[:_LONGEST]
+        if report != self._newest:
             self._newest = report
-            self._reports.append(report)
+            self._reports.append(RobotReport(self._calls, *report))

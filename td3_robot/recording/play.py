@@ -206,15 +206,14 @@ def _renamed(remap: Sequence[str], session: Session, topics: Sequence[str]) -> d
     return names
 
 
-def _topics(options: argparse.Namespace) -> Sequence[str]:
+def _topics(options: argparse.Namespace) -> list[str]:
     alone = options.monitor and not (options.run or options.policy or options.learner)
     allowed = MESSAGES if alone else playable()
     if options.topics is None:
         return list(MESSAGES) if alone else [Step.NAME]
     if unknown := sorted(set(options.topics) - allowed.keys()):
         raise UsageError(f"--topics: {unknown[0]!r} cannot be played; allowed: {', '.join(allowed)}")
-    topics: list[str] = options.topics
-    return topics
+    return list(options.topics)
 
 
 def _place(options: argparse.Namespace) -> tuple[dict[str, str], AllowList | None]:

@@ -90,7 +90,6 @@ def check(
 
 
 def _compare(session: Session, part: Replayed, exact: bool | None, report: Outcome) -> None:
-    """Add the comparison of one topic to the report."""
     if not part.expected and (part.older or not part.got):
         if part.got:
             what = f"{len(part.got)} {part.topic} of {part.stream}"

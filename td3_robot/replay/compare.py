@@ -57,7 +57,6 @@ class Difference:
     Attributes:
         message: the key of the message.
         field: name of the field and place in it; or ``missing``, ``not expected``, ``order``.
-        expected, got: the two values.
     """
 
     message: str
@@ -96,7 +95,6 @@ class Comparison:
             self.first.append(Difference(f"{message} at {place}" if place else message, where, expected, got))
 
     def add(self, other: Comparison) -> None:
-        """Add the comparison of other messages of this topic."""
         self.compared += other.compared
         self.counts += other.counts
         self.first = [*self.first, *other.first][:_SHOWN]

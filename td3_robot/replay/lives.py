@@ -54,11 +54,9 @@ class Memory:
         while self._size > _MEMORY:
             self._size -= self._held.popitem(last=False)[1][1]
 
-    def __getitem__(self, name: turns.Name) -> Message:
-        return self._held[name][0]
-
-    def __contains__(self, name: turns.Name) -> bool:
-        return name in self._held
+    def get(self, name: turns.Name) -> Message | None:
+        held = self._held.get(name)
+        return held[0] if held else None
 
 
 class Life:
@@ -192,7 +190,7 @@ class Life:
         """The first input of the next turn that is not in memory, as text; empty if all inputs are in memory."""
         for _, topic, fields in self._waiting[0].inputs:
             name = turns.named_in(topic, fields)
-            if name and name not in memory and "wire" not in fields:
+            if name and "wire" not in fields and memory.get(name) is None:
                 return f"{topic} {' '.join(str(part)[:40] for part in name[1:])}"
         return ""
 
@@ -202,7 +200,7 @@ class Life:
             if name is None:
                 message: Message | None = codec.decode(topic, msgspec.msgpack.encode(fields))
             else:
-                message = memory[name] if name in memory else turns.repeated_in(topic, fields)
+                message = memory.get(name) or turns.repeated_in(topic, fields)
             assert message, "replay stops before a turn with a missing input"
             if turns.is_peer(origin) and isinstance(message, Hello):
                 self._peers[origin] = Peer("", bytes.fromhex(origin[1:]), message, {})

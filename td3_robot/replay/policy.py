@@ -65,10 +65,9 @@ def _make(life: Life, memory: Memory) -> RecordedCore | None:
     exploring, frozen = (life.setting(name, bool) for name in ("exploring", "frozen"))
     weights = None
     if "version" in life.start.settings:
-        name = Weights.NAME, life.setting("version", int), life.setting("sha256", str)
-        if name not in memory:  # the caller reads more messages, and calls this function again
+        weights = memory.get((Weights.NAME, life.setting("version", int), life.setting("sha256", str)))
+        if weights is None:  # the caller reads more messages, and calls this function again
             return None
-        weights = memory[name]
     core = policy_core.make(life.config, life.name, exploring=exploring, frozen=frozen)
     if weights:
         assert isinstance(weights, Weights)
