@@ -45,8 +45,7 @@ class Recorder:
         self._ring: deque[Entry] = deque()
         self._ring_bytes = 0
         self._pending: str | None = None
-        self._not_before = float("-inf")
-        self._now = float("-inf")
+        self._now = self._begun = self._not_before = float("-inf")
         self._writer: SessionWriter | None = None
         if not config.ring_s:
             self._begin(float("-inf"))
@@ -60,10 +59,9 @@ class Recorder:
             elif isinstance(origin, Peer) and isinstance(message, Bye) and not self._writer:
                 self.trigger(faults.lost(origin.name, message))
         if self._writer:
-            if self._writer.begun == float("-inf"):
-                self._writer.begun = now
+            self._begun = now if self._begun == float("-inf") else self._begun
             self._writer.turn(now)
-            self._split(now)
+            self._split(self._writer, now)
         else:
             self._forget_old(received)
             if self._pending and now >= self._not_before:
@@ -143,17 +141,16 @@ class Recorder:
         """
         path = free_name(self.path)
         facts = replace(self._facts, metadata={**self._facts.metadata, REASON: why}) if why else self._facts
-        self._writer = SessionWriter(path, facts, now)
+        self._writer, self._begun = SessionWriter(path, facts, now), now
         self.files.append(path)
         for kept in self._repeated.values():
             for entry in kept:
                 self._writer.add(replace(entry, received=since))
         return self._writer
 
-    def _split(self, now: float) -> None:
-        writer, config = self._writer, self._config
-        assert writer
-        too_long = config.split_s > 0 and now - writer.begun >= config.split_s
+    def _split(self, writer: SessionWriter, now: float) -> None:
+        config = self._config
+        too_long = config.split_s > 0 and now - self._begun >= config.split_s
         if too_long or (config.split_mb > 0 and writer.size() >= config.split_mb * 1e6):
             writer.close()
             self._begin(now, self._epoch + int(now * 1e9))

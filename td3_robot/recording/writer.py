@@ -40,16 +40,12 @@ class SessionWriter:
         facts: metadata and attachments. They come first in the file.
         now: time in seconds, on the same clock as in :meth:`turn`.
 
-    Attributes:
-        begun: the time ``now`` at which the file began. The recorder may correct it.
-
     Raises:
         OSError: the file exists, or cannot be written. Every method raises it.
     """
 
     def __init__(self, path: Path, facts: Facts, now: float) -> None:
         self.path = path
-        self.begun = now
         self._file = io.BufferedWriter(_File(path, "x"))
         process_lock.hold(self._file.fileno())
         self._writer = Writer(self._file, _CHUNK_BYTES, CompressionType.ZSTD, enable_data_crcs=True)

@@ -229,7 +229,7 @@ class _Learner:
         return [Transition(*np.split(row, edges)) for row in rows]
 
     def find_other_compilation(self) -> None:
-        """Note a problem if one of the two learners compiled its updates. Then their bits differ."""
+        """Set ``problem`` if only the recorded or only the replayed updates were compiled. Then their bits differ."""
         recorded = (message for _, message, _ in self.life.recorded[Weights.NAME])
         weights = [message for message in recorded if isinstance(message, Weights) and message.payload]
         if self.core is None or self.core.spec is None or not weights:
