@@ -38,7 +38,7 @@ from td3_robot.recording import viewer_file
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.joints import Joints
 from td3_robot.recording.poses import Poses, Shape, known
-from td3_robot.recording.values import Names, by_topic, names_of, spec_of
+from td3_robot.recording.values import Names, by_topic, names_of, robot_of
 from td3_robot.recording.viewer_file import Schema
 from td3_robot.specs import Float64, RobotSpec
 
@@ -88,7 +88,7 @@ class Converter(viewer_file.Converter):
         self._logged: dict[str, tuple[str, str]] = {}  # state and detail of each node
 
     def learn(self, hello: Hello) -> None:
-        spec, source = spec_of(hello), self._sources.get(hello.name)
+        spec, source = robot_of(hello), self._sources.get(hello.name)
         if spec and (source is None or source.spec != spec):
             self._sources[hello.name] = _Source(spec, names_of(hello) or {})
 

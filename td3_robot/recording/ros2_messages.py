@@ -17,7 +17,7 @@ from td3_robot.messages import Action, Evaluation, Hello, LifecycleChange, Messa
 from td3_robot.recording import viewer_file
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.joints import Joints
-from td3_robot.recording.values import spec_of
+from td3_robot.recording.values import robot_of
 from td3_robot.recording.viewer_file import Schema
 from td3_robot.specs import Channel, Float32, Float64, RobotSpec
 
@@ -62,7 +62,7 @@ class Converter(viewer_file.Converter):
         self._namespaces: dict[str, str] = {}
 
     def learn(self, hello: Hello) -> None:
-        spec = spec_of(hello)
+        spec = robot_of(hello)
         if spec and spec != self._specs.get(hello.name):
             self._specs[hello.name] = spec
             self._sources.pop(hello.name, None)

@@ -17,8 +17,8 @@ Names = Mapping[str, Sequence[str]]
 _CHANNELS = {"O": "observations", "A": "actions"}
 
 
-def spec_of(message: Message) -> RobotSpec | None:
-    """The specification in the Hello of a source; None for another message, and for a Hello that a server refuses."""
+def robot_of(message: Message) -> RobotSpec | None:
+    """The robot in the Hello of a source; None for another message, and for a Hello that a server refuses."""
     if not isinstance(message, Hello) or message.role not in ROBOT_ROLES:
         return None
     with contextlib.suppress(ConfigError):
