@@ -19,7 +19,7 @@ from td3_robot.errors import SessionError
 from td3_robot.messages import Action, Step
 from td3_robot.recording import info
 from td3_robot.recording.entries import Entry
-from td3_robot.recording.reader import SessionFile
+from td3_robot.recording.session_file import SessionFile
 
 Result = dict[str, Any]
 ROOT = Path(__file__).parents[1]

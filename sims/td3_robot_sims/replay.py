@@ -21,21 +21,18 @@ def replay(session: Session) -> Outcome:
     Raises:
         SessionError: the recording is damaged, or cannot come from a simulator.
     """
-    found, notes = lives.complete(session, "simulator")
     made: list[SimulatorCore] = []
 
     def make(life: Life, memory: Memory) -> RecordedCore:
         del memory
         tasks.refuse_import(life.config.task, "recording", "--import {module}")
+        life.packages = tuple(sorted(tasks.find(life.config.task)[0].packages))
         made.append(simulator.make(life.config, life.name, life.incarnation))
         return RecordedCore(made[-1], life)
 
     try:
-        lives.replay_lives(session, found, TOPICS, make)
+        found, notes = lives.replay(session, "simulator", TOPICS, make)
     finally:
         for core in made:
             core.envs.close()
-    packages = {package for life in found.values() for package in tasks.find(life.config.task)[0].packages}
-    outcome = lives.outcome(found.values(), TOPICS, tuple(sorted(packages)))
-    outcome.notes += notes
-    return outcome
+    return lives.outcome(found.values(), TOPICS, notes)

@@ -17,13 +17,16 @@ All other outputs are messages on links. The transport records the bytes that it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from td3_robot.core_types import Core, Input, Origin, Output
-from td3_robot.messages import Latches, LifecycleChange, Message, MotorCommand, RobotReport
+from td3_robot.messages import Latches, Message, MotorCommand, RobotReport
 from td3_robot.safety.state import SafetyState
 from td3_robot.specs import Float32
 from td3_robot.topics import RECORDER
+
+if TYPE_CHECKING:
+    from td3_robot.policy.core import PolicyCore
 
 _LONGEST = 4096  # characters of a problem or a stop reason; the rest is not recorded
 
@@ -54,7 +57,6 @@ class RecordedCore:
         self._observer = observer
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Record the inputs, run the core's turn at ``now`` (s), and record the messages of the observer."""
         self._sink.record_turn(now, inputs)
         outputs = self._core.step(inputs, now)
         if self._observer:
@@ -63,23 +65,10 @@ class RecordedCore:
         return outputs
 
 
-class PolicyState(Protocol):
-    """The safety state of a policy server's core, and the lifecycle changes of the core's newest turn.
-
-    When the state may have changed, the core makes a new ``safety_state`` object.
-    """
-
-    safety_state: SafetyState
-    changes: list[LifecycleChange]
-
-
 class PolicyObserver:
-    """An observer of a policy server's core.
+    """An observer of a policy server's core. Returns each new safety state, and LifecycleChanges that no link sends."""
 
-    It returns each new safety state, and the LifecycleChanges that the server did not send.
-    """
-
-    def __init__(self, core: PolicyState) -> None:
+    def __init__(self, core: PolicyCore) -> None:
         self._core = core
         self._state = SafetyState()
 
@@ -90,10 +79,9 @@ class PolicyObserver:
             sent = {id(message) for _, message in outputs}
             facts += [change for change in self._core.changes if id(change) not in sent]
         state = self._core.safety_state
-        if state is not self._state:
-            if state != self._state:
-                facts.append(Latches(state.plain()))
-            self._state = state
+        if state is not self._state and state != self._state:  # identity first, because it is fast
+            facts.append(Latches(state.plain()))
+        self._state = state
         return facts
 
 
@@ -101,14 +89,14 @@ class RecordedBody:
     """Wraps a driver's robot and notes its calls. :meth:`observe` is the observer of the driver's core.
 
     Args:
-        body: the robot, as ``td3_robot.driver.body.Body``; this object has all its attributes.
+        body: a ``td3_robot.driver.body.Body``. The wrapper has all its attributes.
     """
 
     def __init__(self, body: Any) -> None:
         self._body = body
         self._actions: list[Float32] = []
         self._reports: list[RobotReport] = []
-        self._newest = RobotReport(0, 0, "", "")
+        self._newest = (0, "", "")  # refused, problem and stop reason of the newest report
         self._calls = 0
         self._next_step = 0
         self._stepped = False
@@ -129,7 +117,7 @@ class RecordedBody:
         """Pass an action, float32[1, A], to the robot."""
         self._body.command(action)
         self._actions.append(action[0].copy())
-        self._note_report(self._newest.refused)
+        self._note_report(self._newest[0])
 
     def step(self, action: Float32) -> int | None:
         """End a control period. Returns None if no Step follows."""
@@ -139,7 +127,7 @@ class RecordedBody:
         return made
 
     def observe(self, outputs: Sequence[Output], now: float) -> list[Message]:
-        """The actions and reports since the last call."""
+        """Return the actions and reports since the last call."""
         del outputs
         actions = [MotorCommand(self._next_step, int(now * 1e9), action) for action in self._actions]
         facts: list[Message] = [*actions, *self._reports]
@@ -149,10 +137,8 @@ class RecordedBody:
         return facts
 
     def _note_report(self, refused: int) -> None:
-        """Note a call of the robot. Keep the robot's report if it differs from the previous report."""
         self._calls += 1
-        report = RobotReport(self._calls, refused, self._body.problem[:_LONGEST], self._body.stop[:_LONGEST])
-        previous = self._newest
-        if (report.refused, report.trouble, report.stop) != (previous.refused, previous.trouble, previous.stop):
+        report = refused, self._body.problem[:_LONGEST], self._body.stop[:_LONGEST]
+        if report != self._newest:
             self._newest = report
-            self._reports.append(report)
+            self._reports.append(RobotReport(self._calls, *report))

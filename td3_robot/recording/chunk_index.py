@@ -15,10 +15,10 @@ from td3_robot.util import files
 class ChunkIndexFile:
     """The index entries of a recording's chunks, for ``mcap.writer.Writer`` in place of its list.
 
-    The list needs 1 kB for each chunk, which is 8 MB per hour.
+    The list needs 1 kB of memory for each chunk: 8 MB per hour.
 
     Args:
-        path: the recording. The temporary file is in the same folder, has no name, and needs 0.3 kB for each chunk.
+        path: the recording. The temporary file is in its folder, has no name, and needs 0.3 kB for each chunk.
 
     Raises:
         OSError: the temporary file cannot be written. Every method raises it.
@@ -40,7 +40,6 @@ class ChunkIndexFile:
         yield self
 
     def write(self, builder: RecordBuilder) -> None:
-        """Add all entries to the end of a recording."""
         with files.naming(self._path):
             self._file.seek(0)
             builder.write(self._file.read())

@@ -14,13 +14,12 @@ from td3_robot.transport import codec
 log = logging.getLogger(__name__)
 
 
-def _needs_sizes(message: type[Message]) -> bool:
-    """Whether a decoder must know the array sizes, because the first array of the message has two dimensions."""
-    shapes = [wire.shape for wire in wire_fields(message).values() if wire.kind == "array"]
-    return bool(shapes) and len(shapes[0]) > 1
+def _dimensions(message: type[Message]) -> int:
+    """The number of dimensions of the first array; 0 without an array."""
+    return next((len(wire.shape) for wire in wire_fields(message).values() if wire.kind == "array"), 0)
 
 
-_NEED_SIZES = frozenset(name for name, message in MESSAGES.items() if _needs_sizes(message))
+_NEED_SIZES = frozenset(name for name, message in MESSAGES.items() if _dimensions(message) > 1)
 
 
 class Decoder:
@@ -31,8 +30,7 @@ class Decoder:
 
     Attributes:
         sizes: N, O and A of each known source.
-        unknown_fields: number of messages, by topic, with fields that this version does not know. The decoder ignores
-            these fields.
+        unknown_fields: number of messages, by topic, with fields that this version does not know and ignores.
     """
 
     def __init__(self, label: str) -> None:
@@ -41,14 +39,14 @@ class Decoder:
         self.unknown_fields: Counter[str] = Counter()
 
     def __call__(self, entry: Entry) -> Message:
-        """Decode the message of an entry.
+        """Decode a message.
 
         Raises:
             SessionError: the entry is not a message of this protocol.
         """
         try:
             sizes = None
-            if entry.topic in _NEED_SIZES:  # either the publisher is the source, or the message answers a source
+            if entry.topic in _NEED_SIZES:  # the publisher is the source, or the message answers a source
                 sizes = self.sizes.get(entry.publisher) or self.sizes.get(codec.source_of(entry.payload))
             message = codec.decode(entry.topic, entry.payload, sizes)
         except ProtocolError as error:
@@ -68,11 +66,7 @@ class Decoder:
             return True  # decoding it reports the error
 
     def learn(self, entry: Entry) -> None:
-        """Learn the sizes of a source from its Hello or a Step. Known sizes do not change.
-
-        Raises:
-            SessionError: the entry is not a message of this protocol.
-        """
+        """Learn the sizes of a source from its Hello or a Step. Known sizes do not change."""
         if entry.publisher in self.sizes or entry.topic not in (Hello.NAME, Step.NAME):
             return
         message = self(entry)

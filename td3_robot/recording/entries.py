@@ -8,19 +8,12 @@ from dataclasses import dataclass, field
 from td3_robot.core_types import Peer
 from td3_robot.messages import Hello, Record, Start, Weights
 
-METADATA = "td3_robot"
-"""Name of the MCAP metadata record of every recording."""
-REASON = "written_because"
-"""Key in the metadata: why the recorder wrote its ring."""
-CONFIG = "config.yaml"
-"""Name of the attachment with the resolved configuration."""
-METRICS = "metrics.jsonl"
-"""Name of the attachment with the learning metrics of a finished run."""
+METADATA = "td3_robot"  # name of the MCAP metadata record of every recording
+REASON = "written_because"  # key in the metadata: why the recorder wrote its ring
+CONFIG = "config.yaml"  # name of the attachment with the resolved configuration
+METRICS = "metrics.jsonl"  # name of the attachment with the learning metrics of a finished run
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
-"""Number of earlier messages that every new file repeats: the newest messages of each topic, publisher and link.
-
-Thus a reader does not need the other files of a series.
-"""
+"""Number of older messages of each publisher and link that a new file repeats, so that the file is readable alone."""
 ON_THE_WAY_NS = 500_000_000
 """Maximum delay of a message to the recorder, in ns. Nodes send messages in groups, which delays the first messages."""
 
@@ -49,9 +42,12 @@ class Entry:
 
     @classmethod
     def offered(cls, peer: Peer, record: Record, received: int) -> Entry:
-        """The entry for a Record that arrives at ``received`` (ns since 1970)."""
         about = peer.name, peer.hello.incarnation, record.topic, record.link
         return cls(*about, record.sequence, record.stamp, received, record.payload)
+
+    @property
+    def node(self) -> tuple[str, int]:
+        return self.publisher, self.incarnation
 
     @property
     def channel(self) -> tuple[str, int, str, str]:
@@ -70,7 +66,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Attachment:
-    """A file inside the recording."""
+    """A file inside a recording."""
 
     name: str
     media_type: str
@@ -91,5 +87,5 @@ class Facts:
 
 
 def printable(text: str) -> str:
-    """Text from a file with its control characters escaped, so that the text cannot control the terminal."""
+    """Escape the control characters in text from a file, because they could control the terminal."""
     return "\n".join(line if line.isprintable() else repr(line) for line in text.split("\n"))

@@ -35,7 +35,7 @@ class Episode:
 
     @property
     def number(self) -> int:
-        """The number of the episode. It counts from 0 for each source and incarnation."""
+        """The number of the episode, from 0 for each source and incarnation."""
         return int(self.steps[0].episode[self.robot])
 
     @property
@@ -51,7 +51,6 @@ class Episode:
 
     @property
     def whole(self) -> bool:
-        """Whether both the first and the last Step are recorded."""
         return self.begun and self.end is not None
 
     @property
@@ -80,20 +79,19 @@ class Episode:
     @property
     def world(self) -> dict[str, float]:
         """The randomized parameters of this episode, by name. Empty if there are none or the first Step is missing."""
-        drawn: dict[str, float] = self.steps[0].world.get(str(self.robot), {}) if self.begun else {}
-        return drawn
+        return dict(self.steps[0].world.get(str(self.robot), {})) if self.begun else {}
 
 
 class Episodes:
     """Splits the Steps of any number of sources into episodes, with the learner's rules for consecutive Steps."""
 
     def __init__(self) -> None:
-        self._alone = 0  # number of Steps of a robot without a preceding and a following Step; no episode contains them
+        self._alone = 0  # number of Steps of a robot without a neighbour; no episode contains them
         self._assemblers: dict[str, Assembler] = {}
         self._open: dict[tuple[str, int], list[Step]] = {}
 
     def add(self, step: Step) -> list[Episode]:
-        """Take a Step. Returns the episodes that it completes or interrupts."""
+        """Take a Step. Returns the episodes that it ends."""
         joined = self._assemblers.setdefault(step.source, Assembler()).add(step)
         if joined is None:
             return []

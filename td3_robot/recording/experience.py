@@ -7,26 +7,24 @@ from pathlib import Path
 
 from td3_robot.errors import ConfigError, SessionError
 from td3_robot.messages import Step
-from td3_robot.recording.entries import REPEATED, Entry
-from td3_robot.recording.reader import Session, SessionFile
+from td3_robot.recording.entries import REPEATED
+from td3_robot.recording.reader import Session
+from td3_robot.recording.session_file import SessionFile
 from td3_robot.specs import RobotSpec
 
 
 def recordings(files: Sequence[Path]) -> list[list[Path]]:
     """Group files by recording. A group holds the parts that one recorder wrote, in any order.
 
-    Each part repeats messages of the previous part. This function uses these messages to find the parts.
+    Each part repeats messages of the previous part. These messages show which parts belong together.
 
     Raises:
         SessionError: a file cannot be read.
     """
     found: list[tuple[list[Path], set[object]]] = []
     for file in files:
-        repeated: set[object] = {
-            (item.identity, item.published)
-            for item in (SessionFile(file).items() if len(files) > 1 else ())
-            if isinstance(item, Entry) and item.topic in REPEATED
-        }
+        entries = SessionFile(file).entries() if len(files) > 1 else ()
+        repeated: set[object] = {(it.identity, it.published) for it in entries if it.topic in REPEATED}
         parts = [file]
         for known in [known for known in found if known[1] & repeated]:
             found.remove(known)
@@ -36,14 +34,7 @@ def recordings(files: Sequence[Path]) -> list[list[Path]]:
 
 
 def read(*parts: Path) -> tuple[RobotSpec, Iterator[Step]]:
-    """The robot specification and the Steps of a recording. The Steps of each source are in order.
-
-    Args:
-        parts: one file, or all parts of one recording.
-
-    Raises:
-        SessionError: a file is damaged, no Hello of a robot is recorded, or there are two kinds of robots.
-    """
+    """The robot specification and the Steps of a recording. The Steps of each source are in order."""
     session = Session(parts)
     return spec_of(session), (step for _, step in session.messages_of(Step))
 
@@ -69,10 +60,6 @@ def spec_of(session: Session) -> RobotSpec:
 
 
 def check(path: Path, spec: RobotSpec) -> None:
-    """Check that a recording was made with this robot.
-
-    Raises:
-        SessionError: the recording has another robot, or :func:`spec_of` raises this error.
-    """
+    """Raise a SessionError if the recording is of another robot."""
     if difference := spec.difference(spec_of(Session([path]))):
         raise SessionError(f"{str(path)!r} is of another robot: {difference}")

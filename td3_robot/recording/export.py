@@ -11,14 +11,14 @@ import json
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
-from td3_robot.messages import MESSAGES, FieldType, Message, wire_fields
+from td3_robot.messages import MESSAGES, Message, wire_fields
 from td3_robot.recording import viewer_file
 from td3_robot.recording.entries import Entry, printable
 from td3_robot.recording.poses import read_links
@@ -29,16 +29,9 @@ from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.progress import Working
 
 _BATCH = 5000  # number of rows to write to a Parquet file together
-_WITHOUT_TABLES = {
-    "ros2": "all that ROS 2 can hold",
-    "foxglove": "all messages",
-    "minari": "steps",
-}  # formats, and the messages that they convert
-_CONVERTERS = {
-    "ros2": "td3_robot.recording.ros2_messages",
-    "foxglove": "td3_robot.recording.foxglove_messages",
-}
-"""Format of a file for viewers, mapped to the module with its ``Converter``."""
+_WITHOUT_TABLES = {"ros2": "all that ROS 2 can hold", "foxglove": "all messages", "minari": "steps"}
+"""Formats without tables, and the messages that they convert."""
+_VIEWERS = ("ros2", "foxglove")  # formats of viewers; the module FORMAT_messages has the converter
 _EXAMPLES = """examples:
   td3-robot export session.mcap --out tables
   td3-robot export session.mcap --out tables --format parquet --topics step action
@@ -54,37 +47,29 @@ Row = dict[str, Any]
 
 
 class CsvTable:
-    """A CSV file with a header line."""
+    """A CSV file with a header line. ``columns`` are the types of the columns by name."""
 
-    def __init__(self, path: Path, message: type[Message]) -> None:
-        del message
+    def __init__(self, path: Path, columns: Mapping[str, str]) -> None:
         self._file = path.open("x", newline="", encoding="utf-8")
-        self._writer: csv.DictWriter[str] | None = None
-
-    def add(self, row: Row) -> None:
-        if self._writer is None:
-            self._writer = csv.DictWriter(self._file, list(row))
-            self._writer.writeheader()
-        self._writer.writerow(row)
-
-    def close(self) -> None:
-        self._file.close()
+        writer = csv.DictWriter(self._file, list(columns))
+        writer.writeheader()
+        self.add: Callable[[Row], object] = writer.writerow
+        self.close = self._file.close
 
 
 class ParquetTable:
-    """A Parquet file. The declaration of the message gives the types of its columns."""
+    """A Parquet file with the same interface."""
 
-    def __init__(self, path: Path, message: type[Message]) -> None:
+    def __init__(self, path: Path, columns: Mapping[str, str]) -> None:
         import pyarrow
         import pyarrow.parquet
 
         if path.exists():
             raise FileExistsError(17, "File exists", str(path))
-        self._arrow, self._parquet = pyarrow, pyarrow.parquet
-        self._path = path
-        self._types = {**_HEAD, **{name: _type(wire) for name, wire in wire_fields(message).items()}}
+        self._table = pyarrow.Table.from_pylist
+        self._schema = pyarrow.schema({name: getattr(pyarrow, kind)() for name, kind in columns.items()})
+        self._writer = pyarrow.parquet.ParquetWriter(path, self._schema)
         self._rows: list[Row] = []
-        self._writer: Any = None
 
     def add(self, row: Row) -> None:
         self._rows.append(row)
@@ -93,19 +78,12 @@ class ParquetTable:
 
     def close(self) -> None:
         self._flush()
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
     def _flush(self) -> None:
-        if not self._rows:
-            return
-        if self._writer is None:
-            # A channel's column is FIELD.NAME.
-            columns = {name: self._types[name.partition(".")[0]] for name in self._rows[0]}
-            schema = self._arrow.schema({name: getattr(self._arrow, kind)() for name, kind in columns.items()})
-            self._writer = self._parquet.ParquetWriter(self._path, schema)
-        self._writer.write_table(self._arrow.Table.from_pylist(self._rows, schema=self._writer.schema))
-        self._rows.clear()
+        if self._rows:
+            self._writer.write_table(self._table(self._rows, schema=self._schema))
+            self._rows.clear()
 
 
 _HEAD = {
@@ -119,9 +97,12 @@ _HEAD = {
 _TYPES = {"u32": "uint32", "u64": "uint64", "i64": "int64", "f64": "float64", "bytes": "uint64"}
 
 
-def _type(wire: FieldType) -> str:
-    """The Arrow type of the column of a field."""
-    return np.dtype(wire.dtype).name if wire.kind == "array" else _TYPES.get(wire.kind, "string")
+def _columns(row: Row, message: Message) -> dict[str, str]:
+    """The Arrow type of each column of a row of a message. The column of a channel is FIELD.NAME."""
+    types = dict(_HEAD)
+    for name, wire in wire_fields(type(message)).items():
+        types[name] = np.dtype(wire.dtype).name if wire.kind == "array" else _TYPES.get(wire.kind, "string")
+    return {name: types[name.partition(".")[0]] for name in row}
 
 
 Table = CsvTable | ParquetTable
@@ -167,10 +148,10 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
     with contextlib.ExitStack() as stack:
         tables: dict[str, Table] = {}
         for entry, message in session.messages(topics):
-            if entry.topic not in tables:
-                tables[entry.topic] = FORMATS[form](folder / f"{entry.topic}.{form}", type(message))
-                stack.callback(tables[entry.topic].close)
             for row in rows(entry, message, names):
+                if entry.topic not in tables:
+                    tables[entry.topic] = FORMATS[form](folder / f"{entry.topic}.{form}", _columns(row, message))
+                    stack.callback(tables[entry.topic].close)
                 tables[entry.topic].add(row)
                 counts[entry.topic] += 1
     return counts
@@ -180,7 +161,7 @@ def check_one_kind(session: Session, topics: Sequence[str]) -> dict[str, Names]:
     """The channel names of each source, for the tables of these topics. If ``topics`` is empty: for all tables.
 
     Raises:
-        SessionError: channels are columns of a table, and the robots have different channels.
+        SessionError: a table has channels as columns, and the robots have different channels.
     """
     names = _names(session)
     if not any(_has_channels(topic) for _, _, topic in session.counts if not topics or topic in topics):
@@ -215,11 +196,10 @@ def _names(session: Session) -> dict[str, Names]:
 
 
 def _has_channels(topic: str) -> bool:
-    """Whether the table of a topic has channels as columns."""
-    return any(len(wire.shape) > 1 for wire in wire_fields(MESSAGES[topic]).values() if wire.kind == "array")
+    return any(wire.kind == "array" and len(wire.shape) > 1 for wire in wire_fields(MESSAGES[topic]).values())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     minari: Any = None
     if options.format == "minari":  # needs an extra, and td3_robot must not import simulators
@@ -233,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _export(session: Session, options: argparse.Namespace, minari: Any) -> tuple[Counter[str], list[str]]:
-    """Write the files. Return the counts, and the lines of the report."""
+    """Write the files. Returns the counts, and the lines of the report."""
     session.require(options.topics)
     out: Path = options.out
     if minari:
@@ -242,8 +222,9 @@ def _export(session: Session, options: argparse.Namespace, minari: Any) -> tuple
         _make_room([out / name], options)
         counts = minari.export(session, out, name)
         lines = [f"{out / name}: {minari.summary(counts)}"]
-    elif options.format in _CONVERTERS:
-        converter = importlib.import_module(_CONVERTERS[options.format]).Converter()  # needs an extra
+    elif options.format in _VIEWERS:
+        module = importlib.import_module(f"td3_robot.recording.{options.format}_messages")  # needs an extra
+        converter = module.Converter()
         path = out / f"{options.format}.mcap"
         layout = out / f"{options.format}_layout.json"
         _make_room([path, layout], options)
@@ -261,12 +242,9 @@ def _export(session: Session, options: argparse.Namespace, minari: Any) -> tuple
     return counts, lines
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        prog="td3-robot export",
-        description="Write a recording as tables, as messages of ROS 2 or Foxglove, or as a Minari dataset.",
-        epilog=_EXAMPLES,
-    )
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    about = "Write a recording as tables, as messages of ROS 2 or Foxglove, or as a Minari dataset."
+    parser = Parser(prog="td3-robot export", description=about, epilog=_EXAMPLES)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the tables, made if missing")
     parser.add_argument("--format", default="csv", choices=[*FORMATS, *_WITHOUT_TABLES], help="(default: csv)")
@@ -291,7 +269,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _make_room(targets: Sequence[Path], options: argparse.Namespace) -> None:
-    """Make the folder of ``--out``. With ``--force``, remove older files; without it, refuse them with a UsageError."""
+    """Make the folder of ``--out``. With ``--force``, remove older files. Without it, raise a UsageError for them."""
     existing = sorted(target for target in targets if target.exists())
     if existing and not options.force:
         raise UsageError(f"{str(existing[0])!r} exists already; replace it with --force, or name another --out")
@@ -301,7 +279,3 @@ def _make_room(targets: Sequence[Path], options: argparse.Namespace) -> None:
         else:
             target.unlink()
     options.out.mkdir(parents=True, exist_ok=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,19 +15,12 @@ _PACKAGES = ("numpy", "torch", "pybullet", "gymnasium", "pyzmq", "msgspec", "mca
 
 
 def facts_of_this_machine(config: Config, attachments: Sequence[Attachment] = (), *, deployed: bool = False) -> Facts:
-    """Metadata and attachments for a recording of this configuration on this machine.
-
-    Args:
-        deployed: leave out the task, because a deployed robot has none.
-    """
-    packages = [name for name in _PACKAGES if machine.version(name)]
-    return Facts(
-        {
-            "protocol": str(PROTOCOL_VERSION),
-            "td3-robot": machine.version("td3-robot"),
-            "python": platform.python_version(),
-            **({} if deployed else {"task": config.task}),
-            "host": json.dumps(machine.describe(packages)),
-        },
-        (Attachment(CONFIG, "application/yaml", config.to_yaml().encode()), *attachments),
-    )
+    """The facts of a recording with this configuration. A ``deployed`` robot has no task."""
+    metadata = {
+        "protocol": str(PROTOCOL_VERSION),
+        "td3-robot": machine.version("td3-robot"),
+        "python": platform.python_version(),
+        **({} if deployed else {"task": config.task}),
+        "host": json.dumps(machine.describe([name for name in _PACKAGES if machine.version(name)])),
+    }
+    return Facts(metadata, (Attachment(CONFIG, "application/yaml", config.to_yaml().encode()), *attachments))

@@ -11,7 +11,7 @@ from td3_robot.recording.entries import Entry
 from td3_robot.safety.lifecycle import State
 from td3_robot.transport import codec
 
-_MOST = 200  # maximum number of different faults to keep, so that a peer cannot fill the memory with invented faults
+_MOST = 200  # maximum number of different faults to keep, so that invented faults of a peer cannot fill the memory
 
 
 def failure(message: Message) -> str | None:

@@ -19,8 +19,6 @@ import msgspec
 import numpy as np
 from foxglove import messages as fox
 
-from td3_robot.core_types import ROBOT_ROLES
-from td3_robot.errors import ConfigError
 from td3_robot.messages import (
     Action,
     Command,
@@ -36,10 +34,11 @@ from td3_robot.messages import (
     Throttle,
     Weights,
 )
+from td3_robot.recording import viewer_file
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.joints import Joints
 from td3_robot.recording.poses import Poses, Shape, known
-from td3_robot.recording.values import Names, by_topic, names_of
+from td3_robot.recording.values import Names, by_topic, names_of, robot_of
 from td3_robot.recording.viewer_file import Schema
 from td3_robot.specs import Float64, RobotSpec
 
@@ -55,8 +54,7 @@ class Draft(NamedTuple):
     """A message for Foxglove that is not serialized yet.
 
     Attributes:
-        topic: name of the topic.
-        name: name of the type: ``td3_robot.Step`` for a map, ``foxglove.JointStates``.
+        name: name of the type, for example ``td3_robot.Step`` or ``foxglove.JointStates``.
         message: a map of values, or a message of the Foxglove SDK.
     """
 
@@ -69,21 +67,17 @@ class Draft(NamedTuple):
         return "json" if isinstance(self.message, dict) else "protobuf"
 
     def schema(self) -> Schema:
-        """Return the definition of the type. For a map, the values give the definition."""
         if isinstance(self.message, dict):
             return Schema(self.name, "jsonschema", json.dumps(_schema(self.message)).encode())
         schema = type(self.message).get_schema()
         return Schema(schema.name, schema.encoding, schema.data)
 
     def data(self) -> bytes:
-        """Return the serialized message. A number that is not finite becomes null, because JSON has no such number."""
+        """Return the serialized message. NaN and infinity become null, because JSON does not have them."""
         return msgspec.json.encode(self.message) if isinstance(self.message, dict) else bytes(self.message.encode())
 
 
-class Converter:
-    """Converts the messages of a run, in their order. See :class:`td3_robot.recording.viewer_file.Converter`."""
-
-    profile = ""
+class Converter(viewer_file.Converter):
     converted: ClassVar[tuple[type[Message], ...]] = (
         *(Hello, Step, Action, Throttle, Weights, Evaluation, Status),
         *(Command, Teleop, Reply, LifecycleChange),
@@ -94,19 +88,11 @@ class Converter:
         self._logged: dict[str, tuple[str, str]] = {}  # state and detail of each node
 
     def learn(self, hello: Hello) -> None:
-        """Take the specification of a source from its Hello."""
-        if hello.role not in ROBOT_ROLES:
-            return
-        try:
-            spec = RobotSpec.from_description(hello.spec)
-        except ConfigError:  # for example a Hello that a server refused
-            return
-        source = self._sources.get(hello.name)
-        if source is None or source.spec != spec:
+        spec, source = robot_of(hello), self._sources.get(hello.name)
+        if spec and (source is None or source.spec != spec):
             self._sources[hello.name] = _Source(spec, names_of(hello) or {})
 
     def convert(self, entry: Entry, message: Message) -> Iterator[Draft]:
-        """Yield the messages for a message. A message whose type is not in ``converted`` yields nothing."""
         if not isinstance(message, self.converted):
             return
         if isinstance(message, Hello):
@@ -131,21 +117,17 @@ class Converter:
         new = {"sim-0/step": first.steps, "sim-0/": f"{first.name}/"}
         return re.sub("|".join(new), lambda found: new[found[0]], LAYOUT.read_text(encoding="utf-8")).encode()
 
-    def remarks(self) -> list[str]:
-        """Return no line. JSON holds every value except the bytes of weights."""
-        return []
-
     def _drawn(self, source: _Source, step: Step, time: fox.Timestamp) -> Iterator[Draft]:
-        """Yield the joints and links of each robot of a source."""
         spec, (count, size) = source.spec, step.observation.shape
         if size != spec.observation_size or step.action.shape[1] != spec.action_size:
             return
         if len(source.robots) != count:
             source.robots.clear()
             before = sum(len(other.robots) for other in self._sources.values())
-            ends = [""] if count == 1 else [f"/{index}" for index in range(count)]
-            tracks = (_APART * (before + index) for index in range(count))
-            source.robots.extend(_Robot(step.source, end, spec, y) for end, y in zip(ends, tracks, strict=True))
+            source.robots.extend(
+                _Robot(step.source, f"/{index}" if count > 1 else "", spec, _APART * (before + index))
+                for index in range(count)
+            )
         for index, robot in enumerate(source.robots):
             yield from robot.joints(step, index, time)
             yield from robot.links(step, index, time)
@@ -172,14 +154,14 @@ class _Source:
 class _Robot:
     """One robot of a source: its joints, and its links if they are known.
 
-    Attributes:
-        name: name of the robot; its topics and frames begin with this name.
-        steps: topic of its Steps.
-
     Args:
         source: name of the simulator or driver.
         end: a slash and the index of the robot in its source; empty for the only robot of a source.
         track: y in m at which the robot begins each episode, so that robots stand beside each other.
+
+    Attributes:
+        name: name of the robot; its topics and frames begin with this name.
+        steps: topic of its Steps.
     """
 
     def __init__(self, source: str, end: str, spec: RobotSpec, track: float) -> None:
@@ -190,22 +172,18 @@ class _Robot:
         self._steps = 0
 
     def joints(self, step: Step, index: int, time: fox.Timestamp) -> Iterator[Draft]:
-        """Yield the joint states, if a channel names a joint."""
         if not self._joints.measured:
             return
         fields = self._joints.state(step.observation[index], step.action[index])
-        columns = dict(zip(("position", "velocity", "effort"), fields, strict=True))
+        columns = {name: row for name, row in zip(("position", "velocity", "effort"), fields, strict=True) if row.size}
         joints = [
-            fox.JointState(
-                name=name, **{field: float(column[place]) for field, column in columns.items() if column.size}
-            )
+            fox.JointState(name=name, **{field: float(column[place]) for field, column in columns.items()})
             for place, name in enumerate(self._joints.measured)
         ]
         message = fox.JointStates(timestamp=time, joints=joints)
         yield Draft(f"/{self.name}/joint_states", "foxglove.JointStates", message)
 
     def links(self, step: Step, index: int, time: fox.Timestamp) -> Iterator[Draft]:
-        """Yield the frames of the links and, every _SCENE_EVERY steps, their shapes."""
         if self._poses is None:
             return
         pose = self._poses.step(step.observation[index], first=step.phase[index] == Phase.FIRST)
@@ -222,37 +200,25 @@ class _Robot:
         ]
         yield Draft("/tf", "foxglove.FrameTransforms", fox.FrameTransforms(transforms=transforms))
         if self._steps % _SCENE_EVERY == 0:
-            entities = [
-                _entity(frame, link.shapes, time) for frame, link in zip(frames, self._poses.robot.links, strict=True)
-            ]
+            links = zip(frames, self._poses.robot.links, strict=True)
+            entities = [_entity(frame, link.shapes, time) for frame, link in links]
             yield Draft(f"/{self.name}/scene", "foxglove.SceneUpdate", fox.SceneUpdate(entities=entities))
         self._steps += 1
 
 
 def _entity(frame: str, shapes: Sequence[Shape], time: fox.Timestamp) -> fox.SceneEntity:
-    """Return the shapes of a link. They move with its frame."""
     cylinders, spheres = [], []
     for shape in shapes:
         begin, end, wide = np.array(shape.begin), np.array(shape.end), 2 * shape.radius
         length = float(np.linalg.norm(end - begin))
         if length > 0:
-            cylinders.append(
-                fox.CylinderPrimitive(
-                    pose=fox.Pose(position=_vector((begin + end) / 2), orientation=_along((end - begin) / length)),
-                    size=fox.Vector3(x=wide, y=wide, z=length),
-                    bottom_scale=1.0,
-                    top_scale=1.0,
-                    color=_COLOR,
-                )
-            )
-        spheres += [
-            fox.SpherePrimitive(
-                pose=fox.Pose(position=_vector(place), orientation=fox.Quaternion(x=0.0, y=0.0, z=0.0, w=1.0)),
-                size=fox.Vector3(x=wide, y=wide, z=wide),
-                color=_COLOR,
-            )
-            for place in ((begin, end) if length > 0 else (begin,))
-        ]
+            pose = fox.Pose(position=_vector((begin + end) / 2), orientation=_along((end - begin) / length))
+            size = fox.Vector3(x=wide, y=wide, z=length)
+            cylinders.append(fox.CylinderPrimitive(pose=pose, size=size, bottom_scale=1.0, top_scale=1.0, color=_COLOR))
+        for place in (begin, end) if length > 0 else (begin,):
+            pose = fox.Pose(position=_vector(place), orientation=fox.Quaternion(x=0.0, y=0.0, z=0.0, w=1.0))
+            size = fox.Vector3(x=wide, y=wide, z=wide)
+            spheres.append(fox.SpherePrimitive(pose=pose, size=size, color=_COLOR))
     return fox.SceneEntity(
         timestamp=time, frame_id=frame, id=frame, frame_locked=True, cylinders=cylinders, spheres=spheres
     )
@@ -289,7 +255,7 @@ def _quaternion(matrix: Float64) -> fox.Quaternion:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value for JSON: bytes become their length."""
+    """Return a value for JSON. Bytes become their length."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,13 +1,11 @@
-"""``td3-robot info``: shows the content of a recording, and any damage."""
+"""``td3-robot info``: shows the content of a recording, and its damage."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from td3_robot.messages import Action, ActionOrigin, Hello, Message, Phase, Step
 from td3_robot.recording.decoder import Decoder
 from td3_robot.recording.entries import METADATA, REASON, Attachment, Entry, printable
 from td3_robot.recording.faults import Faults, line
-from td3_robot.recording.reader import SessionFile, other_protocol
+from td3_robot.recording.session_file import SessionFile, other_protocol
 from td3_robot.recording.stream import Stream
 from td3_robot.recording.timeline import Timeline, event_line
 from td3_robot.runtime.arguments import Parser
@@ -35,44 +33,34 @@ With --check the exit code is 1 if the file is damaged, or a message does not fo
 """
 
 
-@dataclass
 class Contents:
-    """The metadata and attachments of a file, and statistics of its messages."""
+    """The metadata and attachments of a file, and statistics of its messages.
 
-    metadata: dict[str, str] = field(default_factory=dict)
-    attachments: list[Attachment] = field(default_factory=list)
-    streams: dict[tuple[str, int, str], Stream] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
-    weights: list[int] = field(default_factory=list)
-    left_out: list[int] = field(default_factory=list)
-    acting: set[int] = field(default_factory=set)
-    robot_roles: set[str] = field(default_factory=set)
-    faults: Faults = field(default_factory=Faults)
-    problems: list[str] = field(default_factory=list)
-    timeline: Timeline | None = None
+    Without a decoder, the messages are counted but not decoded. The timeline gets each message.
+    """
 
-    @classmethod
-    def of(cls, file: SessionFile, decode: Decoder | None = None, timeline: Timeline | None = None) -> Contents:
-        """Read a file. Without a decoder, count its messages but do not decode them.
-
-        Args:
-            timeline: also gets each message, to collect events and channels over time.
-
-        Raises:
-            SessionError: the file cannot be read, or is not a recording.
-        """
-        contents = cls(timeline=timeline)
+    def __init__(self, file: SessionFile, decode: Decoder | None = None, timeline: Timeline | None = None) -> None:
+        self.metadata: dict[str, str] = {}
+        self.attachments: list[Attachment] = []
+        self.streams: dict[tuple[str, int, str], Stream] = {}
+        self.robot_roles: set[str] = set()
+        self.problems: list[str] = []
+        self._counts: Counter[str] = Counter()
+        self._weights: set[int] = set()
+        self._left_out: set[int] = set()
+        self._acting: set[int] = set()
+        self._faults = Faults()
+        self._timeline = timeline
         for item in file.items():
             if isinstance(item, Attachment):
-                contents.attachments.append(item)
+                self.attachments.append(item)
             elif isinstance(item, Entry):
-                contents._add(item, decode)
+                self._add(item, decode)
             elif item.name == METADATA:
-                contents.metadata = item.values
-                if decode and (other := other_protocol(item.values)):
-                    contents.problems.append(f"its messages were not checked: {other}")
+                self.metadata = item.metadata
+                if decode and (other := other_protocol(item.metadata)):
+                    self.problems.append(f"its messages were not checked: {other}")
                     decode = None
-        return contents
 
     @property
     def messages(self) -> int:
@@ -82,8 +70,8 @@ class Contents:
         if entry.stream not in self.streams:
             self.streams[entry.stream] = Stream(entry)
         missing = self.streams[entry.stream].add(entry)
-        if self.timeline:
-            self.timeline.add_entry(entry, missing)
+        if self._timeline:
+            self._timeline.add_entry(entry, missing)
         if decode:
             try:
                 self._add_decoded(entry, decode(entry))
@@ -91,24 +79,24 @@ class Contents:
                 self.problems.append(str(error))
 
     def _add_decoded(self, entry: Entry, message: Message) -> None:
-        fault = self.faults.add(entry, message)
-        if self.timeline:
-            self.timeline.add(entry, message, fault)
+        fault = self._faults.add(entry, message)
+        if self._timeline:
+            self._timeline.add(entry, message, fault)
         if isinstance(message, Step):
             for phase in Phase:
-                self.counts[phase.name.lower()] += int(np.count_nonzero(message.phase == phase))
-            self.counts["fallbacks"] += message.origin in (ActionOrigin.HELD, ActionOrigin.ZERO)
-            self.counts["operator"] += any(message.operated.values())
+                self._counts[phase.name.lower()] += int(np.count_nonzero(message.phase == phase))
+            self._counts["fallbacks"] += message.origin in (ActionOrigin.HELD, ActionOrigin.ZERO)
+            self._counts["operator"] += any(message.operated.values())
         elif isinstance(message, Hello) and message.role in ROBOT_ROLES:
             self.robot_roles.add(message.role)
         elif isinstance(message, Weights):
-            (self.weights if message.payload else self.left_out).append(message.version)
+            (self._weights if message.payload else self._left_out).add(message.version)
         elif isinstance(message, Action):
-            self.acting.add(message.weights_version)
+            self._acting.add(message.weights_version)
 
     def report(self) -> dict[str, Any]:
-        streams = self.streams.values()
-        begin, end = min((s.first for s in streams), default=0), max((s.last for s in streams), default=0)
+        begin = min((stream.first for stream in self.streams.values()), default=0)
+        end = max((stream.last for stream in self.streams.values()), default=0)
         return {
             "begin": datetime.fromtimestamp(begin * 1e-9, timezone.utc).isoformat(timespec="milliseconds"),
             "duration_s": round((end - begin) * 1e-9, 3),
@@ -117,28 +105,32 @@ class Contents:
                 f"{publisher}/{topic}" + (f" ({incarnation})" if incarnation else ""): stream.report()
                 for (publisher, incarnation, topic), stream in sorted(self.streams.items())
             },
-            "robot_steps": {phase.name.lower(): self.counts[phase.name.lower()] for phase in Phase},
+            "robot_steps": {phase.name.lower(): self._counts[phase.name.lower()] for phase in Phase},
             "policy_versions": {
-                "recorded": [min(self.weights), max(self.weights)] if self.weights else [],
-                "count": len(set(self.weights)),
-                "left_out": len({*self.left_out} - {*self.weights}),
-                "acting": [min(self.acting), max(self.acting)] if self.acting else [],
+                "recorded": _ends(self._weights),
+                "count": len(self._weights),
+                "left_out": len(self._left_out - self._weights),
+                "acting": _ends(self._acting),
             },
-            "fallback_steps": self.counts["fallbacks"],
-            "operator_steps": self.counts["operator"],
-            "faults": self.faults.report(begin),
+            "fallback_steps": self._counts["fallbacks"],
+            "operator_steps": self._counts["operator"],
+            "faults": self._faults.report(begin),
         }
 
 
+def _ends(versions: set[int]) -> list[int]:
+    return [min(versions), max(versions)] if versions else []
+
+
 def examine(path: Path, timeline: Timeline | None = None) -> dict[str, Any]:
-    """The report on a file, as plain JSON values. With a timeline, the report contains the timeline's report.
+    """The report on a file, as plain JSON values. It contains the report of the timeline.
 
     Raises:
         SessionError: the file cannot be read, or is not a recording.
         UsageError: the file has no Step of the robot that the timeline asks for.
     """
     file = SessionFile(path)
-    contents = Contents.of(file, decoder_of(path), timeline)
+    contents = Contents(file, decoder_of(path), timeline)
     report = contents.report()
     metadata, problems = contents.metadata, contents.problems
     # A deployed robot has no task. Older recorders wrote the default task of the configuration.
@@ -166,31 +158,23 @@ def examine(path: Path, timeline: Timeline | None = None) -> dict[str, Any]:
 
 
 def decoder_of(path: Path) -> Decoder:
-    """A decoder that knows the sizes of every source in the file.
-
-    Raises:
-        SessionError: the file cannot be read, or is not a recording.
-    """
+    """A decoder that knows the sizes of every source in the file."""
     decoder = Decoder(repr(str(path)))
-    for item in SessionFile(path).items():
-        if isinstance(item, Entry):
-            with contextlib.suppress(SessionError):  # the caller decodes the entry again, and reports the error
-                decoder.learn(item)
+    for entry in SessionFile(path).entries():
+        with contextlib.suppress(SessionError):  # the caller decodes the entry again, and reports the error
+            decoder.learn(entry)
     return decoder
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     about = "Show the content of a recording: topics, rates, gaps, policy versions, faults."
     parser = Parser(prog="td3-robot info", description=about, epilog=_EXAMPLES)
     parser.add_argument("file", type=Path, metavar="FILE", help="a session.mcap")
     parser.add_argument("--check", action="store_true", help="exit with 1 if the file is damaged")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--timeline", action="store_true", help="also show events and gaps, with their times")
-    parser.add_argument(
-        "--robot",
-        metavar="SOURCE/N",
-        help="with --timeline --json: the robot whose channels the object contains (default: the first one)",
-    )
+    words = "with --timeline --json: the robot whose channels the object contains (default: the first one)"
+    parser.add_argument("--robot", metavar="SOURCE/N", help=words)
     options = parser.parse_args(arguments)
     if options.robot and not (options.timeline and options.json):
         raise UsageError("--robot selects the channels of --timeline --json; give these options, too")
@@ -200,7 +184,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def text(report: dict[str, Any]) -> str:
-    """The report for a person."""
     about, versions, robot = report["metadata"], report["policy_versions"], report["robot_steps"]
     lines = [
         f"{report['file']}: {report['bytes'] / 1e6:.2f} MB, {report['messages']} messages in {report['duration_s']} s",
@@ -233,7 +216,7 @@ def text(report: dict[str, Any]) -> str:
 
 
 def by(metadata: Mapping[str, str]) -> str:
-    """The version, the protocol and, if known, the task of a recording, in words."""
+    """The version, the protocol and, if known, the task of a recording, as text."""
     version, protocol = (metadata.get(key, "?") for key in ("td3-robot", "protocol"))
     task = f", task {metadata['task']}" if "task" in metadata else ""
     return f"by td3-robot {version}, protocol {protocol}{task}"
@@ -241,7 +224,3 @@ def by(metadata: Mapping[str, str]) -> str:
 
 def _range(ends: list[int]) -> str:
     return f" ({ends[0]} to {ends[1]})" if ends else " (none)"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,16 +17,16 @@ _FIELDS = {
     **dict.fromkeys(("velocity", "vel", "speed"), "velocity"),
     **dict.fromkeys(("effort", "torque", "force"), "effort"),
 }
-"""The last word of a channel's name, mapped to a field of a joint."""
+"""Fields of a joint, by the last word of a channel's name."""
 _UNITS = {
     **dict.fromkeys(("rad", "deg", "°", "m"), "position"),
     **dict.fromkeys(("rad/s", "deg/s", "°/s", "m/s"), "velocity"),
     **dict.fromkeys(("N·m", "N*m", "Nm", "N"), "effort"),
 }
-"""The unit of a channel, mapped to a field of a joint."""
+"""Fields of a joint, by the unit of a channel."""
 
 Place = tuple[str, str]
-"""A joint, and one of the fields position, velocity and effort. The name of the only joint of a robot may be empty."""
+"""A joint and one of its fields. The name of the only joint of a robot may be empty."""
 
 
 class Joints:
@@ -44,17 +44,15 @@ class Joints:
         driven = {place[0] for place in places if place}
         if len(spec.actions) == 1:
             driven.add("")  # the action drives the only joint, whatever the action's name
-        places = [_measured_place(channel, driven) for channel in spec.observations]
-        self._observed = _indices(places, spec.name)
-        position, velocity = self._observed["position"], self._observed["velocity"]
-        self._effort_observed = bool(self._observed["effort"])
-        effort = (self._observed if self._effort_observed else self._applied)["effort"]
+        observed = _indices([_measured_place(channel, driven) for channel in spec.observations], spec.name)
+        position, velocity, self._effort_observed = observed["position"], observed["velocity"], bool(observed["effort"])
+        effort = (observed if self._effort_observed else self._applied)["effort"]
         self._state_fields = {"position": position, "velocity": velocity, "effort": effort}
         self.measured = list(dict.fromkeys([*position, *velocity, *effort])) if position or velocity else []
         self.driven = list(dict.fromkeys(joint for joints in self._applied.values() for joint in joints))
         self.unmapped = [
             channel.name
-            for channels, fields in ((spec.observations, self._observed), (spec.actions, self._applied))
+            for channels, fields in ((spec.observations, observed), (spec.actions, self._applied))
             for index, channel in enumerate(channels)
             if not any(index in joints.values() for joints in fields.values())
         ]
@@ -88,7 +86,7 @@ def _values(
 def _driven_place(channel: Channel) -> Place | None:
     """Return the joint that an action channel drives, and the field of the command; None without a joint.
 
-    ``hip.torque`` and ``hip_torque`` drive ``hip``. For a name without such a word, the unit decides.
+    ``hip.torque`` and ``hip_torque`` drive ``hip``. In a name without such a last word, the unit decides.
     """
     joint, _, word = channel.name.replace("_", ".").rpartition(".")
     if word in _FIELDS:
@@ -99,8 +97,8 @@ def _driven_place(channel: Channel) -> Place | None:
 def _measured_place(channel: Channel, driven: Collection[str]) -> Place | None:
     """Return the joint and field of an observation channel; None without a joint.
 
-    ``hip.position`` always belongs to the joint ``hip``. Other names belong to a joint only if an action drives it,
-    because a robot also measures heights, forces on its feet and angles of its body.
+    ``hip.position`` always belongs to the joint ``hip``. Other names belong to a joint only if an action drives this
+    joint, because a robot also measures heights, forces on its feet and angles of its body.
     """
     joint, _, word = channel.name.rpartition(".")
     if joint and _FIELDS.get(word) in ("position", "velocity"):

@@ -30,8 +30,12 @@ log = logging.getLogger(__name__)
 
 _PAUSE = 0.1  # seconds to sleep if no message arrived, because waking up takes more time than writing a message
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
-_DRAIN = 10.0  # seconds that the recorder waits at the end for the last messages of a run's nodes
+_DRAIN = 10.0  # maximum time (s) to wait at the end for the last messages of a run's nodes
 _DRAIN_CALLS = 100  # number of receive calls after _DRAIN; each call returns up to some hundred messages
+_SHORT_RING = (
+    "the recorder notices a silent node after %g s; a ring this short has then dropped the node's last messages; use a "
+    "longer ring"
+)
 _EXAMPLES = """examples:
   td3-robot record walk.mcap --run runs/walker2d
   td3-robot record walk.mcap --run runs/walker2d --split-mb 500
@@ -52,23 +56,14 @@ _TYPES = {"weights_every": integer()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = node_parser(
-        "record",
-        RECORDER,
-        "Record the messages of a run, or of a deployed policy server and its robots. No node waits for the recorder.",
-        deployable=True,
-        epilog=_EXAMPLES,
+    about = (
+        "Record the messages of a run, or of a deployed policy server and its robots. No node waits for the recorder."
     )
-    parser.add_argument(
-        "out",
-        nargs="?",
-        type=Path,
-        metavar="OUT.mcap",
-        help="file to write (default: session.mcap in the folder of --run)",
-    )
-    parser.add_argument(
-        "--attach", type=Path, action="append", default=[], metavar="FILE", help="put this file into the recording"
-    )
+    parser = node_parser("record", RECORDER, about, deployable=True, epilog=_EXAMPLES)
+    words = "file to write (default: session.mcap in the folder of --run)"
+    parser.add_argument("out", nargs="?", type=Path, metavar="OUT.mcap", help=words)
+    words = "put this file into the recording"
+    parser.add_argument("--attach", type=Path, action="append", default=[], metavar="FILE", help=words)
     for name, text in _OPTIONS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=_TYPES.get(name, real()), metavar="X", help=text)
     options = parser.parse_args(arguments)
@@ -94,34 +89,12 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
     if config.ring_s:
         log.info("keeping the last %g s; a fault or SIGUSR1 writes them to %s", config.ring_s, path)
         if config.ring_s <= PEER_TIMEOUT:
-            text = (
-                "the recorder notices a silent node after %g s; a ring this short has then dropped the node's last "
-                "messages; use a longer ring"
-            )
-            log.warning(text, PEER_TIMEOUT)
+            log.warning(_SHORT_RING, PEER_TIMEOUT)
     else:
         log.info("recording into %s", path)
-    triggered: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, _: triggered.append(number))
-
-    taken = 0
-
-    def after() -> bool:
-        nonlocal taken
-        if triggered:
-            triggered.clear()
-            recorder.trigger("SIGUSR1")
-        if taken == recorder.counters["messages"]:
-            time.sleep(_PAUSE)
-        taken = recorder.counters["messages"]
-        return False
-
-    def report() -> Figures:
-        return Figures(figures={"files": float(len(recorder.files))}, counters=dict(recorder.counters))
-
     metrics: list[Attachment] = []
     try:
-        node.spin(recorder, busy=lambda: True, report=report, after=after)
+        _spin(node, recorder)
         _drain(node, recorder, _DRAIN if node.supervised else ON_THE_WAY_NS * 1e-9)
         if node.supervised:
             with contextlib.suppress(OSError):  # the run may end before its first metrics
@@ -137,8 +110,29 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
         log.info("recorded %d messages, %.1f MB: %s", recorder.counters["messages"], size, names)
 
 
+def _spin(node: Node, recorder: Recorder) -> None:
+    triggered: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: triggered.append(number))
+    taken = 0
+
+    def after() -> bool:
+        nonlocal taken
+        if triggered:
+            triggered.clear()
+            recorder.trigger("SIGUSR1")
+        if taken == recorder.counters["messages"]:
+            time.sleep(_PAUSE)
+        taken = recorder.counters["messages"]
+        return False
+
+    def report() -> Figures:
+        return Figures(figures={"files": float(len(recorder.files))}, counters=dict(recorder.counters))
+
+    node.spin(recorder, busy=lambda: True, report=report, after=after)
+
+
 def _keep_memory() -> None:
-    """Make glibc keep freed memory. New memory pages for each copy of a policy would cost time."""
+    """Make glibc keep freed memory, because getting new memory for each copy of a policy takes time."""
     with contextlib.suppress(AttributeError, OSError):  # the C library is not glibc
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 25)
@@ -146,7 +140,7 @@ def _keep_memory() -> None:
 
 
 def _drain(node: Node, recorder: Recorder, seconds: float) -> None:
-    """Record the last messages. Stop when every node has sent Bye, or after ``seconds``.
+    """Record the last messages, until every node has sent Bye, but at most for ``seconds``.
 
     The nodes of a run stop together with the recorder. The nodes of a deployment continue.
     """
@@ -169,7 +163,7 @@ def _settings(config: RecordConfig, options: argparse.Namespace) -> RecordConfig
 
 def _attachments(files: Sequence[Path]) -> list[Attachment]:
     """Read the files. Every recording has an attachment CONFIG, and may have METRICS."""
-    taken = {CONFIG: "an attachment of every recording", METRICS: "an attachment of every recording"}
+    taken = dict.fromkeys((CONFIG, METRICS), "an attachment of every recording")
     for number, file in enumerate(files):
         if file in files[:number]:
             raise UsageError(f"--attach {str(file)!r} is given twice")

@@ -42,7 +42,7 @@ SIGUSR1, or Enter on a terminal, pauses and resumes.
 def scheduled(
     entries: Iterator[Entry], origin: int, *, rate: float = 1.0, start: float = 0.0, duration: float | None = None
 ) -> Iterator[tuple[float, Entry]]:
-    """Yields each entry with the time to play it, in seconds since playing began.
+    """Yield each entry with the time to play it, in seconds since playing began.
 
     Args:
         origin: the time at which the recording begins, in ns since 1970.
@@ -77,35 +77,27 @@ class Pause:
         return (self._since if self.paused else time.monotonic()) - self._paused_s
 
     def look(self) -> None:
-        """Toggle if the user has pressed Enter."""
         if sys.stdin and sys.stdin.isatty() and select.select([sys.stdin], [], [], 0)[0] and sys.stdin.readline():
             self.toggle()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="td3-robot play", description="Play a recording to live nodes.", epilog=_EXAMPLES)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts")
-    parser.add_argument("--run", type=Path, metavar="DIR", help="the live run to play to")
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts")
+    add("--run", type=Path, metavar="DIR", help="the live run to play to")
     for link in _LINKS:
-        parser.add_argument(f"--{link}", metavar="ENDPOINT", help=f"endpoint of the {link} link, instead of --run")
-    parser.add_argument("--monitor", metavar="ENDPOINT", help="endpoint of a monitor that shows the messages")
-    parser.add_argument("--keys", metavar="DIR", help="folder of this machine's keys (default: those of --run)")
-    parser.add_argument("--topics", nargs="+", metavar="TOPIC", help="(default: step; all if only --monitor is given)")
-    parser.add_argument(
-        "--rate", type=real(above=True), default=1.0, metavar="X", help="factor of the speed (default: 1)"
-    )
-    parser.add_argument("--loop", action="store_true", help="play repeatedly; each loop is a new start of the robot")
-    parser.add_argument(
-        "--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher, not a topic, another name"
-    )
-    parser.add_argument(
-        "--start", type=real(unit="s"), default=0.0, metavar="S", help="skip the first S seconds of the recording"
-    )
-    parser.add_argument(
-        "--duration", type=real(above=True, unit="s"), metavar="S", help="play S seconds of the recording"
-    )
-    parser.add_argument("--paused", action="store_true", help="begin paused")
-    parser.add_argument("--json", action="store_true", help="print the numbers of played messages as JSON")
+        add(f"--{link}", metavar="ENDPOINT", help=f"endpoint of the {link} link, instead of --run")
+    add("--monitor", metavar="ENDPOINT", help="endpoint of a monitor that shows the messages")
+    add("--keys", metavar="DIR", help="folder of this machine's keys (default: those of --run)")
+    add("--topics", nargs="+", metavar="TOPIC", help="(default: step; all if only --monitor is given)")
+    add("--rate", type=real(above=True), default=1.0, metavar="X", help="factor of the speed (default: 1)")
+    add("--loop", action="store_true", help="play repeatedly; each loop is a new start of the robot")
+    add("--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher, not a topic, another name")
+    add("--start", type=real(unit="s"), default=0.0, metavar="S", help="skip the first S seconds of the recording")
+    add("--duration", type=real(above=True, unit="s"), metavar="S", help="play S seconds of the recording")
+    add("--paused", action="store_true", help="begin paused")
+    add("--json", action="store_true", help="print the numbers of played messages as JSON")
     return _play(parser.parse_args(arguments))
 
 
@@ -161,7 +153,7 @@ def _meet(player: Player, stopped: Sequence[int]) -> list[str]:
 
 
 def _run(player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, stopped: Sequence[int]) -> str:
-    """Send all scheduled messages. Returns the name of a server that stopped answering; empty if all answer."""
+    """Send all scheduled messages. Returns the name of a server that does not answer; empty if all answer."""
     begin = pause.now()
     for offset, entry in schedule:
         while (wait := begin + offset - pause.now()) > 0 or pause.paused:
@@ -214,19 +206,17 @@ def _renamed(remap: Sequence[str], session: Session, topics: Sequence[str]) -> d
     return names
 
 
-def _topics(options: argparse.Namespace) -> Sequence[str]:
+def _topics(options: argparse.Namespace) -> list[str]:
     alone = options.monitor and not (options.run or options.policy or options.learner)
     allowed = MESSAGES if alone else playable()
     if options.topics is None:
         return list(MESSAGES) if alone else [Step.NAME]
     if unknown := sorted(set(options.topics) - allowed.keys()):
         raise UsageError(f"--topics: {unknown[0]!r} cannot be played; allowed: {', '.join(allowed)}")
-    topics: list[str] = options.topics
-    return topics
+    return list(options.topics)
 
 
 def _place(options: argparse.Namespace) -> tuple[dict[str, str], AllowList | None]:
-    """The endpoints of the live nodes, and the keys for them."""
     given = {link: getattr(options, link) for link in (*_LINKS, MONITOR) if getattr(options, link)}
     if options.run:
         run = RunFolder.open(options.run)
@@ -236,7 +226,3 @@ def _place(options: argparse.Namespace) -> tuple[dict[str, str], AllowList | Non
     if not given:
         raise UsageError("no live node is given; give --run DIR, or --policy, --learner or --monitor with an ENDPOINT")
     return given, open_keys(options.keys)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -33,7 +33,7 @@ _ACCEPTED: dict[str, tuple[type[Message], ...]] = {
 
 @cache
 def playable() -> dict[str, list[tuple[str, bool]]]:
-    """Map each topic to its links. True marks a link on which the server publishes the topic."""
+    """The links of each topic, and whether the server of the link publishes the topic."""
     found: dict[str, list[tuple[str, bool]]] = {}
     for row in TOPICS:
         if row.link in _LINKS and row.message in _PLAYED:
@@ -78,7 +78,7 @@ class Player:
         # By publisher and topic: the incarnation, its first number, and the newest number.
         self._numbers: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._keys = keys
-        # Time of the last receive, and of the first receive after the newest long pause.
+        # Times of the last receive, and of the first receive after the newest long pause.
         self._looked_at = self._looked_since = float("-inf")
         self._server = Bus(keys=keys)
         links = {link for topic in topics for link in playable().get(topic, ()) if link[0] in endpoints}
@@ -100,29 +100,22 @@ class Player:
             return
         newest = {hello.name: hello for _, hello in self._session.robots()}
         for hello in newest.values():
-            self._connect(hello, link, endpoint, task)
-
-    def _connect(self, recorded: Hello, link: str, endpoint: str, task: dict[str, str]) -> None:
-        hello = msgspec.structs.replace(
-            recorded,
-            name=self._names.get(recorded.name, recorded.name),
-            incarnation=recorded.incarnation + self._later,
-            client=secrets.randbits(63),
-            agreement=task,
-        )
-        bus = self._buses.setdefault(recorded.name, Bus(keys=self._keys))
-        bus.connect(endpoint, ClientLink(link, hello, (Action, Throttle)))
+            self._connect(link, endpoint, msgspec.structs.replace(hello, agreement=task), (Action, Throttle))
 
     def _show(self, endpoint: str) -> None:
-        """Connect each recorded node to a monitor."""
         for entry, _ in self._session.robots():
             self._hellos.setdefault(entry.publisher, entry)
         starts = {entry.publisher: entry.incarnation for entry in self._session.entries()}
         for publisher, incarnation in starts.items():
-            name = self._names.get(publisher, publisher)
-            hello = handshake.hello("node", name, client=secrets.randbits(63), incarnation=incarnation + self._later)
-            bus = self._buses.setdefault(publisher, Bus(keys=self._keys))
-            bus.connect(endpoint, ClientLink(MONITOR, hello, ()))
+            hello = handshake.hello("node", publisher, client=0, incarnation=incarnation)
+            self._connect(MONITOR, endpoint, hello, ())
+
+    def _connect(self, link: str, endpoint: str, recorded: Hello, accepted: tuple[type[Message], ...]) -> None:
+        name, incarnation = self._names.get(recorded.name, recorded.name), recorded.incarnation + self._later
+        client = secrets.randbits(63)
+        hello = msgspec.structs.replace(recorded, name=name, incarnation=incarnation, client=client)
+        bus = self._buses.setdefault(recorded.name, Bus(keys=self._keys))
+        bus.connect(endpoint, ClientLink(link, hello, accepted))
 
     def missing(self) -> list[str]:
         """The links on which no live node has answered yet."""
@@ -138,17 +131,12 @@ class Player:
         """
         if self._looked_since > then:
             return ""
-        links = sorted((name, link.received_at) for bus in self._buses.values() for name, link in bus.clients.items())
-        return next(
-            (f"the server of link {link}" for link, received in links if link in _LINKS and received <= then), ""
-        )
+        clients = [client for bus in self._buses.values() for client in bus.clients.items()]
+        silent = sorted(name for name, link in clients if name in _LINKS and link.received_at <= then)
+        return f"the server of link {silent[0]}" if silent else ""
 
     def turn(self, timeout: float) -> None:
-        """Receive on all links for up to ``timeout`` seconds.
-
-        Raises:
-            HandshakeError: a live node refuses the player.
-        """
+        """Receive for up to ``timeout`` seconds. Raises a HandshakeError if a live node refuses the player."""
         begin = time.monotonic()
         if begin - self._looked_at > HEARTBEAT_PERIOD:  # the process was paused, so earlier silence means nothing
             self._looked_since = begin
@@ -160,9 +148,8 @@ class Player:
     def play(self, entry: Entry) -> None:
         """Send a recorded message on the links that carry it, and to a monitor."""
         message = self._renamed(self._session.decode(entry))
-        bus = self._buses.get(entry.publisher)
-        hello = self._hellos.get(entry.publisher)
-        if bus and MONITOR in bus.clients and (hello is None or entry.identity != hello.identity):
+        bus, introduced = self._buses.get(entry.publisher), self._hellos.get(entry.publisher)
+        if bus and MONITOR in bus.clients and (introduced is None or entry.identity != introduced.identity):
             self._count(MONITOR, bus.send(MONITOR, self._record(entry, message)))
         if isinstance(message, Weights) and not message.payload:  # the recording leaves this policy out
             return
@@ -170,14 +157,12 @@ class Player:
             if serves and link in self._served:
                 source, peers = getattr(message, "source", None), self._server.peers(link)
                 wanted = [peer for peer in peers if (peer.name == source if source else peer.role not in ROBOT_ROLES)]
-                for peer in wanted:
-                    self._count(entry.topic, self._server.send(peer, message))
-                if not wanted:
-                    self._count(entry.topic, False)
+                for sent in [self._server.send(peer, message) for peer in wanted] or [False]:
+                    self._count(entry.topic, sent)
             elif not serves and bus and link in bus.clients:
-                sent = bus.clients[link].hello
-                if isinstance(message, Step) and message.incarnation != sent.incarnation:
-                    bus.join_again(link, msgspec.structs.replace(sent, incarnation=message.incarnation))
+                hello = bus.clients[link].hello
+                if isinstance(message, Step) and message.incarnation != hello.incarnation:
+                    bus.join_again(link, msgspec.structs.replace(hello, incarnation=message.incarnation))
                 self._count(entry.topic, bus.send(link, message))
 
     def _renamed(self, message: Message) -> Message:
@@ -198,7 +183,7 @@ class Player:
         return Record(entry.topic, entry.link, self._number(entry), time.time_ns(), codec.encode(message))
 
     def _number(self, entry: Entry) -> int:
-        """The sequence number for a monitor. It continues when the incarnation changes. Recorded gaps stay gaps."""
+        """The sequence number for a monitor. It continues after a restart of the node. Recorded gaps stay gaps."""
         stream = entry.publisher, entry.topic
         incarnation, base, newest = self._numbers.get(stream, (entry.incarnation, 0, -1))
         if incarnation != entry.incarnation:

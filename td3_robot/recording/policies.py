@@ -2,7 +2,7 @@
 
 A file holds a *reference* instead of a policy in two cases: the file holds the same policy already, or the recorder
 leaves the policy out. A reference is a Weights message with an empty policy, in a channel of the topic REFERENCE.
-Readers of this version put the policy back into the message. Version 0.1.0 does not know the topic, and reports the
+The reader puts the policy back into the message. The reader of version 0.1.0 does not know the topic, and reports the
 policy as not recorded.
 """
 
@@ -16,12 +16,11 @@ import msgspec
 from td3_robot.messages import Weights
 from td3_robot.recording.entries import Entry
 
-REFERENCE = "weights_reference"
-"""Topic of a channel with references. A reader shows its messages as Weights."""
+REFERENCE = "weights_reference"  # topic of a channel with references; a reader shows its messages as Weights
 
 
 class Head(msgspec.Struct):
-    """The fields of Weights that a recording needs. ``payload``, the policy, is a view of the encoded bytes."""
+    """The fields of Weights that a recording needs. ``payload`` is the policy, as a view of the encoded bytes."""
 
     version: int
     sha256: str

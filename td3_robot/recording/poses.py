@@ -1,8 +1,8 @@
 """Computes where the links of a robot are, from its observation, so that viewers can draw the robot.
 
-A simulator or driver sends nothing more for this. The observation holds all joint angles and, for a walking robot, the
-height and attitude of its torso. ``links.json`` holds the links of the walking robots, as in PyBullet.
-``python -m td3_robot_sims.backends.bullet.links`` writes this file. :func:`read_links` adds other robots.
+The observation holds all joint angles and, for a walking robot, the height and attitude of its torso. ``links.json``
+holds the links of the walking robots in PyBullet. ``python -m td3_robot_sims.backends.bullet.links`` writes this file.
+:func:`read_links` adds other robots.
 
 Frames follow REP 103: x ahead, y to the left, z up, in m.
 """
@@ -21,11 +21,9 @@ from td3_robot.errors import UsageError
 from td3_robot.specs import Float32, Float64, RobotSpec
 
 LINKS = Path(__file__).with_name("links.json")
-_SPEED = 0.3  # s/m; the velocity of the torso is observed times this
-_TORSO = {name: f"torso.{name}" for name in ("height", "roll", "pitch", "velocity_x", "velocity_y")} | {
-    "sin": "target.sin",
-    "cos": "target.cos",
-}
+_SPEED = 0.3  # s/m; the observed velocity of the torso is its velocity in m/s times this factor
+_TORSO = {name: f"torso.{name}" for name in ("height", "roll", "pitch", "velocity_x", "velocity_y")}
+_TORSO |= {"sin": "target.sin", "cos": "target.cos"}
 
 Vector = tuple[float, float, float]
 
@@ -98,11 +96,7 @@ def robots() -> dict[str, Robot]:
 
 
 def read_links(path: str) -> None:
-    """Add the robots in a file like ``links.json``.
-
-    Raises:
-        UsageError: the file is missing or malformed.
-    """
+    """Add the robots in a file like ``links.json``. Raises a UsageError if the file is missing or malformed."""
     try:
         robots().update(msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Robot]))
     except (OSError, msgspec.DecodeError) as error:
@@ -113,7 +107,7 @@ class Poses:
     """Computes the pose of one robot, step by step.
 
     Height, attitude and joints follow from one observation. The place on the floor is the sum of the observed
-    velocities since the beginning of the episode. The heading is right while the target is far ahead, as in PyBullet.
+    velocities since the beginning of the episode. The heading is correct while the target is far away, as in PyBullet.
     A robot whose observation lacks one of the channels in _TORSO has a fixed base.
 
     Args:
@@ -165,7 +159,7 @@ class Poses:
         return Pose(positions, rotations)
 
     def step(self, observation: Float32, first: bool) -> Pose:
-        """Return the pose after one step, with T = 1. See :meth:`walk` for the arguments."""
+        """Return the pose after one step, with T = 1, from an observation float32[O]."""
         observations = observation[None]
         return self.pose(observations, self.walk(observations, np.array([first])))
 
@@ -176,10 +170,7 @@ class Poses:
 
 
 def ends(robot: Robot, pose: Pose) -> Float64:
-    """Return where the shapes of a robot begin and end in the world, float64[T, S, 2, 3], in m.
-
-    The order of the shapes is that of :func:`radii`.
-    """
+    """Return where the shapes of a robot, in the order of :func:`radii`, begin and end: float64[T, S, 2, 3], in m."""
     places = [
         pose.positions[:, index, None] + np.array([shape.begin, shape.end]) @ pose.rotations[:, index].swapaxes(-1, -2)
         for index, link in enumerate(robot.links)
@@ -195,10 +186,8 @@ def radii(robot: Robot) -> list[float]:
 
 def known(spec: RobotSpec) -> bool:
     """Return whether the links of this robot are known, and its observation has the angles of all joints."""
-    robot = robots().get(spec.name)
-    if robot is None:
-        return False
-    return {f"{link.name}.position" for link in robot.links[1:]} <= {channel.name for channel in spec.observations}
+    robot, observed = robots().get(spec.name), {channel.name for channel in spec.observations}
+    return robot is not None and all(f"{link.name}.position" in observed for link in robot.links[1:])
 
 
 def _turns(axis: Vector, angles: Float64 | Float32) -> Float64:

@@ -1,300 +1,43 @@
-"""Reads whole and damaged recordings. The reader checks every length and checksum before it uses the data."""
+"""Reads whole recordings of one or several files. The reader refuses a damaged file."""
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import shlex
-import struct
-import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from io import SEEK_END, BytesIO
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import msgspec
 import yaml
-import zstandard
-from lz4.frame import LZ4FrameDecompressor
-from mcap import records
-from mcap.data_stream import ReadDataStream
-from mcap.opcode import Opcode
-from mcap.stream_reader import StreamReader
 
 from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import SessionError
-from td3_robot.messages import PROTOCOL_VERSION, Hello, Message, Start, Turn, Weights
+from td3_robot.messages import Hello, Message, Start, Turn, Weights
 from td3_robot.recording.decoder import Decoder
 from td3_robot.recording.entries import CONFIG, METADATA, ON_THE_WAY_NS, REPEATED, Attachment, Entry, printable
-from td3_robot.recording.policies import REFERENCE, head_of, with_policy
-from td3_robot.recording.writer import PROFILE
-from td3_robot.util import process_lock
-
-_MAGIC = b"\x89MCAP0\r\n"
-_HEAD = struct.Struct("<BQ")  # of a record: opcode, length of the body
-_FOOTER = struct.Struct("<BQQQI8s")  # record head, offset of the index, offset of its summary, checksum, magic
-_MESSAGE = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
-_MAX_CHUNK = 1 << 28  # unpacked bytes; a recorder closes chunks at 4 MiB, and a message has at most 64 MiB
+from td3_robot.recording.policies import head_of
+from td3_robot.recording.session_file import Item, SessionFile, other_protocol
 
 Kind = TypeVar("Kind", bound=Message)
-
-
-@dataclass(frozen=True)
-class Damage:
-    """Damage in a file. The damaged record begins at the byte ``offset``."""
-
-    offset: int
-    why: str
-
-
-@dataclass(frozen=True)
-class Metadata:
-    name: str
-    values: dict[str, str]
-
-
-Item = Entry | Attachment | Metadata
-
-
-class SessionFile:
-    """One file. The reader skips a damaged record, and stops at a record with an impossible length.
-
-    Attributes:
-        damages: the damage of the data that :meth:`items` has found so far. Messages may be lost.
-        index: the damage of the index at the end of the file. No messages are lost by this damage.
-        counts: number of messages of each stream, from the index; None if the index is damaged or missing.
-        size: size of the file in bytes.
-        read: number of bytes read so far.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.damages: list[Damage] = []
-        self.index: Damage | None = None
-        self.counts: Counter[tuple[str, int, str]] | None = None
-        self.size = 0
-        self.read = 0
-        self._channels: dict[int, tuple[str, int, str, str]] = {}
-        self._references: set[int] = set()  # channels of references to policies
-        self._policies: dict[str, tuple[int, int, int]] = {}  # offset of the chunk, and begin and end of the Weights
-        self._allowance = 0  # bytes that references in this chunk may still copy
-
-    @property
-    def all_damages(self) -> list[Damage]:
-        """All damage of the data and the index."""
-        return [*self.damages, self.index] if self.index else [*self.damages]
-
-    def being_written(self) -> bool:
-        """Whether a process on this machine is writing the file. The file has no index until the process ends."""
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
-            return process_lock.is_locked(file.fileno())
-        return False
-
-    def items(self) -> Iterator[Item]:
-        """All items of the file, in file order.
-
-        Raises:
-            SessionError: the file cannot be read, or is not a recording.
-        """
-        self.damages.clear()
-        self.index = None
-        self._channels.clear()
-        self._references.clear()
-        self._policies.clear()
-        try:
-            with self.path.open("rb") as file:
-                self.size = self.path.stat().st_size
-                if file.read(len(_MAGIC)) != _MAGIC:
-                    raise SessionError(f"{str(self.path)!r} is not an MCAP file")
-                self._read_index(file)
-                yield from self._records(file)
-        except OSError as error:
-            raise SessionError(f"{str(self.path)!r} cannot be read: {error.strerror or error}") from None
-
-    def _records(self, file: BinaryIO) -> Iterator[Item]:
-        checksum = zlib.crc32(_MAGIC)
-        while True:
-            self.read = offset = file.tell()
-            head = file.read(_HEAD.size)
-            if len(head) < _HEAD.size:
-                self._damaged(offset, "the file ends here, without its index" if not head else "the file ends here")
-                return
-            opcode, length = _HEAD.unpack(head)
-            if length > self.size - offset - _HEAD.size:
-                self._damaged(offset, f"a record of {length} bytes begins here, but the file ends before the record")
-                return
-            body = file.read(length)
-            if opcode == Opcode.DATA_END and length == 4:  # with another length, the record is damaged
-                if int.from_bytes(body, "little") not in (0, checksum) and not self.damages:
-                    self._damaged(offset, "the checksum of all data before this does not match")
-                self.index = _index_damage(file.tell(), file.read())
-                self.read = self.size
-                return
-            checksum = zlib.crc32(body, zlib.crc32(head, checksum))
-            try:
-                items = self._items(opcode, body, offset)
-            except SessionError:
-                raise
-            except Exception as error:  # the parsing libraries raise a dozen types of exceptions
-                self._damaged(
-                    offset, f"{Opcode(opcode).name.lower()} record: {type(error).__name__}: {str(error)[:200]}"
-                )
-                continue
-            yield from items
-
-    def _read_index(self, file: BinaryIO) -> None:
-        """Read channels and message counts from the index, because the chunk that declares a channel may be damaged."""
-        counts: Counter[tuple[str, int, str]] = Counter()
-        begin = file.tell()
-        with contextlib.suppress(Exception):  # the reader finds and reports the damage later
-            file.seek(-_FOOTER.size, SEEK_END)
-            index = _FOOTER.unpack(file.read())[2]
-            file.seek(index)
-            rest = file.read() if begin < index < self.size else b""
-            if _index_damage(0, rest) is None:
-                for record in StreamReader(BytesIO(rest), skip_magic=True).records:
-                    if isinstance(record, records.Channel):
-                        self._add_channel(record)
-                    elif isinstance(record, records.Statistics):
-                        for channel, count in record.channel_message_counts.items():
-                            counts[self._channels[channel][:3]] += count
-                self.counts = counts
-        file.seek(begin)
-
-    def _add_channel(self, record: records.Channel) -> None:
-        about, topic = record.metadata, record.metadata["topic"]
-        if topic == REFERENCE:
-            self._references.add(record.id)
-            topic = Weights.NAME
-        self._channels[record.id] = about["publisher"], int(about["incarnation"]), topic, about["link"]
-
-    def _items(self, opcode: int, body: bytes, offset: int) -> list[Item]:
-        stream = ReadDataStream(BytesIO(body))
-        if opcode == Opcode.HEADER:
-            if records.Header.read(stream).profile != PROFILE:
-                raise SessionError(f"{str(self.path)!r} is an MCAP file, but not a recording of td3-robot")
-        elif opcode == Opcode.METADATA:
-            record = records.Metadata.read(stream)
-            return [Metadata(record.name, dict(record.metadata))]
-        elif opcode == Opcode.ATTACHMENT:
-            if zlib.crc32(body[:-4]) != int.from_bytes(body[-4:], "little"):
-                raise ValueError("its checksum does not match")
-            attached = records.Attachment.read(stream)
-            return [Attachment(attached.name, attached.media_type, attached.data)]
-        elif opcode == Opcode.CHUNK:
-            return list(self._chunk(records.Chunk.read(stream), offset))
-        return []
-
-    def _chunk(self, chunk: records.Chunk, offset: int) -> Iterator[Entry]:
-        """The messages of a chunk. This method is ten times as fast as the reader of the mcap library."""
-        data = _unpacked(chunk)
-        if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
-            raise ValueError("its checksum does not match")
-        begin = unknown = 0
-        self._allowance = _MAX_CHUNK
-        while begin < len(data):
-            opcode, length = _HEAD.unpack_from(data, begin)
-            body = begin + _HEAD.size
-            begin = body + length
-            if begin > len(data):
-                raise ValueError(f"it contains a record of {length} bytes, but ends before this record")
-            if opcode == Opcode.MESSAGE:
-                if length < _MESSAGE.size:
-                    raise ValueError(f"it contains a message record of only {length} bytes")
-                channel, sequence, received, published = _MESSAGE.unpack_from(data, body)
-                about = self._channels.get(channel)
-                if about is None:
-                    unknown += 1
-                    continue
-                payload = body + _MESSAGE.size
-                entry = Entry(*about, sequence, published, received, data[payload:begin])
-                if channel in self._references:
-                    entry = self._resolved(entry, data, offset)
-                elif about[2] == Weights.NAME and (head := head_of(entry)):
-                    self._policies.setdefault(head.sha256, (offset, payload, begin))
-                yield entry
-            elif opcode == Opcode.CHANNEL:
-                self._add_channel(records.Channel.read(ReadDataStream(BytesIO(data[body:begin]))))
-        if unknown:
-            self._damaged(offset, f"{unknown} messages in it belong to channels whose names were in a damaged record")
-
-    def _resolved(self, entry: Entry, data: bytes, offset: int) -> Entry:
-        """The Weights entry for a reference in the chunk at ``offset`` with the records ``data``.
-
-        The entry has no policy if the file does not hold the policy.
-        """
-        head = head_of(entry)
-        place = self._policies.get(head.sha256) if head else None
-        if place is None:
-            return entry
-        chunk, begin, end = place
-        if chunk != offset:
-            with self.path.open("rb") as file:
-                file.seek(chunk)
-                _, length = _HEAD.unpack(file.read(_HEAD.size))
-                data = _unpacked(records.Chunk.read(ReadDataStream(BytesIO(file.read(length)))))
-        self._allowance -= len(data)  # a hostile file could name a large chunk a million times
-        if self._allowance < 0:
-            raise ValueError(f"its references to policies need more than {_MAX_CHUNK} bytes")
-        original = head_of(replace(entry, payload=data[begin:end]))
-        return with_policy(entry, original.payload) if original else entry
-
-    def _damaged(self, offset: int, why: str) -> None:
-        self.damages.append(Damage(offset, why))
-
-
-def _index_damage(offset: int, rest: bytes) -> Damage | None:
-    """The damage of the index or the footer; None if both are whole."""
-    if len(rest) < _FOOTER.size:
-        return Damage(offset, "the file ends here, without its index")
-    opcode, length, _, _, checksum, magic = _FOOTER.unpack(rest[-_FOOTER.size :])
-    if (opcode, length, magic) != (Opcode.FOOTER, _FOOTER.size - _HEAD.size - len(_MAGIC), _MAGIC):
-        return Damage(offset, "the index begins here, but the file does not end with a footer")
-    if checksum not in (0, zlib.crc32(rest[: -len(_MAGIC) - 4])):
-        return Damage(offset, "the checksum of the index, which begins here, does not match")
-    return None
-
-
-def _unpacked(chunk: records.Chunk) -> bytes:
-    """The unpacked records of a chunk. Refuses more data than the chunk declares, and more than _MAX_CHUNK."""
-    size = chunk.uncompressed_size
-    if size > _MAX_CHUNK:
-        raise ValueError(f"it declares {size} bytes, more than a chunk may hold")
-    if chunk.compression == "lz4":
-        data: bytes = LZ4FrameDecompressor().decompress(chunk.data, size)
-        return data
-    if chunk.compression == "zstd":
-        if zstandard.frame_content_size(chunk.data) != size:
-            raise ValueError(f"it declares {size} bytes, but holds another number of bytes")
-        return zstandard.ZstdDecompressor().decompress(chunk.data, size)
-    return chunk.data
-
-
-def other_protocol(metadata: Mapping[str, str]) -> str | None:
-    """The reason why this version cannot read the messages of a recording; None if it can read them."""
-    version = metadata.get("protocol", "none")
-    if version == str(PROTOCOL_VERSION):
-        return None
-    return f"recorded with protocol version {version}; this version of td3-robot reads {PROTOCOL_VERSION}"
 
 
 def _begins(path: Path) -> int:
     """Received time (ns) of the first message of a part, without messages that the part repeats from older parts."""
     received = 0
-    for item in SessionFile(path).items():
-        if isinstance(item, Entry):
-            received = item.received
-            if item.topic not in REPEATED:
-                break
+    for entry in SessionFile(path).entries():
+        received = entry.received
+        if entry.topic not in REPEATED:
+            break
     return received
 
 
 class Session:
-    """A recording: one whole file, or the parts that a recorder wrote, in any order.
+    """A recording: one file, or the parts that a recorder wrote, in any order.
 
     Attributes:
         paths: the files, in recorded order.
@@ -304,7 +47,7 @@ class Session:
         starts: the Start of each node, by name and incarnation.
         turns: number of the first recorded turn of each node, by name and incarnation.
         left_out: whether the recording leaves out policies.
-        policies: policies that a replay has computed again, by SHA-256. The recording leaves these policies out, and
+        policies: policies that the recording leaves out and a replay has computed again, by SHA-256.
             :meth:`messages` inserts them.
         begin, end: times at which the first and the last message were received, in ns since 1970; 0 without messages.
 
@@ -327,48 +70,43 @@ class Session:
         self._file = SessionFile(self.paths[0])
         self._delay: dict[tuple[str, int], int] = {}  # shortest time from publishing to receiving, in ns, by node
         for item in self._items():
-            if isinstance(item, Metadata) and item.name == METADATA:
-                self.metadata = self.metadata or item.values
-                self._check_protocol()
+            if isinstance(item, Entry):
+                self._add(item)
             elif isinstance(item, Attachment):
                 self.attachments.setdefault(item.name, item)
-            elif isinstance(item, Entry):
-                self.decode.learn(item)
-                self.begin, self.end = min(self.begin or item.received, item.received), max(self.end, item.received)
-                self.counts[item.stream] += 1
-                self.left_out |= (head := head_of(item)) is not None and not head.payload
-                node, delay = (item.publisher, item.incarnation), item.received - item.published
-                self._delay[node] = min(delay, self._delay.get(node, delay))
-                if item.topic == Start.NAME:
-                    self.starts.setdefault(node, item)
-                elif item.topic == Turn.NAME:
-                    self.turns.setdefault(node, item.sequence)
+            elif item.name == METADATA:
+                self.metadata = self.metadata or item.metadata
+                self._check_protocol()
         self._check_protocol()
 
-    def config(self) -> Config:
-        """The resolved configuration of the run.
+    def _add(self, entry: Entry) -> None:
+        self.decode.learn(entry)
+        self.begin, self.end = min(self.begin or entry.received, entry.received), max(self.end, entry.received)
+        self.counts[entry.stream] += 1
+        self.left_out |= (head := head_of(entry)) is not None and not head.payload
+        delay = entry.received - entry.published
+        self._delay[entry.node] = min(delay, self._delay.get(entry.node, delay))
+        if entry.topic == Start.NAME:
+            self.starts.setdefault(entry.node, entry)
+        elif entry.topic == Turn.NAME:
+            self.turns.setdefault(entry.node, entry.sequence)
 
-        Raises:
-            SessionError: the recording has no configuration, or this version does not understand it.
-        """
+    def config(self) -> Config:
+        """The resolved configuration. Raises a SessionError if it is missing, or unknown to this version."""
         attached = self.attachments.get(CONFIG)
         if attached is None:
-            raise SessionError(f"{self._label} holds no {CONFIG}")
+            raise SessionError(f"{self.decode.label} holds no {CONFIG}")
         try:
-            return configuration.parse(yaml.safe_load(attached.data), source=f"{CONFIG} in {self._label}")
+            return configuration.parse(yaml.safe_load(attached.data), source=f"{CONFIG} in {self.decode.label}")
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise SessionError(f"{CONFIG} in {self._label} is not YAML: {' '.join(str(error).split())}") from None
+            raise SessionError(f"{CONFIG} in {self.decode.label} is not YAML: {' '.join(str(error).split())}") from None
 
     def require(self, topics: Iterable[str]) -> None:
-        """Check that the recording has messages of each of these topics.
-
-        Raises:
-            SessionError: a topic has no messages.
-        """
+        """Raise a SessionError if the recording has no messages of one of these topics."""
         recorded = {topic for _, _, topic in self.counts}
         if absent := sorted(set(topics) - recorded):
             known = printable(", ".join(sorted(recorded))) or "nothing"
-            raise SessionError(f"{self._label} holds no {absent[0]!r}; it holds {known}")
+            raise SessionError(f"{self.decode.label} holds no {absent[0]!r}; it holds {known}")
 
     def entries(self, topics: Collection[str] = ()) -> Iterator[Entry]:
         """The entries of these topics, in recorded order, without repetitions. If ``topics`` is empty: all entries."""
@@ -384,10 +122,10 @@ class Session:
         waiting: list[tuple[int, int, Entry]] = []
         newest: dict[tuple[str, int], int] = {}
         for number, entry in enumerate(self.entries(topics)):
-            node, earliest = (entry.publisher, entry.incarnation), entry.received - ON_THE_WAY_NS
+            earliest = entry.received - ON_THE_WAY_NS
             # The clock of a node may jump. So keep the order of its messages, and stay near the received time.
-            time = max(entry.published + self._delay[node], earliest, newest.get(node, earliest))
-            newest[node] = time = min(time, entry.received)
+            time = max(entry.published + self._delay[entry.node], earliest, newest.get(entry.node, earliest))
+            newest[entry.node] = time = min(time, entry.received)
             heapq.heappush(waiting, (time, number, replace(entry, received=time)))
             while waiting[0][0] < earliest:
                 yield heapq.heappop(waiting)[2]
@@ -403,7 +141,7 @@ class Session:
             yield entry, message
 
     def messages_of(self, kind: type[Kind]) -> Iterator[tuple[Entry, Kind]]:
-        """The messages of one type, with their entries."""
+        """Like :meth:`messages`, for one type."""
         for entry, message in self.messages((kind.NAME,)):
             if isinstance(message, kind):
                 yield entry, message
@@ -413,20 +151,16 @@ class Session:
         return ((entry, hello) for entry, hello in self.messages_of(Hello) if hello.role in ROBOT_ROLES)
 
     @property
-    def _label(self) -> str:
-        return self.decode.label
-
-    @property
     def read_share(self) -> float:
-        """The share, 0 to 1, of the file that the newest pass has read. The file is one of ``paths``."""
+        """The share, 0 to 1, of the current file that has been read."""
         return self._file.read / self._file.size if self._file.size else 0.0
 
     def _items(self) -> Iterator[Item]:
         """The items of all files, without repeated messages. Parts repeat messages, and files of a ring overlap."""
         newest: dict[tuple[str, int, str], int] = {}
         for path in self.paths:
-            self._file, before = SessionFile(path), dict(newest)
-            file = self._file
+            file = self._file = SessionFile(path)
+            before = dict(newest)
             for item in file.items():
                 if isinstance(item, Entry):
                     if item.sequence <= before.get(item.stream, -1):
@@ -434,17 +168,15 @@ class Session:
                     newest[item.stream] = max(item.sequence, newest.get(item.stream, -1))
                 yield item
             if file.damages:
-                damage, shell_path = file.damages[0], shlex.quote(str(path))
-                if damage.offset == file.read and file.being_written():
-                    raise SessionError(
-                        f"a recorder is writing {str(path)!r}: wait until it ends, or copy the messages so far with "
-                        f"td3-robot recover {shell_path}"
-                    )
-                raise SessionError(
-                    f"{str(path)!r} is damaged at byte {damage.offset}: {damage.why}; "
-                    f"mend it with td3-robot recover {shell_path}"
-                )
+                raise SessionError(_damage_text(file))
 
     def _check_protocol(self) -> None:
         if problem := other_protocol(self.metadata):
-            raise SessionError(f"{self._label} was {problem}")
+            raise SessionError(f"{self.decode.label} was {problem}")
+
+
+def _damage_text(file: SessionFile) -> str:
+    damage, path, remedy = file.damages[0], repr(str(file.path)), f"td3-robot recover {shlex.quote(str(file.path))}"
+    if damage.offset == file.read and file.being_written():
+        return f"a recorder is writing {path}: wait until it ends, or copy the messages so far with {remedy}"
+    return f"{path} is damaged at byte {damage.offset}: {damage.why}; mend it with {remedy}"

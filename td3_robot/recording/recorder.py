@@ -45,8 +45,7 @@ class Recorder:
         self._ring: deque[Entry] = deque()
         self._ring_bytes = 0
         self._pending: str | None = None
-        self._not_before = float("-inf")
-        self._now = float("-inf")
+        self._now = self._begun = self._not_before = float("-inf")
         self._writer: SessionWriter | None = None
         if not config.ring_s:
             self._begin(float("-inf"))
@@ -58,24 +57,25 @@ class Recorder:
             if isinstance(origin, Peer) and isinstance(message, Record):
                 self._take(Entry.offered(origin, message, received))
             elif isinstance(origin, Peer) and isinstance(message, Bye) and not self._writer:
-                self._trigger_if(faults.lost(origin.name, message))
+                self.trigger(faults.lost(origin.name, message))
         if self._writer:
-            if self._writer.begun == float("-inf"):
-                self._writer.begun = now
+            self._begun = now if self._begun == float("-inf") else self._begun
             self._writer.turn(now)
-            self._split(now)
+            self._split(self._writer, now)
         else:
             self._forget_old(received)
             if self._pending and now >= self._not_before:
                 self._dump(now)
         return []
 
-    def trigger(self, reason: str) -> None:
-        """Write the ring soon.
+    def trigger(self, reason: str | None) -> None:
+        """Write the ring soon, if there is a reason.
 
         The recorder first waits for the messages that nodes have already sent. It writes at most one file in ``ring_s``
         seconds.
         """
+        if reason is None:
+            return
         if not self._config.ring_s:
             log.info("%s does nothing without --ring-s: the recorder writes everything at once", reason)
         elif not self._pending:
@@ -112,7 +112,7 @@ class Recorder:
             return
         self._ring.append(entry)
         self._ring_bytes += len(entry.payload)
-        self._trigger_if(faults.failure_in(entry))
+        self.trigger(faults.failure_in(entry))
 
     def _leaves_out(self, entry: Entry, *, first: bool) -> bool:
         """Whether to record this message without its policy. A policy that a person chose is always recorded."""
@@ -120,10 +120,6 @@ class Recorder:
         if every == 1 or entry.link == RECORDER or (head := head_of(entry)) is None:
             return False
         return every == 0 or (head.version % every != 0 and not first)
-
-    def _trigger_if(self, reason: str | None) -> None:
-        if reason:
-            self.trigger(reason)
 
     def _remember(self, entry: Entry) -> None:
         if entry.topic in REPEATED:
@@ -145,17 +141,16 @@ class Recorder:
         """
         path = free_name(self.path)
         facts = replace(self._facts, metadata={**self._facts.metadata, REASON: why}) if why else self._facts
-        self._writer = SessionWriter(path, facts, now)
+        self._writer, self._begun = SessionWriter(path, facts, now), now
         self.files.append(path)
         for kept in self._repeated.values():
             for entry in kept:
                 self._writer.add(replace(entry, received=since))
         return self._writer
 
-    def _split(self, now: float) -> None:
-        writer, config = self._writer, self._config
-        assert writer
-        too_long = config.split_s > 0 and now - writer.begun >= config.split_s
+    def _split(self, writer: SessionWriter, now: float) -> None:
+        config = self._config
+        too_long = config.split_s > 0 and now - self._begun >= config.split_s
         if too_long or (config.split_mb > 0 and writer.size() >= config.split_mb * 1e6):
             writer.close()
             self._begin(now, self._epoch + int(now * 1e9))

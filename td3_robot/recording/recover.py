@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
 from td3_robot.messages import PROTOCOL_VERSION
-from td3_robot.recording.entries import Entry, Facts, printable
+from td3_robot.recording.entries import Facts, printable
 from td3_robot.recording.info import Contents, by, decoder_of
-from td3_robot.recording.reader import SessionFile
+from td3_robot.recording.session_file import SessionFile
 from td3_robot.recording.writer import write
 from td3_robot.runtime.arguments import Parser
 
@@ -29,26 +28,29 @@ Exit codes:
 
 
 def recover(source: Path, target: Path) -> dict[str, Any]:
-    """Copy the intact data of a damaged file to a new file. A whole file is not copied.
+    """Copy the intact data of a damaged file to a new file, and report the loss as plain JSON values.
 
-    Returns:
-        A report of the loss, as plain JSON values.
+    A whole file is not copied.
 
     Raises:
         SessionError: the source is not a recording, has no intact data, or its protocol version cannot be found.
         OSError: the target exists or cannot be written.
     """
     file = SessionFile(source)
-    contents = Contents.of(file)
+    contents = Contents(file)
     metadata, attachments, damages = contents.metadata, contents.attachments, file.all_damages
     kept = Counter({key: stream.count for key, stream in contents.streams.items()})
+    gaps = Counter({key: stream.missing for key, stream in contents.streams.items()})
+    missing: Counter[str] = Counter()
+    for (publisher, _, topic), count in (gaps if file.counts is None else file.counts - kept).items():
+        missing[f"{publisher}/{topic}"] += count
     assumed = bool(damages) and "protocol" not in metadata
     if damages:
         if not contents.messages and not attachments:
             raise SessionError(f"{str(source)!r}: no message and no attachment in it is intact")
         if assumed:
             metadata = {**metadata, "protocol": _protocol(source)}
-        write(target, Facts(metadata, attachments), (item for item in file.items() if isinstance(item, Entry)))
+        write(target, Facts(metadata, attachments), file.entries())
     return {
         "metadata": {key: value for key, value in metadata.items() if key != "host"},
         "protocol_assumed": assumed,
@@ -59,41 +61,26 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
         "messages_kept": contents.messages,
         "attachments_kept": [attachment.name for attachment in attachments],
         "index_known": file.counts is not None,
-        "missing": _by_topic(
-            {key: stream.missing for key, stream in contents.streams.items()}
-            if file.counts is None
-            else file.counts - kept
-        ),
+        "missing": dict(+missing),
         "last_s": {f"{publisher}/{topic}": s.last * 1e-9 for (publisher, _, topic), s in contents.streams.items()},
     }
 
 
-def _by_topic(counts: Mapping[tuple[str, int, str], int]) -> dict[str, int]:
-    """The sums of the counts over incarnations, by publisher and topic. Only sums above 0."""
-    total: Counter[str] = Counter()
-    for (publisher, _, topic), count in counts.items():
-        total[f"{publisher}/{topic}"] += count
-    return dict(+total)
-
-
 def _protocol(source: Path) -> str:
-    """This version's protocol number, if all messages of the file fit it; else raises a SessionError."""
+    """Return the protocol number of this version if all messages fit it. Otherwise raise a SessionError."""
     decode = decoder_of(source)
-    for item in SessionFile(source).items():
-        if isinstance(item, Entry):
-            try:
-                decode(item)
-            except SessionError as error:
-                raise SessionError(
-                    f"{error}; its protocol version was lost, and not all messages fit version {PROTOCOL_VERSION}"
-                ) from None
+    try:
+        for entry in SessionFile(source).entries():
+            decode(entry)
+    except SessionError as error:
+        words = f"its protocol version was lost, and not all messages fit version {PROTOCOL_VERSION}"
+        raise SessionError(f"{error}; {words}") from None
     return str(PROTOCOL_VERSION)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="td3-robot recover", description="Make a whole recording from a damaged one.", epilog=_EXAMPLES
-    )
+def main(arguments: Sequence[str]) -> int:
+    about = "Make a whole recording from a damaged one."
+    parser = Parser(prog="td3-robot recover", description=about, epilog=_EXAMPLES)
     parser.add_argument("file", type=Path, metavar="FILE", help="the damaged recording; it is not changed")
     parser.add_argument("--out", type=Path, metavar="FILE", help="what to write (default: FILE.recovered.mcap)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -109,7 +96,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def text(report: dict[str, Any], source: Path, target: Path) -> str:
-    """The report for a person."""
     if report["whole"]:
         return f"{source} is whole: nothing to recover, nothing written"
     kept = f"{report['messages_kept']} messages, {len(report['attachments_kept'])} attachments"
@@ -127,7 +113,3 @@ def text(report: dict[str, Any], source: Path, target: Path) -> str:
     if not report["index_known"]:
         lines.append("the index is lost, so more messages may be lost at the ends of topics")
     return printable("\n".join(lines))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,11 +13,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from rosbags.typesys import Stores, get_typestore
 
-from td3_robot.core_types import ROBOT_ROLES
-from td3_robot.errors import ConfigError
 from td3_robot.messages import Action, Evaluation, Hello, LifecycleChange, Message, Status, Step
+from td3_robot.recording import viewer_file
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.joints import Joints
+from td3_robot.recording.values import robot_of
 from td3_robot.recording.viewer_file import Schema
 from td3_robot.specs import Channel, Float32, Float64, RobotSpec
 
@@ -31,10 +31,9 @@ class Draft(NamedTuple):
     """A ROS message that is not serialized yet.
 
     Attributes:
-        topic: name of the topic.
         type: name of the type, for example ``std_msgs/msg/Float64``.
         message: the message, in the classes of rosbags.
-        latched: whether a subscriber also gets the newest message from before it subscribed. Rare messages need this.
+        latched: whether a new subscriber also gets the newest older message. Rare messages need this.
     """
 
     topic: str
@@ -47,17 +46,13 @@ class Draft(NamedTuple):
         return "cdr"
 
     def schema(self) -> Schema:
-        """Return the definition of the type, with the types that it uses."""
         return Schema(self.type, "ros2msg", _STORE.generate_msgdef(self.type, ros_version=2)[0].encode())
 
     def data(self) -> bytes:
-        """Return the serialized message."""
         return bytes(_STORE.serialize_cdr(self.message, self.type))
 
 
-class Converter:
-    """Converts the messages of a run, in their order. It is a :class:`td3_robot.recording.viewer_file.Converter`."""
-
+class Converter(viewer_file.Converter):
     profile = "ros2"
     converted: ClassVar[Sequence[type[Message]]] = (Hello, Step, Action, Status, LifecycleChange, Evaluation)
 
@@ -67,19 +62,12 @@ class Converter:
         self._namespaces: dict[str, str] = {}
 
     def learn(self, hello: Hello) -> None:
-        """Take the names of a source's channels from its Hello."""
-        if hello.role not in ROBOT_ROLES:
-            return
-        try:
-            spec = RobotSpec.from_description(hello.spec)
-        except ConfigError:  # for example a Hello that a server refused
-            return
-        if spec != self._specs.get(hello.name):
+        spec = robot_of(hello)
+        if spec and spec != self._specs.get(hello.name):
             self._specs[hello.name] = spec
             self._sources.pop(hello.name, None)
 
     def convert(self, entry: Entry, message: Message) -> Iterator[Draft]:
-        """Yield the ROS messages for a message. A message whose type is not in ``converted`` yields nothing."""
         published = entry.published  # ns since 1970
         if isinstance(message, Hello):
             self.learn(message)
@@ -104,11 +92,7 @@ class Converter:
             returns = _array("/evaluation/returns", _layout(["episode"], len(message.returns)), message.returns)
             yield returns._replace(latched=True)
 
-    def layout(self) -> None:
-        """ROS tools share no format of layouts."""
-
     def remarks(self) -> list[str]:
-        """Return a line for each source with channels that have no place in a JointState."""
         return [f"{name}: {remark}" for name, source in self._sources.items() if (remark := source.remark())]
 
     def _source(self, name: str, size: tuple[int, int, int]) -> _Source:
@@ -129,7 +113,6 @@ class _Source:
     """The robots of a source: their topics, channels and joints.
 
     Args:
-        namespace: ROS namespace of the source.
         spec: the robot's specification; None if it is not known.
         size: numbers of robots, of observation channels and of action channels.
     """
@@ -150,7 +133,6 @@ class _Source:
         self._topics = {kind: _channel_topics(kind, channels) for kind, channels in names.items()}
 
     def step(self, step: Step, published: int) -> Iterator[Draft]:
-        """Yield the messages for a Step."""
         yield _draft(f"{self._namespace}/action_origin", "std_msgs/msg/UInt32", step.origin)
         yield _draft(f"{self._namespace}/weights_version", "std_msgs/msg/UInt64", step.weights_version)
         for robot, base in enumerate(self._robots):
@@ -168,7 +150,6 @@ class _Source:
             yield _draft(f"{base}/phase", "std_msgs/msg/UInt8", int(step.phase[robot]))
 
     def commands(self, action: Action, published: int) -> Iterator[Draft]:
-        """Yield the messages for an Action."""
         for base, row in zip(self._robots, action.action, strict=True):
             yield _array(f"{base}/commands", self._layouts["action"], row)
             if self._joints.driven:
@@ -225,12 +206,10 @@ _JOINT_STATE = "sensor_msgs/msg/JointState"
 
 
 def _make(kind: str, *values: Any) -> Any:
-    """Return a ROS message of a type, from its fields in their order."""
     return _STORE.types[kind](*values)
 
 
 def _draft(topic: str, kind: str, value: Any) -> Draft:
-    """Return the draft of a message with one field."""
     return Draft(topic, kind, _make(kind, value))
 
 
@@ -255,7 +234,6 @@ def _joint_state(names: Sequence[str], values: Iterable[Float64], published: int
 
 
 def _diagnostic(node: str, level: int, state: str, detail: str, values: Mapping[str, Any], published: int) -> Draft:
-    """Return the draft of a DiagnosticArray about one node."""
     pairs = [
         _make("diagnostic_msgs/msg/KeyValue", key, f"{value:g}" if isinstance(value, float) else str(value))
         for key, value in values.items()

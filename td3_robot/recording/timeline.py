@@ -113,11 +113,7 @@ class Timeline:
         return entry.published + self._offset
 
     def report(self) -> dict[str, Any]:
-        """The timeline as plain JSON values. Times are in seconds after the first message.
-
-        Raises:
-            UsageError: the recording has no Step of the selected robot.
-        """
+        """The timeline as plain JSON values, with times in s. Raises a UsageError if the recording lacks the robot."""
         known = [f"{source}/{index}" for source, robots in self._robots.items() for index in range(robots)]
         if self._robot is not None and self._robot not in known:
             raise UsageError(f"--robot {self._robot!r}: the recording has no such robot; allowed: {_some(known)}")
@@ -165,5 +161,4 @@ def _some(names: list[str]) -> str:
 
 
 def event_line(event: dict[str, Any]) -> str:
-    """One event of :meth:`Timeline.report` as a line of text."""
     return f"at {event['time_s']:.3f} s, {event['kind']}: {event['text']}"

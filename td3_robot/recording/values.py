@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from td3_robot.core_types import ROBOT_ROLES
+from td3_robot.errors import ConfigError
 from td3_robot.messages import Hello, Message, wire_fields
 from td3_robot.recording.entries import Entry
+from td3_robot.specs import RobotSpec
 
 Names = Mapping[str, Sequence[str]]
 """Channel names by array dimension: O for observations, A for actions."""
 _CHANNELS = {"O": "observations", "A": "actions"}
+
+
+def robot_of(message: Message) -> RobotSpec | None:
+    """The robot in the Hello of a source; None for another message, and for a Hello that a server refuses."""
+    if not isinstance(message, Hello) or message.role not in ROBOT_ROLES:
+        return None
+    with contextlib.suppress(ConfigError):
+        return RobotSpec.from_description(message.spec)
+    return None
 
 
 def names_of(message: Message) -> Names | None:
@@ -29,8 +41,8 @@ def names_of(message: Message) -> Names | None:
 def by_topic(entry: Entry, message: Message, names: Names) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a topic for viewers, and a map of field values, for each robot in a message.
 
-    The topic is ``PUBLISHER/TOPIC``, or ``PUBLISHER/TOPIC/SOURCE`` for a server's message to a source. With several
-    robots, the robot's index follows. A message that is not about robots yields one map; its arrays are lists.
+    The topic is ``PUBLISHER/TOPIC``, or ``PUBLISHER/TOPIC/SOURCE`` for a server's message to a source. If there are
+    several robots, the robot's index follows. A message that is not about robots yields one map; its arrays are lists.
     """
     source = getattr(message, "source", entry.publisher)
     topic = "/".join((entry.publisher, entry.topic, *((source,) if source != entry.publisher else ())))

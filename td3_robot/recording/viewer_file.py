@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from mcap.writer import Writer
 
@@ -17,13 +18,7 @@ from td3_robot.recording.reader import Session
 
 
 class Schema(NamedTuple):
-    """A message type in an MCAP file.
-
-    Attributes:
-        name: name of the type, for example ``std_msgs/msg/Float64``.
-        encoding: language of the definition: ``ros2msg``, ``protobuf`` or ``jsonschema``.
-        definition: the definition itself.
-    """
+    """A message type in an MCAP file: its name, and its definition in ``ros2msg``, ``protobuf`` or ``jsonschema``."""
 
     name: str
     encoding: str
@@ -31,49 +26,50 @@ class Schema(NamedTuple):
 
 
 class Draft(Protocol):
-    """A message for viewers that is not serialized yet."""
+    """A message for viewers that is not serialized yet.
+
+    Attributes:
+        encoding: how :meth:`data` serializes the message: ``cdr``, ``protobuf`` or ``json``.
+    """
 
     @property
     def topic(self) -> str: ...
-
     @property
-    def encoding(self) -> str:
-        """How the message is serialized: ``cdr``, ``protobuf`` or ``json``."""
-
+    def encoding(self) -> str: ...
     def schema(self) -> Schema: ...
-
-    def data(self) -> bytes:
-        """Return the serialized message."""
+    def data(self) -> bytes: ...
 
 
-class Converter(Protocol):
-    """Converts the messages of a run, in their order."""
+class Converter(ABC):
+    """Converts the messages of a run, in their order.
 
-    @property
-    def profile(self) -> str:
-        """The MCAP profile of the file."""
+    Attributes:
+        profile: the MCAP profile of the file.
+        converted: the messages to convert. A Hello only gives the names of channels.
+    """
 
-    @property
-    def converted(self) -> Sequence[type[Message]]:
-        """The messages that it converts. A Hello only gives the names of channels."""
+    profile: ClassVar[str] = ""
+    converted: ClassVar[Sequence[type[Message]]]
 
+    @abstractmethod
     def learn(self, hello: Hello) -> None:
         """Take the names of a source's channels from its Hello."""
 
-    def convert(self, entry: Entry, message: Message) -> Iterator[Draft]: ...
+    @abstractmethod
+    def convert(self, entry: Entry, message: Message) -> Iterator[Draft]:
+        """Yield the messages for a message. A message whose type is not in ``converted`` yields nothing."""
 
     def layout(self) -> bytes | None:
         """Return a file with panels for the converted messages; None if the viewer has no such file."""
+        return None
 
     def remarks(self) -> list[str]:
         """Return lines about data that the messages of the viewer cannot hold."""
+        return []
 
 
 def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[str], list[str]]:
-    """Write the file.
-
-    Returns:
-        The number of messages of each topic, and remarks about data that is not in the file.
+    """Write the file. Returns the number of messages of each topic, and remarks about data that is not in the file.
 
     Raises:
         SessionError: the recording is damaged, or has no message to convert.
@@ -100,9 +96,8 @@ def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[
                     if schema not in schemas:
                         schemas[schema] = writer.register_schema(schema.name, schema.encoding, schema.definition)
                     channels[draft.topic] = writer.register_channel(draft.topic, draft.encoding, schemas[schema])
-                writer.add_message(
-                    channels[draft.topic], entry.received, draft.data(), entry.published, counts[draft.topic]
-                )
+                channel, sequence = channels[draft.topic], counts[draft.topic]
+                writer.add_message(channel, entry.received, draft.data(), entry.published, sequence)
                 counts[draft.topic] += 1
         writer.finish()
     remarks = converter.remarks()

@@ -17,8 +17,7 @@ from td3_robot.recording.entries import METADATA, Attachment, Entry, Facts
 from td3_robot.recording.policies import REFERENCE, StoredPolicies
 from td3_robot.util import files, process_lock
 
-CHUNK_S = 0.5
-"""Maximum time (s) that data stays in this process. A crash of this process does not lose older data."""
+CHUNK_S = 0.5  # maximum time in s that data stays in this process; a crash does not lose older data
 _CHUNK_BYTES = 4 << 20
 PROFILE = "td3-robot"
 
@@ -41,16 +40,12 @@ class SessionWriter:
         facts: metadata and attachments. They come first in the file.
         now: time in seconds, on the same clock as in :meth:`turn`.
 
-    Attributes:
-        begun: the time ``now`` at which the file began. The recorder may correct it.
-
     Raises:
         OSError: the file exists, or cannot be written. Every method raises it.
     """
 
     def __init__(self, path: Path, facts: Facts, now: float) -> None:
         self.path = path
-        self.begun = now
         self._file = io.BufferedWriter(_File(path, "x"))
         process_lock.hold(self._file.fileno())
         self._writer = Writer(self._file, _CHUNK_BYTES, CompressionType.ZSTD, enable_data_crcs=True)
@@ -110,11 +105,7 @@ class SessionWriter:
 
 
 def write(path: Path, facts: Facts, entries: Iterable[Entry]) -> None:
-    """Write a whole file, with chunks like those of a recorder.
-
-    Args:
-        path: the file to write; it must not exist.
-        entries: the messages, in recorded order.
+    """Write a whole file, with chunks like those of a recorder. The entries must be in recorded order.
 
     Raises:
         OSError: the file exists, or cannot be written.

@@ -46,12 +46,8 @@ Exit codes:
 """
 
 Replay = Callable[[Session], Outcome]
-_TOLERANCES = ", ".join(
-    f"{name} {wire.tolerance:g}"
-    for name, wire in {**wire_fields(Step), **wire_fields(Action)}.items()
-    if wire.tolerance
-)
-"""The tolerances of ``messages.py``, as text."""
+_FIELDS = {**wire_fields(Step), **wire_fields(Action)}
+_TOLERANCES = ", ".join(f"{name} {wire.tolerance:g}" for name, wire in _FIELDS.items() if wire.tolerance)
 
 
 def check(
@@ -69,10 +65,8 @@ def check(
         UsageError: a named core is not installed.
     """
     reports = []
-    names = list(cores or CORES)
-    if session.left_out:  # the learner computes the policies that the other cores need
-        names.sort(key="learner".__ne__)
-    for name in names:
+    # If the recording leaves out policies, the learner comes first: it computes the policies that the other cores need.
+    for name in sorted(cores or CORES, key=lambda name: session.left_out and name != "learner"):
         if working:
             working.show(f"replay {session.paths[0]}: {name}", lambda: session.read_share)
         try:
@@ -96,20 +90,17 @@ def check(
 
 
 def _compare(session: Session, part: Replayed, exact: bool | None, report: Outcome) -> None:
-    """Add the comparison of one topic to the report."""
     if not part.expected and (part.older or not part.got):
         if part.got:
-            report.notes.append(
-                f"{len(part.got)} {part.topic} of {part.stream}: the node's version did not record this topic"
-            )
+            what = f"{len(part.got)} {part.topic} of {part.stream}"
+            report.notes.append(f"{what}: the node's version did not record this topic")
         return
     other = None if exact is not None else machines.difference(part.made or session.metadata, part.packages)
     to_the_bit = exact if exact is not None else other is None
     expected = [message for _, message in part.expected]
     comparison = compare(part.topic, expected, part.got, exact=to_the_bit, where=part.where)
-    report.add(
-        comparison, "to the bit" if to_the_bit else f"within tolerance ({other + '; ' if other else ''}{_TOLERANCES})"
-    )
+    within = f"within tolerance ({other + '; ' if other else ''}{_TOLERANCES})"
+    report.add(comparison, "to the bit" if to_the_bit else within)
     times = [entry.received for entry, _ in part.expected if entry]
     report.recorded_s = max(report.recorded_s, (max(times) - min(times)) * 1e-9 if times else 0.0)
 
@@ -117,19 +108,16 @@ def _compare(session: Session, part: Replayed, exact: bool | None, report: Outco
 def main(arguments: Sequence[str]) -> int:
     about = "Run the policy server, drivers, simulators and the learner on recorded inputs, and compare their outputs."
     parser = Parser(prog="td3-robot replay", description=about, epilog=_EXAMPLES)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings, each one a session")
-    parser.add_argument("--core", action="append", default=[], choices=list(CORES), help="only this core (repeatable)")
-    parser.add_argument("--parts", action="store_true", help="the files are the parts of one session")
-    parser.add_argument(
-        "--exact", action="store_true", default=None, help="compare to the bit, also on another machine"
-    )
-    parser.add_argument("--update", action="store_true", help="show differences, then rewrite the files")
-    parser.add_argument(
-        "--import", action="append", default=[], dest="modules", metavar="MODULE",
-        help="import MODULE first, for your own task (repeatable)",
-    )  # fmt: skip
-    parser.add_argument("--verbose", action="store_true", help="also show the warnings of replayed cores")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, metavar="FILE", help="recordings, each one a session")
+    add("--core", action="append", default=[], choices=list(CORES), help="only this core (repeatable)")
+    add("--parts", action="store_true", help="the files are the parts of one session")
+    add("--exact", action="store_true", default=None, help="compare to the bit, also on another machine")
+    add("--update", action="store_true", help="show differences, then rewrite the files")
+    words = "import MODULE first, for your own task (repeatable)"
+    add("--import", action="append", default=[], dest="modules", metavar="MODULE", help=words)
+    add("--verbose", action="store_true", help="also show the warnings of replayed cores")
+    add("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING if options.verbose else logging.CRITICAL, format="%(message)s")
     logging.captureWarnings(True)
@@ -147,10 +135,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _replay(paths: Sequence[Path], options: argparse.Namespace) -> tuple[int, bool, dict[str, Any]]:
-    """Replay one session and print its report.
-
-    Returns the exit code, whether all compared messages are as expected, and the report as JSON values.
-    """
+    """Replay one session and print its report. Returns the exit code, whether nothing differs, and the JSON report."""
     try:
         with Working(f"replay {paths[0]}") as working:
             session = Session(paths)
@@ -178,7 +163,7 @@ def not_compared(session: Session, reports: Sequence[Outcome]) -> dict[str, int]
         left[topic] += count if topic not in (Start.NAME, Turn.NAME) else 0
     for report in reports:
         left -= Counter({comparison.topic: comparison.compared for comparison, _ in report.comparisons})
-    return {topic: count for topic, count in sorted(left.items()) if count > 0}
+    return dict(sorted((+left).items()))
 
 
 def text(session: Session, reports: Sequence[Outcome]) -> str:
@@ -219,8 +204,7 @@ def _counted(counts: Iterable[tuple[str, int]]) -> str:
 
 
 def _difference_lines(head: str, comparison: Comparison, how: str) -> list[str]:
-    counts = ", ".join(f"{count} {name}" for name, count in comparison.counts.most_common())
-    first = comparison.first[0]
+    counts, first = _counted(comparison.counts.most_common()), comparison.first[0]
     lines = [
         f"{head}{comparison.topic} DIFFERS {how}: {counts} (of {comparison.compared} compared)",
         f"  first at {comparison.topic} {first.message}: {first.field}",
@@ -233,7 +217,6 @@ def _difference_lines(head: str, comparison: Comparison, how: str) -> list[str]:
 
 
 def as_json(session: Session, reports: Sequence[Outcome]) -> dict[str, Any]:
-    """The report as plain JSON values."""
     return {
         "file": str(session.paths[0]),
         "same": all(report.same for report in reports),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,6 @@ class Difference:
     Attributes:
         message: the key of the message.
         field: name of the field and place in it; or ``missing``, ``not expected``, ``order``.
-        expected, got: the two values.
     """
 
     message: str
@@ -74,7 +73,7 @@ class Comparison:
         compared: number of pairs of messages.
         first: the first differences, in recorded order.
         counts: number of messages that differ, by field; also counts ``missing``, ``not expected``, ``order``.
-        places: the Step at which the node sent each message, by the key of the message as text.
+        places: the Step at which the node sent each message, by the key of the message.
         errors: by field, the largest error in each compared message; infinite for values that are not numbers.
     """
 
@@ -83,20 +82,19 @@ class Comparison:
     first: list[Difference] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     errors: dict[str, list[float]] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
+    places: dict[Key, str] = field(default_factory=dict)
 
     @property
     def same(self) -> bool:
         return not self.counts
 
-    def note(self, kind: str, difference: Difference) -> None:
+    def note(self, kind: str, key: Key, where: str, expected: str, got: str) -> None:
         self.counts[kind] += 1
         if len(self.first) < _SHOWN:
-            place = self.places.get(difference.message)
-            self.first.append(replace(difference, message=f"{difference.message} at {place}") if place else difference)
+            message, place = _text(key), self.places.get(key)
+            self.first.append(Difference(f"{message} at {place}" if place else message, where, expected, got))
 
     def add(self, other: Comparison) -> None:
-        """Add the comparison of other messages of this topic."""
         self.compared += other.compared
         self.counts += other.counts
         self.first = [*self.first, *other.first][:_SHOWN]
@@ -125,12 +123,12 @@ def compare(
     ours, theirs = _keyed(topic, got), _keyed(topic, expected)
     result = Comparison(topic)
     places = {key: (where or {}).get(id(message), "") for key, message in {**ours, **theirs}.items()}
-    result.places = {_text(key): place for key, place in places.items() if place and topic != Step.NAME}
+    result.places = places if topic != Step.NAME else {}
     _compare_order(result, list(theirs), list(ours))
     errors: dict[str, list[float]] = {}
     for key, message in theirs.items():
         if key not in ours:
-            result.note("missing", Difference(_text(key), "missing", "a message", "none"))
+            result.note("missing", key, "missing", "a message", "none")
             continue
         for name, wire in wire_fields(type(message)).items():
             error = _compare_field(result, key, name, wire, getattr(message, name), getattr(ours[key], name), exact)
@@ -138,7 +136,7 @@ def compare(
         result.compared += 1
     for key in ours:
         if key not in theirs:
-            result.note("not expected", Difference(_text(key), "not expected", "none", "a message"))
+            result.note("not expected", key, "not expected", "none", "a message")
     result.errors = {name: errors[name] for name in errors if name in result.counts}
     return result
 
@@ -164,7 +162,7 @@ def _compare_order(result: Comparison, expected: list[Key], got: list[Key]) -> N
     both = [key for key in expected if key in here]
     for theirs, ours in zip(both, (key for key in got if key in there), strict=True):
         if theirs != ours:
-            result.note("order", Difference(_text(theirs), "order", _text(theirs), _text(ours)))
+            result.note("order", theirs, "order", _text(theirs), _text(ours))
 
 
 def _compare_field(
@@ -175,11 +173,10 @@ def _compare_field(
         if type(expected) is type(got) and expected == got:
             return 0.0
         where, expected, got = _within(expected, got)
-        result.note(name, Difference(_text(key), f"{name}{where}", _short(expected), _short(got)))
+        result.note(name, key, f"{name}{where}", _short(expected), _short(got))
         return float("inf")
     if expected.shape != got.shape:
-        shapes = (str(list(array.shape)) for array in (expected, got))
-        result.note(name, Difference(_text(key), f"{name}, its shape", *shapes))
+        result.note(name, key, f"{name}, its shape", str(list(expected.shape)), str(list(got.shape)))
         return float("inf")
     wrong = _differing(expected, got, 0.0 if exact else wire.tolerance, exact)
     if not wrong.any():
@@ -188,8 +185,7 @@ def _compare_field(
     where = ", ".join(f"{_AXES.get(axis, axis)} {index}" for axis, index in zip(wire.shape, place, strict=True))
     others = int(wrong.sum()) - 1
     more = f" and {others} more" if others else ""
-    values = repr(expected[place].item()), repr(got[place].item())
-    result.note(name, Difference(_text(key), f"{name}[{where}]{more}", *values))
+    result.note(name, key, f"{name}[{where}]{more}", repr(expected[place].item()), repr(got[place].item()))
     error = np.abs(got[wrong].astype(np.float64) - expected[wrong].astype(np.float64))
     # The error must not be 0, even if only the sign of a zero differs.
     return float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max()) or 5e-324

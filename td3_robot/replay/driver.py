@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from td3_robot.core_types import Output
 from td3_robot.driver import core as driver_core
 from td3_robot.driver.body import OneRobot
 from td3_robot.errors import ConfigError, SessionError
@@ -19,8 +18,6 @@ from td3_robot.replay.outcome import Outcome
 from td3_robot.specs import Float32, RobotSpec
 
 TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, RobotReport.NAME, MotorCommand.NAME)
-"""The topics of a driver that replay compares."""
-_PACKAGES = ("numpy",)
 
 
 class ReplayedBody(OneRobot):
@@ -28,16 +25,11 @@ class ReplayedBody(OneRobot):
 
     Args:
         recorded: the recorded messages of the driver, by topic. The lists grow while replay reads the recording.
-
-    Attributes:
-        reported: the recorded ``RobotReport`` that took effect in this turn.
     """
 
-    def __init__(self, spec: RobotSpec, recorded: dict[str, list[tuple[Entry, Message, int]]]) -> None:
+    def __init__(self, spec: RobotSpec, recorded: Mapping[str, list[tuple[Entry, Message, int]]]) -> None:
         super().__init__(spec)
-        self.reported: list[RobotReport] = []
-        self._steps = recorded.setdefault(Step.NAME, [])
-        self._reports = recorded.setdefault(RobotReport.NAME, [])
+        self._steps, self._reports = recorded[Step.NAME], recorded[RobotReport.NAME]
         self._calls = self._taken = self._next_report = 0
         self._newest_report = RobotReport(0, 0, "", "")
 
@@ -75,26 +67,13 @@ class ReplayedBody(OneRobot):
                 break
             self._newest_report = report
             self._next_report += 1
-            self.reported.append(report)
         self.stop = self._newest_report.stop
 
 
-class _ReplayedRecordedBody(RecordedBody):
-    """Records a replayed robot. Robot reports are inputs, so :meth:`observe` returns the recorded reports unchanged."""
-
-    def observe(self, outputs: Sequence[Output], now: float) -> list[Message]:
-        actions = [fact for fact in super().observe(outputs, now) if not isinstance(fact, RobotReport)]
-        reported, self._body.reported = self._body.reported, []
-        return [*reported, *actions]
-
-
 def replay(session: Session) -> Outcome:
-    """Replay every driver that is recorded from its start.
-
-    Raises:
-        SessionError: the recording is damaged, or a core fails on its inputs.
-    """
-    return lives.replay(session, "driver", TOPICS, _PACKAGES, _make)[1]
+    """Replay every driver that is recorded from its start."""
+    found, notes = lives.replay(session, "driver", TOPICS, _make)
+    return lives.outcome(found.values(), TOPICS, notes)
 
 
 def _make(life: Life, memory: Memory) -> RecordedCore:
@@ -103,6 +82,6 @@ def _make(life: Life, memory: Memory) -> RecordedCore:
         spec = RobotSpec.from_description(life.setting("spec", dict))
     except ConfigError as error:
         raise SessionError(f"start of {life}: {error}") from None
-    body: Any = _ReplayedRecordedBody(ReplayedBody(spec, life.recorded))
+    body: Any = RecordedBody(ReplayedBody(spec, life.recorded))
     core = driver_core.make(body, life.config, life.name, life.incarnation, learner=life.setting("learner", bool))
     return RecordedCore(core, life, body.observe)

@@ -11,12 +11,10 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-import safetensors.numpy
 from msgspec.structs import replace
-from safetensors import SafetensorError
 
 from td3_robot.bundle import Bundle
 from td3_robot.config.learner import LearnerConfig
@@ -28,48 +26,22 @@ from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.engine import selection
 from td3_robot.learner.factory import make_core
 from td3_robot.learner.scheduling.free import FreeRunning
-from td3_robot.messages import (
-    Float32,
-    Hello,
-    Map,
-    Message,
-    Shape,
-    SimulatorState,
-    Start,
-    Status,
-    Step,
-    Throttle,
-    Weights,
-    wire_fields,
-)
+from td3_robot.messages import Hello, Map, Message, SimulatorState, Start, Status, Step, Throttle, Weights
 from td3_robot.recording.boundary import RecordedCore
 from td3_robot.recording.entries import METRICS, Attachment, Entry
 from td3_robot.recording.reader import Session
 from td3_robot.replay import lives, machines
 from td3_robot.replay.lives import Key, Life, Memory
 from td3_robot.replay.outcome import Outcome, Replayed
+from td3_robot.replay.transitions import Transition, add_transitions
 
 TOPICS = (Weights.NAME, Throttle.NAME, SimulatorState.NAME)
 """The topics that replay compares if it can repeat the learner's computations."""
-REFERENCE = "reference/transitions.safetensors"
-"""The attachment with the expected transitions."""
 _COUNTED = ("begun", "transitions", "gaps", "missed", "cut")
 _NEVER = 2**40  # environment steps: beyond any recording
 _PACKAGES = ("numpy", "torch")
 _TIMED = ("wall_s", "steps_per_s", "updates_per_s")
 _CONTINUED = "it continued from a checkpoint or a replay file, which the recording does not contain"
-
-
-class Transition(Message, frozen=True):
-    """A row of the replay buffer. Replay compares it like a message. No node sends it."""
-
-    NAME: ClassVar[str] = "transition"
-
-    observation: Annotated[Float32, Shape("O")]
-    action: Annotated[Float32, Shape("A")]
-    reward: Annotated[Float32, Shape("1")]
-    discount: Annotated[Float32, Shape("1")]
-    next_observation: Annotated[Float32, Shape("O")]
 
 
 class Losses(Message, frozen=True):
@@ -81,29 +53,51 @@ class Losses(Message, frozen=True):
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every learner of a session.
-
-    Raises:
-        SessionError: the recording or its reference is damaged, or the recording has no configuration.
-    """
+    """Replay every learner of a session."""
     recording = _Recording(session)
     if not recording.steps:
         return Outcome(notes=["the recording has no Steps"] if recording.learners else [])
-    found, notes = lives.complete(session, "learner")
-    outcome = Outcome(notes=notes)
-    learners = sorted(recording.learners | found.keys())
-    alone = len(learners) == 1
-    driven = _replay_learners(session, found, recording, alone, outcome)
-    for key in learners:
-        _compare_counters(recording, key, found.get(key), driven.get(key), alone, outcome)
-    if alone and driven:
-        got = next(iter(driven.values())).rows()
+    learners: dict[Key, _Learner] = {}
+
+    def make(life: Life, memory: Memory) -> RecordedCore:
+        del memory
+        life.packages = _PACKAGES
+        selection.use_threads(life.config.learner)
+        learner = _Learner(life, recording.rows, _not_learned(session, life))
+        learners[life.name, life.incarnation] = learner
+        return RecordedCore(learner, life)
+
+    found, notes = lives.replay(session, "learner", TOPICS, make)
+    if session.left_out:
+        computed = (message for life in found.values() for message, _ in life.replayed[Weights.NAME])
+        session.policies |= {weights.sha256: weights.payload for weights in computed if isinstance(weights, Weights)}
+    every = sorted(recording.learners | found.keys())
+    alone = len(every) == 1
+    for learner in learners.values():
+        learner.find_other_compilation()
+        if learner.problem:
+            of = "" if alone else f" of {learner.life}"
+            notes.append(f"weights, Throttles and losses{of}: {learner.problem}")
+    problems = {learner.life for learner in learners.values() if learner.problem}
+    outcome = lives.outcome([life for life in found.values() if life not in problems], TOPICS)
+    outcome.parts = [_as_recorded(part) for part in outcome.parts]
+    outcome.turns = sum(life.turns for life in found.values())
+    outcome.notes = [*notes, *(note for life in found.values() for note in life.notes())]
+    if len(recording.learners) > 1:
+        outcome.notes.append(f"loss statistics: {len(recording.learners)} learner processes made them")
+    for learner in learners.values():
+        if alone and not learner.problem and not learner.life.stopped:
+            _compare_losses(session, learner, outcome)
+    for key in every:
+        _compare_counters(recording, key, found.get(key), learners.get(key), alone, outcome)
+    if alone and learners:
+        [learner] = learners.values()
     elif missing := recording.unknown():
-        outcome.notes.append(f"transitions: the recording has no Hello of {missing}, so the robot is unknown")
+        outcome.notes.append(f"transitions: {missing}")
         return outcome
     else:
-        got = recording.rebuilt.rows()
-    outcome.parts.append(_compare_transitions(session, got, bool(learners), outcome))
+        learner = recording.rebuilt
+    add_transitions(outcome, session, learner.rows(), _PACKAGES, learned=bool(every))
     return outcome
 
 
@@ -132,13 +126,12 @@ class _Recording:
             elif isinstance(message, Status):
                 statuses.append((entry, message))
             else:
-                self.learners.add((entry.publisher, entry.incarnation))
+                self.learners.add(entry.node)
         self._sources = {step.source for _, step in self.steps}
         self._undelivered = any(s.counters.get("undelivered") for e, s in statuses if e.publisher in self._sources)
         for entry, status in statuses:
-            key = entry.publisher, entry.incarnation
-            if key in self.learners and status.counters.get("steps"):
-                self.statuses[key] = entry, status
+            if entry.node in self.learners and status.counters.get("steps"):
+                self.statuses[entry.node] = entry, status
 
     @property
     def rows(self) -> int:
@@ -146,13 +139,14 @@ class _Recording:
         return sum(len(step.phase) for _, step in self.steps)
 
     def unknown(self) -> str:
-        """The names of the sources without a recorded Hello; empty if all have one."""
-        return ", ".join(sorted(self._sources - self.hellos.keys()))
+        """A text that names the sources without a recorded Hello; empty if there are none."""
+        missing = ", ".join(sorted(self._sources - self.hellos.keys()))
+        return f"the recording has no Hello of {missing}, so the robot is unknown" if missing else ""
 
     def not_counted(self) -> str | None:
         """The reason why rebuilt turns cannot reproduce the counters of a learner; None if they can."""
         if missing := self.unknown():
-            return f"the recording has no Hello of {missing}, so the robot is unknown"
+            return missing
         if len(self._sources) != 1:
             return "the recording does not show in which order it received the Steps of several sources"
         if self._undelivered:
@@ -169,16 +163,15 @@ class _Recording:
     def rebuilt(self) -> _Learner:
         """A learner with one rebuilt turn for each recorded Step, in recorded order. It needs all Hellos."""
         life = Life("learner", 0, Start("learner", self.config.to_yaml(), {}))
-        learner = _Learner(life, self.rows, None)
-        core = RecordedCore(learner, life)
+        learner = _Learner(life, self.rows, "its turns are rebuilt")
         peers = {name: Peer("learner", name.encode(), hello, {}) for name, hello in self.hellos.items()}
         joined: dict[str, int] = {}
         for _, step in self.steps:
             peer = peers[step.source]
             if joined.get(step.source) != step.incarnation:
                 joined[step.source] = step.incarnation
-                life.drive(core, [(peer, peer.hello)], 0.0)
-            life.drive(core, [(peer, step)], 0.0)
+                learner.step([(peer, peer.hello)], 0.0)
+            learner.step([(peer, step)], 0.0)
         return learner
 
 
@@ -189,31 +182,35 @@ class _Learner:
 
     Args:
         rows: upper bound of the number of transitions.
-        learning: the core that learns; None if replay cannot repeat its computations.
+        problem: the reason why replay cannot repeat the learner's computations; empty if it can.
 
     Attributes:
+        core: the core that learns; None if there is a problem.
         counted: maps a number of received Steps to the counters that the storing core had then.
     """
 
-    def __init__(self, life: Life, rows: int, learning: LearnerCore | None) -> None:
-        self.learning = learning
+    def __init__(self, life: Life, rows: int, problem: str) -> None:
+        self.life, self.problem = life, problem
+        self.core: LearnerCore | None = None
         self.counted: dict[int, dict[str, int]] = {}
-        self._life = life
+        if not problem:
+            self.core = make_core(life.config, provenance=life.setting("provenance", dict))
+            if isinstance(self.core.scheduler, FreeRunning):
+                self.core.scheduler.equal_shares = "equal_shares" in life.start.settings
+            self.core.scheduler.keep_snapshots()
         self._storing = _storing(life.config, rows)
-        if learning:
-            learning.scheduler.keep_snapshots()
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         self._storing.step(inputs, now)
         counts = self._storing.counts()
         self.counted[counts.get("steps", 0)] = {name: counts[name] for name in ("steps", *_COUNTED) if name in counts}
-        if self.learning is None:
+        if self.core is None:
             return []
-        scheduler = self.learning.scheduler
+        scheduler = self.core.scheduler
         # The learner's saver, not its core, decides when to take a snapshot. The recorded Throttles show the decision.
-        if any(throttle.save for throttle in self._life.recorded_in_turn(Throttle)):
+        if any(throttle.save for throttle in self.life.recorded_in_turn(Throttle)):
             scheduler.request_snapshot()
-        outputs = self.learning.step(inputs, now)
+        outputs = self.core.step(inputs, now)
         if scheduler.must_roll_back:
             raise SessionError(
                 "a simulator was lost, and the recording does not contain the checkpoint to which the run returned"
@@ -228,9 +225,25 @@ class _Learner:
         if spec is None:
             return []
         edges = np.cumsum([spec.observation_size, spec.action_size, 1, 1])
-        return [
-            Transition(*np.split(row, edges)) for row in self._storing.training.parts()["replay"].state()[0]["rows"]
-        ]
+        rows = self._storing.training.parts()["replay"].state()[0]["rows"]
+        return [Transition(*np.split(row, edges)) for row in rows]
+
+    def find_other_compilation(self) -> None:
+        """Set ``problem`` if only the recorded or only the replayed updates were compiled. Then their bits differ."""
+        recorded = (message for _, message, _ in self.life.recorded[Weights.NAME])
+        weights = [message for message in recorded if isinstance(message, Weights) and message.payload]
+        if self.core is None or self.core.spec is None or not weights:
+            return
+        now = self.core.training.algorithm.compiled
+        try:  # check first and last weights: if a compiled update fails, the learner continues without compilation
+            then = [Bundle.decode(weights[at].payload).provenance.get("compiled", now) for at in (0, -1)]
+        except BundleError:
+            return  # the comparison of Weights reports the damage
+        if then != [now, now]:
+            self.problem = (
+                f"its {'first or last ' * (now in then)}updates were {'not ' * now}compiled; replay's updates are"
+                f"{' not' * (not now)} compiled"
+            )
 
 
 def _storing(config: Config, rows: int) -> LearnerCore:
@@ -251,43 +264,20 @@ def _storing(config: Config, rows: int) -> LearnerCore:
     return make_core(replace(config, timing="free", total_steps=_NEVER, learner=learner, network=network))
 
 
-def _replay_learners(
-    session: Session, found: dict[Key, Life], recording: _Recording, alone: bool, outcome: Outcome
-) -> dict[Key, _Learner]:
-    """Replay the learners of these lives, and add their messages to the outcome. Returns the replayed learners."""
-    problems = {key: why for key, life in found.items() if (why := _not_learned(session, life))}
-    driven: dict[Key, _Learner] = {}
-
-    def make(life: Life, memory: Memory) -> RecordedCore:
-        del memory
-        config, key = life.config, (life.name, life.incarnation)
-        selection.use_threads(config.learner)
-        core = None if key in problems else make_core(config, provenance=life.setting("provenance", dict))
-        if core and isinstance(core.scheduler, FreeRunning):
-            core.scheduler.equal_shares = "equal_shares" in life.start.settings
-        driven[key] = _Learner(life, recording.rows, core)
-        return RecordedCore(driven[key], life)
-
-    lives.replay_lives(session, found, TOPICS, make)
-    if session.left_out:
-        computed = (message for life in found.values() for message, _ in life.replayed.get(Weights.NAME, []))
-        session.policies |= {weights.sha256: weights.payload for weights in computed if isinstance(weights, Weights)}
-    for key, learner in driven.items():
-        if why := _compiled_otherwise(found[key], learner.learning):
-            problems[key] = why
-    for key, why in problems.items():
-        outcome.notes.append(f"weights, Throttles and losses{'' if alone else f' of {found[key]}'}: {why}")
-    learning = {key: life for key, life in found.items() if key not in problems}
-    outcome.turns = sum(life.turns for life in found.values())
-    outcome.notes += [note for life in found.values() for note in life.notes()]
-    outcome.parts += map(_as_recorded, lives.outcome(learning.values(), TOPICS, _PACKAGES).parts)
-    if len(recording.learners) > 1:
-        outcome.notes.append(f"loss statistics: {len(recording.learners)} learner processes made them")
-    for key, life in learning.items():
-        core = driven[key].learning if key in driven else None
-        if core and alone and not life.stopped:
-            outcome.parts += _compare_losses(session, core, outcome)
-    return driven
+def _not_learned(session: Session, life: Life) -> str:
+    """The reason why replay cannot repeat the learner's computations; empty if it can."""
+    learner = life.config.learner
+    if not life.setting("new", bool):
+        return _CONTINUED
+    if learner.recordings:
+        return "it began with transitions of other recordings"
+    if learner.start_from:
+        return "it began with the actor of another policy"
+    if compute.device(learner.device).type != "cpu":
+        return "they were computed on a GPU"
+    if other := machines.difference(session.metadata, _PACKAGES):
+        return f"they are equal only on the same kind of machine: {other}"
+    return ""
 
 
 def _as_recorded(part: Replayed) -> Replayed:
@@ -303,43 +293,8 @@ def _as_recorded(part: Replayed) -> Replayed:
     return dataclasses.replace(part, got=got, where=where)
 
 
-def _not_learned(session: Session, life: Life) -> str | None:
-    """The reason why replay cannot repeat the learner's computations; None if it can."""
-    learner = life.config.learner
-    if not life.setting("new", bool):
-        return _CONTINUED
-    if learner.recordings:
-        return "it began with transitions of other recordings"
-    if learner.start_from:
-        return "it began with the actor of another policy"
-    if compute.device(learner.device).type != "cpu":
-        return "they were computed on a GPU"
-    if other := machines.difference(session.metadata, _PACKAGES):
-        return f"they are equal only on the same kind of machine: {other}"
-    return None
-
-
-def _compiled_otherwise(life: Life, core: LearnerCore | None) -> str | None:
-    """The reason why the learner's results cannot have the same bits; None if they can."""
-    recorded = (message for _, message, _ in life.recorded.get(Weights.NAME, []))
-    weights = [message for message in recorded if isinstance(message, Weights) and message.payload]
-    if core is None or core.spec is None or not weights:
-        return None
-    now = core.training.algorithm.compiled
-    try:  # check first and last weights: if a compiled update fails, the learner continues without compilation
-        then = [Bundle.decode(weights[at].payload).provenance.get("compiled", now) for at in (0, -1)]
-    except BundleError:
-        return None  # the comparison of Weights reports the damage
-    if then == [now, now]:
-        return None
-    return (
-        f"its {'first or last ' * (now in then)}updates were {'not ' * now}compiled; replay's updates are"
-        f"{' not' * (not now)} compiled"
-    )
-
-
 def _compare_counters(
-    recording: _Recording, key: Key, life: Life | None, driven: _Learner | None, alone: bool, outcome: Outcome
+    recording: _Recording, key: Key, life: Life | None, learner: _Learner | None, alone: bool, outcome: Outcome
 ) -> None:
     """Compare the counters of a learner's last Status. If this is impossible, note the reason."""
     what = "the learner's counters" if alone else f"counters of {key[0]} ({key[1]})"
@@ -349,8 +304,8 @@ def _compare_counters(
         why: str | None = "the recording has no Status of this learner that counts Steps"
     elif life and not life.setting("new", bool):
         why = _CONTINUED
-    elif life and driven:
-        why, counted = "its last Status came after the last replayed turn" if life.stopped else None, driven.counted
+    elif life and learner:
+        why, counted = "its last Status came after the last replayed turn" if life.stopped else None, learner.counted
     elif not alone:
         why = "its beginning is not recorded"
     elif not (why := recording.not_counted()):
@@ -364,21 +319,22 @@ def _compare_counters(
     outcome.parts.append(Replayed(Status.NAME, _PACKAGES, [(entry, recorded)], [replayed]))
 
 
-def _compare_losses(session: Session, core: LearnerCore, outcome: Outcome) -> list[Replayed]:
+def _compare_losses(session: Session, learner: _Learner, outcome: Outcome) -> None:
+    assert learner.core
     attached = session.attachments.get(METRICS)
     if attached is None:
         outcome.notes.append(f"loss statistics: the recording has no {METRICS}, which a run adds at its end")
-        return []
+        return
     try:
         old = _losses([json.loads(line) for line in attached.data.decode().splitlines()])
     except (ValueError, KeyError, TypeError) as error:
         raise SessionError(f"{session.paths[0]}: {METRICS} is damaged ({type(error).__name__}: {error})") from None
-    records = core.reports.take()
+    records = learner.core.reports.take()
     new = _losses(records)
     lines = "".join(json.dumps(record) + "\n" for record in records if record["kind"] == "train").encode()
     same = [item.figures for item in old] == [item.figures for item in new]
     reference = attached if same else Attachment(METRICS, "application/jsonl", lines)
-    return [Replayed(Losses.NAME, _PACKAGES, [(None, item) for item in old], new, reference)]
+    outcome.parts.append(Replayed(Losses.NAME, _PACKAGES, [(None, item) for item in old], new, reference))
 
 
 def _losses(records: Sequence[Mapping[str, Any]]) -> list[Losses]:
@@ -388,31 +344,3 @@ def _losses(records: Sequence[Mapping[str, Any]]) -> list[Losses]:
         for record in records
         if record["kind"] == "train"
     ]
-
-
-def _compare_transitions(session: Session, got: list[Transition], learned: bool, outcome: Outcome) -> Replayed:
-    """Compare transitions with the reference. Without a reference, only make one."""
-    expected = _reference(session)
-    if expected is None:
-        what = "no reference" if learned else "no learner and no reference"
-        outcome.notes.append(f"transitions: the recording has {what} to compare with; replay --update adds one")
-    rows = [(None, item) for item in expected or []]
-    return Replayed(Transition.NAME, _PACKAGES, rows, got if rows else [], _attachment(got))
-
-
-def _attachment(transitions: list[Transition]) -> Attachment:
-    names = list(wire_fields(Transition))
-    columns = {name: np.stack([getattr(item, name) for item in transitions]) for name in names if transitions}
-    return Attachment(REFERENCE, "application/x-safetensors", safetensors.numpy.save(columns))
-
-
-def _reference(session: Session) -> list[Transition] | None:
-    attached = session.attachments.get(REFERENCE)
-    if attached is None:
-        return None
-    try:
-        columns = safetensors.numpy.load(attached.data)
-        arrays = [columns[name] for name in wire_fields(Transition)] if columns else []
-        return [Transition(*row) for row in zip(*arrays, strict=True)]
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise SessionError(f"{session.paths[0]}: {REFERENCE} is damaged ({type(error).__name__}: {error})") from None

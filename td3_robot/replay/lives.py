@@ -8,8 +8,8 @@ first missing turn, because the later state of the core is unknown. The module o
 from __future__ import annotations
 
 import traceback
-from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Input, Origin, Peer
 from td3_robot.errors import ConfigError, ProtocolError, SessionError, Td3RobotError
-from td3_robot.messages import Hello, Message, Start, Step, Turn, Weights
+from td3_robot.messages import Bye, Hello, Message, Start, Step, Turn, Weights
 from td3_robot.recording.boundary import RecordedCore
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
@@ -31,12 +31,10 @@ from td3_robot.transport.tap import Deduplicator
 
 _MEMORY = 256_000_000  # maximum size in bytes of the messages to keep, because later Turns may name them
 _OVERHEAD = 2000  # bytes that a message needs in memory in addition to its payload
-_LATER = ("told", "latches")
-"""Topics that older recordings lack. ``offers`` in a Start lists the topics that the node records."""
+_LATER = ("told", "latches")  # topics that older recordings lack; ``offers`` in a Start lists a node's topics
 
 Sent = TypeVar("Sent", bound=Message)
-Key = tuple[str, int]
-"""Name and incarnation of a node."""
+Key = tuple[str, int]  # name and incarnation of a node
 
 
 class Memory:
@@ -56,11 +54,9 @@ class Memory:
         while self._size > _MEMORY:
             self._size -= self._held.popitem(last=False)[1][1]
 
-    def __getitem__(self, name: turns.Name) -> Message:
-        return self._held[name][0]
-
-    def __contains__(self, name: turns.Name) -> bool:
-        return name in self._held
+    def get(self, name: turns.Name) -> Message | None:
+        held = self._held.get(name)
+        return held[0] if held else None
 
 
 class Life:
@@ -68,7 +64,8 @@ class Life:
 
     Attributes:
         name, incarnation: name and incarnation of the node.
-        start: the recorded Start, which says how to make the core.
+        start: the recorded Start.
+        packages: numbers must have the same bits only if the versions of these packages are the same.
         recorded: recorded messages by topic, each with the number of turns that had begun before it.
         replayed: replayed messages by topic, each with the number of its turn.
         where: for each message, by its ``id``: the newest Step that the core had received by then, as text.
@@ -79,8 +76,9 @@ class Life:
 
     def __init__(self, name: str, incarnation: int, start: Start) -> None:
         self.name, self.incarnation, self.start = name, incarnation, start
-        self.recorded: dict[str, list[tuple[Entry, Message, int]]] = {}
-        self.replayed: dict[str, list[tuple[Message, int]]] = {}
+        self.packages: tuple[str, ...] = ("numpy",)
+        self.recorded: defaultdict[str, list[tuple[Entry, Message, int]]] = defaultdict(list)
+        self.replayed: defaultdict[str, list[tuple[Message, int]]] = defaultdict(list)
         self.where: dict[int, str] = {}
         self.turns = 0
         self.stopped = ""
@@ -98,22 +96,14 @@ class Life:
 
     @property
     def config(self) -> Config:
-        """The node's own configuration.
-
-        Raises:
-            SessionError: this version does not understand the configuration.
-        """
+        """The node's own configuration. Raises a SessionError if this version does not understand it."""
         try:
             return configuration.parse(yaml.safe_load(self.start.config), source=f"configuration of {self}")
         except (yaml.YAMLError, ValueError, RecursionError, ConfigError) as error:
             raise SessionError(f"configuration of {self}: {' '.join(str(error).split())}") from None
 
     def setting(self, name: str, kind: type) -> Any:
-        """A value of the Start's settings.
-
-        Raises:
-            SessionError: the value is missing, or has another type than ``kind``.
-        """
+        """A value of the Start's settings. Raises a SessionError if it is missing, or not of type ``kind``."""
         value = self.start.settings.get(name)
         if type(value) is not kind:
             raise SessionError(f"start of {self}: {name} is {value!r}; needed is {kind.__name__}")
@@ -125,7 +115,7 @@ class Life:
             if isinstance(message, Step):
                 self._read = f"Step {message.sequence}"
             self.where[id(message)] = self._read
-            self.recorded.setdefault(entry.topic, []).append((entry, message, self._begun))
+            self.recorded[entry.topic].append((entry, message, self._begun))
             return
         if entry.sequence != self._next_turn and self._lost is None:
             self._lost = self._begun
@@ -138,7 +128,7 @@ class Life:
 
     def recorded_in_turn(self, kind: type[Sent]) -> Iterator[Sent]:
         """The recorded messages of this kind in the current turn."""
-        for _, message, begun in reversed(self.recorded.get(kind.NAME, [])):
+        for _, message, begun in reversed(self.recorded[kind.NAME]):
             if begun < self.turns:
                 return
             if begun == self.turns and isinstance(message, kind):
@@ -150,30 +140,27 @@ class Life:
         A turn is complete when the next turn begins, or at the ``end`` of the recording.
         """
         while self._waiting and (end or len(self._waiting) > 1):
-            if missing := self._missing(memory):
+            missing = self._missing(memory)
+            if not missing and self._core is None:
+                self._core = self._made(memory, make)
+                missing = "" if self._core else "its first policy"
+            if missing:
                 self.stopped = self.stopped or (f"{missing} is not recorded" if end else "")
                 return
-            self._core = self._core or self._made(memory, make)
-            if self._core is None:
-                self.stopped = self.stopped or ("its first policy is not recorded" if end else "")
-                return
+            assert self._core
             turn = self._waiting.popleft()
             self.turns += 1
             try:
                 self._now = _place(turn) or self._now
                 inputs = [self._input(origin, topic, fields, memory) for origin, topic, fields in turn.inputs]
-                self.drive(self._core, inputs, turn.now)
+                for to, message in self._core.step(inputs, turn.now):
+                    self.send(to, message)
             except Exception as error:
                 last = end and not self._waiting  # in its last turn, a core may end its node with an error
                 if not (isinstance(error, SessionError) or (last and isinstance(error, Td3RobotError))):
                     raise _failed(f"turn {self.turns} of {self}", error) from error
                 self.stopped = str(error)
                 self._waiting.clear()
-
-    def drive(self, core: RecordedCore, inputs: Sequence[Input], now: float) -> None:
-        """Run one turn of a core at ``now`` (s), and collect its messages."""
-        for to, message in core.step(inputs, now):
-            self.send(to, message)
 
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
         """Collect the inputs that the receiving node must record."""
@@ -182,13 +169,13 @@ class Life:
             self.send(RECORDER, message)
 
     def send(self, to: Origin, message: Message) -> bool:
-        """Collect a message of the core or its ``RecordedCore``."""
+        """Collect a message of the core or of its ``RecordedCore``."""
         del to
         if self._deduplicator.is_new(message):
             if isinstance(message, Step):
                 self._now = f"Step {message.sequence}"
             self.where[id(message)] = self._now
-            self.replayed.setdefault(message.NAME, []).append((message, self.turns))
+            self.replayed[message.NAME].append((message, self.turns))
         return True
 
     def _made(self, memory: Memory, make: Make) -> RecordedCore | None:
@@ -203,34 +190,40 @@ class Life:
         """The first input of the next turn that is not in memory, as text; empty if all inputs are in memory."""
         for _, topic, fields in self._waiting[0].inputs:
             name = turns.named_in(topic, fields)
-            if name and name not in memory and "wire" not in fields:
+            if name and "wire" not in fields and memory.get(name) is None:
                 return f"{topic} {' '.join(str(part)[:40] for part in name[1:])}"
         return ""
 
     def _input(self, origin: str, topic: str, fields: dict[str, Any], memory: Memory) -> Input:
         try:
-            message = _message(topic, fields, memory)
+            name = turns.named_in(topic, fields)
+            if name is None:
+                message: Message | None = codec.decode(topic, msgspec.msgpack.encode(fields))
+            else:
+                message = memory.get(name) or turns.repeated_in(topic, fields)
+            assert message, "replay stops before a turn with a missing input"
             if turns.is_peer(origin) and isinstance(message, Hello):
                 self._peers[origin] = Peer("", bytes.fromhex(origin[1:]), message, {})
             return self._peers[origin] if turns.is_peer(origin) else origin, message
         except (ProtocolError, KeyError, ValueError) as error:
             raise SessionError(f"turn {self.turns} of {self}: {topic} from {origin}: {error}") from None
 
-    def compared(self, topic: str, packages: tuple[str, ...]) -> Replayed:
+    def compared(self, topic: str) -> Replayed:
         """Recorded and replayed messages of one topic, without messages that the recording cannot contain."""
-        sequences = {entry.sequence for entry, _, _ in self.recorded.get(topic, [])}
+        sequences = {entry.sequence for entry, _, _ in self.recorded[topic]}
         last = max(sequences, default=-1)
         complete = self.left and self._lost is None
-        got = []
-        for number, (message, turn) in enumerate(self.replayed.get(topic, [])):
-            # If the recording ends within a turn, it lacks the last messages of this turn.
-            if number in sequences or (number > last and (turn < self.turns or complete)):
-                got.append(message)
+        # If the recording ends within a turn, it lacks the last messages of this turn.
+        got = [
+            message
+            for number, (message, turn) in enumerate(self.replayed[topic])
+            if number in sequences or (number > last and (turn < self.turns or complete))
+        ]
         offers = self.start.settings.get("offers")
-        offered = topic not in _LATER or topic in self.recorded or (isinstance(offers, list) and topic in offers)
+        older = topic in _LATER and not sequences and not (isinstance(offers, list) and topic in offers)
         stream = f"{self.name}/{self.incarnation}"
         return Replayed(
-            topic, packages, self._comparable(topic), got, stream=stream, where=self.where, older=not offered
+            topic, self.packages, self._comparable(topic), got, stream=stream, where=self.where, older=older
         )
 
     def last(self, topic: str) -> int:
@@ -238,40 +231,25 @@ class Life:
         return max((entry.sequence for entry, _ in self._comparable(topic)), default=-1)
 
     def notes(self) -> list[str]:
-        """A list with a text about the turns that replay does not compare; empty if replay compares all turns."""
-        if not self.stopped:
-            return []
+        """A text about the turns that replay does not compare; no text if replay compares all turns."""
         after = self._begun - self.turns
         left = f"{after} turns" if after else "later messages"
-        return [f"{self} after turn {self.turns}, {left}: {self.stopped}"]
+        return [f"{self} after turn {self.turns}, {left}: {self.stopped}"] if self.stopped else []
 
     def _comparable(self, topic: str) -> list[tuple[Entry, Message]]:
         """The recorded messages of the replayed turns."""
         # The outputs of a lost turn look like outputs of the previous turn. Only the first ``known`` outputs belong to
         # the previous turn.
-        known = len(self.replayed.get(topic, []))
+        known = len(self.replayed[topic])
         return [
             (entry, message)
-            for entry, message, begun in self.recorded.get(topic, [])
+            for entry, message, begun in self.recorded[topic]
             if begun <= self.turns and (begun != self._lost or entry.sequence < known)
         ]
 
 
 Make = Callable[[Life, Memory], RecordedCore | None]
 """Makes the core of a life. Returns None if replay has not yet read the core's first policy from the recording."""
-
-
-def _message(topic: str, fields: dict[str, Any], memory: Memory) -> Message:
-    """The message of an input. The Turn names it or contains it."""
-    name = turns.named_in(topic, fields)
-    if name is None:
-        return codec.decode(topic, msgspec.msgpack.encode(fields))
-    if name in memory:
-        return memory[name]
-    repeated = turns.repeated_in(topic, fields)
-    if repeated is None:
-        raise ValueError(f"the Turn names {name}, which is not recorded")
-    return repeated
 
 
 def _failed(what: str, error: Exception) -> SessionError:
@@ -287,62 +265,43 @@ def _place(turn: Turn) -> str:
     return f"Step {steps[-1][2]} of {steps[-1][0]}" if steps and len(steps[-1]) == 4 else ""
 
 
-def complete(session: Session, role: str) -> tuple[dict[Key, Life], list[str]]:
-    """The lives of this role that are recorded from their first turn, and notes about the other lives."""
+def replay(session: Session, role: str, topics: Collection[str], make: Make) -> tuple[dict[Key, Life], list[str]]:
+    """Replay all lives of a role that are recorded from their first turn, side by side.
+
+    Returns:
+        These lives, and notes about the other lives.
+
+    Raises:
+        SessionError: the recording is damaged, or a core fails on its inputs.
+    """
     lives: dict[Key, Life] = {}
     notes: list[str] = []
     for key, entry in session.starts.items():
         start = session.decode(entry)
-        if not isinstance(start, Start) or start.role != role:
-            continue
-        life, first = Life(*key, start), session.turns.get(key)
-        if first is None:
-            notes.append(f"states of {life}: it had no turn")
-        elif first:
-            notes.append(f"states of {life}: its turns before {first} are missing")
-        else:
-            lives[key] = life
+        if isinstance(start, Start) and start.role == role:
+            life, first = Life(*key, start), session.turns.get(key)
+            if first == 0:
+                lives[key] = life
+            else:
+                why = "it had no turn" if first is None else f"its turns before {first} are missing"
+                notes.append(f"states of {life}: {why}")
+    memory = Memory()
+    for entry, message in session.messages({Turn.NAME, Bye.NAME, *turns.NAMED, *topics}) if lives else ():
+        memory.keep(message, len(entry.payload))
+        sender = lives.get(entry.node)
+        if sender and isinstance(message, Bye):
+            sender.left = True
+        elif sender and (entry.topic in topics or entry.topic == Turn.NAME):
+            sender.add(entry, message)
+        for life in lives.values():
+            life.replay(memory, make)
+    for life in lives.values():
+        life.replay(memory, make, end=True)
     return lives, notes
 
 
-def replay_lives(session: Session, lives: dict[Key, Life], topics: Collection[str], make: Make) -> None:
-    """Read the recording once, and replay all these lives side by side.
-
-    Raises:
-        SessionError: the recording is damaged, or a core fails on its inputs.
-    """
-    if not lives:
-        return
-    memory = Memory()
-    for entry, message in session.messages({Turn.NAME, "bye", *turns.NAMED, *topics}):
-        memory.keep(message, len(entry.payload))
-        life = lives.get((entry.publisher, entry.incarnation))
-        if life and entry.topic == "bye":
-            life.left = True
-        elif life and (entry.topic in topics or entry.topic == Turn.NAME):
-            life.add(entry, message)
-        for each in lives.values():
-            each.replay(memory, make)
-    for life in lives.values():
-        life.replay(memory, make, end=True)
-
-
-def outcome(lives: Collection[Life], topics: Sequence[str], packages: tuple[str, ...]) -> Outcome:
-    """All comparisons of these lives, topic by topic."""
-    parts = [life.compared(topic, packages) for topic in topics for life in lives]
-    return Outcome(parts, sum(life.turns for life in lives), [note for life in lives for note in life.notes()])
-
-
-def replay(
-    session: Session, role: str, topics: Sequence[str], packages: tuple[str, ...], make: Make
-) -> tuple[dict[Key, Life], Outcome]:
-    """Replay all lives of a role that are recorded from their first turn. Returns these lives and their outcome.
-
-    Raises:
-        SessionError: the recording is damaged, or a core fails on its inputs.
-    """
-    found, notes = complete(session, role)
-    replay_lives(session, found, topics, make)
-    result = outcome(found.values(), topics, packages)
-    result.notes += notes
-    return found, result
+def outcome(lives: Collection[Life], topics: Sequence[str], notes: Iterable[str] = ()) -> Outcome:
+    """The outcome of these lives. Its notes end with ``notes``."""
+    parts = [life.compared(topic) for topic in topics for life in lives]
+    own_notes = [note for life in lives for note in life.notes()]
+    return Outcome(parts, sum(life.turns for life in lives), [*own_notes, *notes])

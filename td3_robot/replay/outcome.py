@@ -44,7 +44,6 @@ class Outcome:
         parts: recorded and replayed messages, by topic and stream.
         turns: number of replayed turns.
         notes: texts about messages that replay did not compare, with the reasons.
-        core: name of the core.
         comparisons: a comparison for each topic, with a text that says whether numbers had a tolerance, and why.
         recorded_s: time from the first to the last compared message, in seconds of the recording.
         taken_s: duration of the replay in seconds.

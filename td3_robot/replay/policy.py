@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+import functools
+from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 
 from td3_robot.bundle import Bundle
-from td3_robot.config.schema import Config
-from td3_robot.core_types import Input, Output, Peer
+from td3_robot.core_types import Peer
 from td3_robot.errors import SessionError
 from td3_robot.messages import (
     NO_NOISE,
@@ -36,28 +36,26 @@ from td3_robot.replay.lives import Key, Life, Memory
 from td3_robot.replay.outcome import Outcome, Replayed
 from td3_robot.safety import state as safety_state
 from td3_robot.safety.limits import SafetyConfig
-from td3_robot.safety.state import SafetyState
 from td3_robot.transport import link as handshake
 
 TOPICS = (Action.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Teleop.NAME, Latches.NAME)
 """The compared topics: all messages of a policy server, what operators sent to it, and its safety state."""
-_PACKAGES = ("numpy",)
 _CORES = 8  # maximum number of cores in memory, one for each weights version
+_NO_STEPS = "Actions: their Steps are not recorded"
+_NO_WEIGHTS = "Actions: their weights are not recorded"
+_SAFE = "safe actions: their times depend on states and deadlines"
+_OPERATED = "Actions of operators: their times depend on deadlines"
+_LEFT = (_NO_STEPS, _NO_WEIGHTS, _SAFE, _OPERATED)  # Actions that replay cannot rebuild
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every policy server of a session. If turns are lost, rebuild a turn from each recorded Action.
-
-    Raises:
-        SessionError: the recording is damaged, or has no configuration.
-    """
-    found, outcome = lives.replay(session, "policy", TOPICS, _PACKAGES, _make)
+    """Replay every policy server of a session. If turns are lost, rebuild a turn from each recorded Action."""
+    found, notes = lives.replay(session, "policy", TOPICS, _make)
+    outcome = lives.outcome(found.values(), TOPICS, notes)
     servers = {(name, incarnation) for name, incarnation, topic in session.counts if topic == Action.NAME}
     compared = {key: life.last(Action.NAME) for key, life in found.items() if life.stopped}
-    if after := dict.fromkeys(servers - found.keys(), -1) | compared:
-        rebuilt = _rebuild(session, after)
-        outcome.parts += rebuilt.parts
-        outcome.notes += rebuilt.notes
+    if after := dict.fromkeys(sorted(servers - found.keys()), -1) | compared:
+        _rebuild(session, after, outcome)
     elif not outcome.turns:
         outcome.notes.append("the recording has no Actions")
     return outcome
@@ -67,31 +65,27 @@ def _make(life: Life, memory: Memory) -> RecordedCore | None:
     exploring, frozen = (life.setting(name, bool) for name in ("exploring", "frozen"))
     weights = None
     if "version" in life.start.settings:
-        name = Weights.NAME, life.setting("version", int), life.setting("sha256", str)
-        if name not in memory:  # the caller reads more messages, and calls this function again
+        weights = memory.get((Weights.NAME, life.setting("version", int), life.setting("sha256", str)))
+        if weights is None:  # the caller reads more messages, and calls this function again
             return None
-        weights = memory[name]
     core = policy_core.make(life.config, life.name, exploring=exploring, frozen=frozen)
     if weights:
         assert isinstance(weights, Weights)
         core.load(weights.version, _bundle(weights))
     if "latches" in life.start.settings:
-        core.resume(_safety_state(life), life.setting("resumed", float))
+        try:
+            state = safety_state.read(life.setting("latches", dict))
+        except msgspec.ValidationError as error:
+            raise SessionError(f"start of {life}: latches: {error}") from None
+        core.resume(state, life.setting("resumed", float))
     return RecordedCore(core, life, PolicyObserver(core))
-
-
-def _safety_state(life: Life) -> SafetyState:
-    try:
-        return safety_state.read(life.setting("latches", dict))
-    except msgspec.ValidationError as error:
-        raise SessionError(f"start of {life}: latches: {error}") from None
 
 
 def _bundle(weights: Weights) -> Bundle:
     return Bundle.verified(weights.payload, weights.sha256, f"recorded weights version {weights.version}")
 
 
-def _rebuild(session: Session, after: Mapping[Key, int]) -> Outcome:
+def _rebuild(session: Session, after: Mapping[Key, int], outcome: Outcome) -> None:
     """Rebuild turns of these servers. ``after`` holds the sequence of each server's last compared Action."""
     rebuilt: dict[Key, _LostTurns] = {}
     for key in after:
@@ -100,16 +94,13 @@ def _rebuild(session: Session, after: Mapping[Key, int]) -> Outcome:
             start = Start("policy", session.config().to_yaml(), {})
         rebuilt[key] = _LostTurns(Life(*key, start))
     for entry, message in session.messages((Step.NAME, Weights.NAME, Action.NAME)):
-        key = entry.publisher, entry.incarnation
         if not isinstance(message, Action):
             for each in rebuilt.values():
                 each.add(entry, message)
-        elif key in rebuilt and entry.sequence > after[key]:
-            rebuilt[key].add(entry, message)
-    outcome = Outcome()
+        elif entry.node in rebuilt and entry.sequence > after[entry.node]:
+            rebuilt[entry.node].add(entry, message)
     for each in rebuilt.values():
         each.finish(outcome)
-    return outcome
 
 
 class _LostTurns:
@@ -120,14 +111,13 @@ class _LostTurns:
 
     def __init__(self, life: Life) -> None:
         self._life = life
-        self._policies = _Policies(life.config)
-        self._core = RecordedCore(self._policies, life)
-        self._safe = 0
-        self._operated = 0
-        self._unanswerable: Counter[str] = Counter()
+        self._config = life.config
+        self._core = functools.lru_cache(_CORES)(self._make_core)
+        self._left: Counter[str] = Counter()
         self._peers: dict[Key, Peer] = {}
         self._steps: dict[tuple[str, int, int], Step] = {}
         self._weights: dict[int, Weights] = {}
+        self._loaded: dict[int, Weights] = {}  # weights that a person loaded
         self._waiting: list[tuple[Entry, Action]] = []
 
     def add(self, entry: Entry, message: Message) -> None:
@@ -136,93 +126,63 @@ class _LostTurns:
             if not message.payload:  # the recording leaves this policy out
                 return
             self._weights[message.version] = message
-            if (entry.publisher, entry.incarnation) == (self._life.name, self._life.incarnation):
-                self._policies.loaded[message.version] = message  # the server recorded weights that a person loaded
+            if entry.node == (self._life.name, self._life.incarnation):  # a server records only what a person loaded
+                self._loaded[message.version] = message
         elif isinstance(message, Step):
             self._steps[message.source, message.incarnation, message.sequence] = message
         elif isinstance(message, Action) and message.operated:
-            self._operated += 1
+            self._left[_OPERATED] += 1
         elif isinstance(message, Action) and message.weights_version:
             self._waiting.append((entry, message))
         else:
-            self._safe += 1
+            self._left[_SAFE] += 1
         # The recorder reads several links, so a Step may be recorded after its Action.
         while self._waiting and not self._missing(self._waiting[0][1]):
-            self._drive(*self._waiting.pop(0))
+            self._rebuild(*self._waiting.pop(0))
 
     def finish(self, outcome: Outcome) -> None:
-        """Rebuild the remaining turns, and add all comparisons to the outcome."""
+        """Rebuild the remaining turns, and add the Actions to the outcome."""
         for entry, action in self._waiting:
             if missing := self._missing(action):
-                self._unanswerable[missing] += 1
+                self._left[missing] += 1
             else:
-                self._drive(entry, action)
-        expected = [(entry, message) for entry, message, _ in self._life.recorded.get(Action.NAME, [])]
-        if expected:
-            got = [message for message, _ in self._life.replayed.get(Action.NAME, [])]
-            outcome.parts.append(Replayed(Action.NAME, _PACKAGES, expected, got))
-        outcome.notes += [f"{n} Actions: their {what} are not recorded" for what, n in self._unanswerable.items()]
-        if self._safe:
-            outcome.notes.append(f"{self._safe} safe actions: their times depend on states and deadlines")
-        if self._operated:
-            outcome.notes.append(f"{self._operated} Actions of operators: their times depend on deadlines")
+                self._rebuild(entry, action)
+        if expected := [(entry, message) for entry, message, _ in self._life.recorded[Action.NAME]]:
+            got = [message for message, _ in self._life.replayed[Action.NAME]]
+            outcome.parts.append(Replayed(Action.NAME, self._life.packages, expected, got))
+        outcome.notes += [f"{self._left[what]} {what}" for what in _LEFT if what in self._left]
 
     def _missing(self, action: Action) -> str:
         if (action.source, action.incarnation, action.answers) not in self._steps:
-            return "Steps"
-        return "" if action.weights_version in self._weights else "weights"
+            return _NO_STEPS
+        return "" if action.weights_version in self._weights else _NO_WEIGHTS
 
-    def _drive(self, entry: Entry, action: Action) -> None:
+    def _rebuild(self, entry: Entry, action: Action) -> None:
         step = self._steps[action.source, action.incarnation, action.answers]
         source = step.source, step.incarnation
         if source not in self._peers:
             hello = handshake.hello("simulator", step.source, client=0, incarnation=step.incarnation)
             self._peers[source] = Peer("policy", step.source.encode(), hello, {})
-        self._policies.exploring = action.noise_kind != NO_NOISE
+        core = self._core(action.weights_version)
+        core.answers.exploring = action.noise_kind != NO_NOISE
         self._life.add(entry, action)
-        inputs: list[Input] = [("learner", self._weights[action.weights_version]), (self._peers[source], step)]
-        self._life.drive(self._core, inputs, entry.published * 1e-9)
+        for to, message in core.step([(self._peers[source], step)], entry.published * 1e-9):
+            if isinstance(message, Action):
+                self._life.send(to, message)
 
+    def _make_core(self, version: int) -> PolicyCore:
+        """Make a core without deadlines for one version of the weights.
 
-class _Policies:
-    """Policy cores without deadlines, one for each weights version.
-
-    A server may return to an older version, and only a recorded turn shows when. So the core for the Action's version
-    computes the answer.
-
-    Attributes:
-        loaded: the weights that a person loaded, by version. Their safety limits also apply to later versions.
-        exploring: whether the next Action has noise.
-    """
-
-    def __init__(self, config: Config) -> None:
-        self.loaded: dict[int, Weights] = {}
-        self.exploring = False
-        self._seed = config.seed
-        self._safety = _without_deadlines(config.safety)
-        self._cores: OrderedDict[int, PolicyCore] = OrderedDict()
-
-    def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Answer a Step. The inputs are its Weights and the Step."""
-        (_, weights), *steps = inputs
-        assert isinstance(weights, Weights)
-        core = self._core(weights)
-        core.answers.exploring = self.exploring
-        return [(to, message) for to, message in core.step(steps, now) if isinstance(message, Action)]
-
-    def _core(self, weights: Weights) -> PolicyCore:
-        version = weights.version
-        if version not in self._cores:
-            core = self._cores[version] = PolicyCore(self._seed, safety=self._safety)
-            floor = max((loaded for loaded in self.loaded if loaded <= version), default=version)
-            for each in sorted({floor, version}):
-                bundle = _bundle(self.loaded.get(each, weights))
-                bundle = dataclasses.replace(bundle, safety=_without_deadlines(bundle.safety))
-                core.store.add(each, Actor(bundle), loaded=each == floor)
-            if len(self._cores) > _CORES:
-                self._cores.popitem(last=False)
-        self._cores.move_to_end(version)
-        return self._cores[version]
+        A server may return to an older version, and only a recorded turn shows when. So each version has its own core.
+        The safety limits of weights that a person loaded also apply to later versions.
+        """
+        core = PolicyCore(self._config.seed, safety=_without_deadlines(self._config.safety))
+        floor = max((loaded for loaded in self._loaded if loaded <= version), default=version)
+        for each in sorted({floor, version}):
+            bundle = _bundle(self._loaded.get(each, self._weights[version]))
+            bundle = dataclasses.replace(bundle, safety=_without_deadlines(bundle.safety))
+            core.store.add(each, Actor(bundle), loaded=each == floor)
+        return core
 
 
 def _without_deadlines(settings: SafetyConfig) -> SafetyConfig:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -25,27 +26,25 @@ from td3_robot.recording.writer import write
 from td3_robot.replay.outcome import Replayed
 from td3_robot.transport import codec
 
-_MADE = "made/"
-"""Prefix of the attachment that describes the machine of a reference. The name of the reference follows."""
+Content = TypeVar("Content")
+_machine = msgspec.json.Decoder(dict[str, str]).decode
+_payloads = msgspec.msgpack.Decoder(list[bytes]).decode
+_MADE = (
+    "made/"  # the name of the attachment that describes the machine of a reference is _MADE and the reference's name
+)
 
 
 def expected(session: Session, part: Replayed) -> Replayed:
-    """The part, with the messages and the machine of its reference. A part without a reference does not change.
-
-    Raises:
-        SessionError: the reference is damaged.
-    """
+    """The part, with the messages and the machine of its reference. A part without a reference does not change."""
     attached = session.attachments.get(_name(part))
     if attached is None:
         return part
-    part = replace(part, made=_made(session, attached.name))
+    made = session.attachments.get(f"{_MADE}{attached.name}")
+    part = replace(part, made=_decoded(session, made, _machine) if made else None)
     if part.topic not in MESSAGES:
         return part
-    try:
-        payloads = msgspec.msgpack.decode(attached.data)
-        entries = [Entry(part.stream, 0, part.topic, "", 0, 0, 0, bytes(payload)) for payload in payloads]
-    except Exception as error:  # msgspec raises many types for bytes that are not msgpack
-        raise SessionError(f"{session.paths[0]}: {attached.name} is damaged ({type(error).__name__})") from None
+    payloads = _decoded(session, attached, _payloads)
+    entries = [Entry(part.stream, 0, part.topic, "", 0, 0, 0, payload) for payload in payloads]
     return replace(part, expected=[(None, session.decode(entry)) for entry in entries])
 
 
@@ -90,14 +89,10 @@ def _reference(part: Replayed) -> Attachment | None:
     return Attachment(_name(part), "application/msgpack", msgspec.msgpack.encode(payloads))
 
 
-def _made(session: Session, name: str) -> dict[str, str] | None:
-    """The machine that made the reference of this name; None if it is unknown."""
-    attached = session.attachments.get(f"{_MADE}{name}")
-    if attached is None:
-        return None
+def _decoded(session: Session, attached: Attachment, decode: Callable[[bytes], Content]) -> Content:
     try:
-        return msgspec.json.decode(attached.data, type=dict[str, str])
-    except ValueError as error:  # from msgspec, or from bytes that are not UTF-8
+        return decode(attached.data)
+    except Exception as error:  # msgspec raises many types for bytes that are not msgpack
         raise SessionError(f"{session.paths[0]}: {attached.name} is damaged ({type(error).__name__})") from None
 
 

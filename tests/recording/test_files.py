@@ -26,8 +26,9 @@ from td3_robot.recording import schemas
 from td3_robot.recording.entries import Attachment, Entry, Facts
 from td3_robot.recording.facts import facts_of_this_machine
 from td3_robot.recording.info import examine
-from td3_robot.recording.reader import Session, SessionFile
+from td3_robot.recording.reader import Session
 from td3_robot.recording.recover import recover
+from td3_robot.recording.session_file import SessionFile
 from td3_robot.recording.writer import CHUNK_S, SessionWriter
 from tests.sessions import BEGIN, Publisher, entries_of
 
@@ -247,7 +248,7 @@ def test_damage_to_the_index_is_found_and_loses_nothing(acted: Make, save: Make,
         for content in (changed, octets[:where]):
             path.write_bytes(content)
             file = SessionFile(path)
-            assert [item for item in file.items() if isinstance(item, Entry)] == entries
+            assert list(file.entries()) == entries
             assert not file.damages
             assert file.index, where
             assert file.index.offset == index

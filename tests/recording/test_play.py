@@ -84,15 +84,15 @@ def test_batched_messages_are_played_at_their_publication_times(acted: Make, sav
     ahead.
     """
     ms, messages = SECOND // 1000, [item for item in acted(20) if isinstance(item[1], Step | Action)]
-    handfuls, expected = [], []
+    entries, expected = [], []
     for n, entry in enumerate(entries_of(messages)):
         late, ahead = (0, 0) if entry.topic == "step" else (5, 3600 * SECOND)
         time, arrives = BEGIN + 10 * n * ms, BEGIN + (100 * (n // 10 + 1) + late) * ms
-        handfuls.append(replace(entry, published=time + ahead, received=arrives))
+        entries.append(replace(entry, published=time + ahead, received=arrives))
         expected.append((time + (15 if late else 20) * ms, entry.topic, entry.sequence))
-    handfuls.sort(key=lambda entry: entry.received)
-    assert [entry.topic for entry in handfuls[:6]] == ["step"] * 5 + ["action"]
-    played = Session([save("gathered.mcap", handfuls)]).timed(["step", "action"])
+    entries.sort(key=lambda entry: entry.received)
+    assert [entry.topic for entry in entries[:6]] == ["step"] * 5 + ["action"]
+    played = Session([save("batches.mcap", entries)]).timed(["step", "action"])
     assert [(entry.received, entry.topic, entry.sequence) for entry in played] == expected
 
 
@@ -201,8 +201,8 @@ def test_each_loop_plays_a_later_incarnation_under_the_new_name(recorded: Path, 
     (step,) = [m for _, m in got if isinstance(m, Step)]
     assert (step.source, step.incarnation) == ("ghost", 2000)
     player.close()
-    drive_bye = server.receive(5.0)
-    assert any(isinstance(m, Bye) for _, m in drive_bye)
+    last = server.receive(5.0)
+    assert any(isinstance(m, Bye) for _, m in last)
     server.close()
 
 

@@ -17,13 +17,14 @@ from td3_robot.config.schema import Config, RecordConfig
 from td3_robot.core_types import Peer
 from td3_robot.errors import SessionError
 from td3_robot.messages import Record, Weights
-from td3_robot.recording import reader
+from td3_robot.recording import session_file
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.facts import facts_of_this_machine
 from td3_robot.recording.info import examine
-from td3_robot.recording.reader import Session, SessionFile
+from td3_robot.recording.reader import Session
 from td3_robot.recording.recorder import Recorder
 from td3_robot.recording.recover import recover
+from td3_robot.recording.session_file import SessionFile
 from td3_robot.recording.writer import write
 from td3_robot.transport import codec
 from td3_robot.transport import link as handshake
@@ -173,7 +174,7 @@ def test_a_file_with_references_cannot_fill_the_memory(
     one = policy(1)
     path = save("a.mcap", entries_of([("learner", one), *((f"server-{n}", one) for n in range(9))], 1))
     assert len(payloads(path)) == 10
-    monkeypatch.setattr(reader, "_MAX_CHUNK", 8 * LARGE)
+    monkeypatch.setattr(session_file, "_MAX_CHUNK", 8 * LARGE)
     with pytest.raises(SessionError, match="its references to policies need more than"):
         payloads(path)
 
@@ -187,4 +188,4 @@ def test_fields_of_a_later_version_stay(policy: Make, save: Make) -> None:
     one = policy(1)
     entries = [extended(entry) for entry in entries_of([("learner", one), ("a", one)])]
     path = save("a.mcap", entries)
-    assert [item for item in SessionFile(path).items() if isinstance(item, Entry)] == entries
+    assert list(SessionFile(path).entries()) == entries

@@ -1,4 +1,4 @@
-"""The pose that follows from an observation is compared with PyBullet's own pose of each link."""
+"""The poses that follow from observations equal the poses of the links in PyBullet."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def simulated(world: World) -> Pose:
 
 
 def test_the_pose_equals_that_of_pybullet(environment: Locomotion) -> None:
-    """The Humanoid's model turns two links by 0.004 rad, which links.json leaves out: 5 mm at a distance of 1.2 m."""
+    """The Humanoid's model turns two links by 0.004 rad. links.json ignores this: an error of 5 mm at 1.2 m."""
     tolerance = 0.01 if environment.spec.name == "Humanoid" else 1e-4
     world, random, poses = environment._world, np.random.default_rng(SEED), Poses(environment.spec)
     for _ in range(20):
@@ -62,7 +62,7 @@ def test_the_pose_equals_that_of_pybullet(environment: Locomotion) -> None:
 
 
 def test_the_place_on_the_floor_follows_the_torso(environment: Locomotion) -> None:
-    """The sum of the observed velocities differs by what they change within 16.5 ms: 5 cm if 3 m/s are reached."""
+    """The sum of velocities ignores changes within a step of 16.5 ms. At 3 m/s, the error is up to 5 cm."""
     random, poses = np.random.default_rng(SEED), Poses(environment.spec)
     observation = environment.reset(SEED)
     poses.step(observation, first=True)
@@ -106,7 +106,7 @@ def test_several_steps_at_once_equal_single_steps(environment: Locomotion) -> No
 
 
 def test_shapes_begin_and_end_where_their_link_is() -> None:
-    """Walker2D upright, all joints at 0: the torso is from 1.05 m to 1.45 m, both feet at 0.1 m from x = 0 to 0.2."""
+    """All joints are at 0. The torso is between 1.05 m and 1.45 m. The feet are at 0.1 m, with x from 0 to 0.2 m."""
     spec = specification(MODELS["Walker2D"])
     poses, observation = Poses(spec), np.zeros((1, spec.observation_size), np.float32)
     observation[0, 2] = 1  # the target is ahead

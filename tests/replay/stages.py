@@ -261,7 +261,7 @@ class Deployed:
         self._starts: Counter[str] = Counter()
         self._nodes: dict[str, tuple[Core | None, MemoryBus]] = {}
         self._policy: PolicyCore | None = None
-        self._pupil: Origin | None = None
+        self._learning_peer: Origin | None = None
         self._network = Network()
         self.server, self._learner, self._operator = self._bus(), self._bus(), self._bus()
         self._learner.serve("learner", ServerLink("learner", "learner", {"policy": ()}, {}, 1))
@@ -327,8 +327,8 @@ class Deployed:
 
     def learn(self, learnt: Weights) -> None:
         """Send weights from the learner to the policy server."""
-        assert self._pupil
-        self._learner.send(self._pupil, learnt)
+        assert self._learning_peer
+        self._learner.send(self._learning_peer, learnt)
 
     def _tap(self, name: str, bus: MemoryBus) -> Tap:
         tap = self.tape.of(name, self._starts[name])
@@ -346,7 +346,7 @@ class Deployed:
         now = self.tape.now * 1e-9
         self._operator.receive(0.0)
         for peer, message in self._learner.receive(0.0):
-            self._pupil = peer if isinstance(message, Hello) else self._pupil
+            self._learning_peer = peer if isinstance(message, Hello) else self._learning_peer
         for name, (core, bus) in list(self._nodes.items()):
             if name not in paused:
                 inputs = bus.receive(0.0)

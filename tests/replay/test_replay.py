@@ -19,7 +19,8 @@ from td3_robot.config.schema import Config
 from td3_robot.messages import Action, Message, Weights
 from td3_robot.recording.entries import Attachment, Entry, Facts
 from td3_robot.recording.facts import facts_of_this_machine
-from td3_robot.recording.reader import Session, SessionFile
+from td3_robot.recording.reader import Session
+from td3_robot.recording.session_file import SessionFile
 from td3_robot.replay import check as replay
 from td3_robot.replay import machines
 from tests.sessions import entries_of

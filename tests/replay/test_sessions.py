@@ -148,12 +148,12 @@ class Held:
     versions: dict[tuple[str, int], set[int]] = field(default_factory=dict)
     lost: int = 0
     late: int = 0
-    met_again: int = 0
+    reconnects: int = 0
     servers: set[tuple[str, int]] = field(default_factory=set)
     states: set[tuple[str, str]] = field(default_factory=set)  # (previous, new) of each change
     stops: int = 0
     rolled_back: int = 0
-    unseen: int = 0
+    missing_observations: int = 0
     commands: set[tuple[str, bool, bool]] = field(default_factory=set)  # (verb, it names a robot, the operator sent it)
     roles: set[str] = field(default_factory=set)
     drivers: int = 0
@@ -196,13 +196,13 @@ def look(result: Held, last: dict[tuple[str, int], int], entry: Entry, message: 
     elif isinstance(message, LifecycleChange):
         result.states.add((message.previous, message.state))
         result.stops += "emergency stop" in message.reason
-        result.unseen += "no observation" in message.reason
+        result.missing_observations += "no observation" in message.reason
     elif isinstance(message, Reply):
         result.refused = max(result.refused, message.detail.get("counters", {}).get("weights_refused", 0))
     elif isinstance(message, Command):
         result.commands.add((message.verb, bool(message.target), entry.link == RECORDER))
     elif isinstance(message, Refused):
-        result.met_again += message.code == "hello"
+        result.reconnects += message.code == "hello"
 
 
 NEEDED: dict[str, Callable[[Held], bool]] = {
@@ -212,11 +212,11 @@ NEEDED: dict[str, Callable[[Held], bool]] = {
     "a lost Step": lambda it: it.lost > 0,
     "a late Step": lambda it: it.late > 0,
     "an action that arrived too late": lambda it: ActionOrigin.HELD in it.origins,
-    "a reconnect to a restarted policy server": lambda it: it.met_again > 0 and len(it.servers) > 1,
+    "a reconnect to a restarted policy server": lambda it: it.reconnects > 0 and len(it.servers) > 1,
     "a safe action": lambda it: ActionOrigin.SAFE in it.origins,
     "a fault": lambda it: ("active", "fault") in it.states,
     "a recovery": lambda it: ("fault", "active") in it.states,
-    "a fault because observations are missing": lambda it: it.unseen > 0,
+    "a fault because observations are missing": lambda it: it.missing_observations > 0,
     "a roll-back": lambda it: it.rolled_back > 0,
     "an emergency stop": lambda it: it.stops > 0,
     "an operator's emergency stop of all robots": lambda it: ("estop", False, True) in it.commands,

@@ -1,0 +1,57 @@
+"""Compares the transitions of a replayed learner with the transitions in an attachment of the recording."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from td3_robot.errors import SessionError
+from td3_robot.messages import Float32, Message, Shape, wire_fields
+from td3_robot.recording.entries import Attachment
+from td3_robot.recording.reader import Session
+from td3_robot.replay.outcome import Outcome, Replayed
+
+REFERENCE = "reference/transitions.safetensors"  # name of the attachment with the expected transitions
+
+
+class Transition(Message, frozen=True):
+    """A row of the replay buffer. Replay compares it like a message. No node sends it."""
+
+    NAME: ClassVar[str] = "transition"
+
+    observation: Annotated[Float32, Shape("O")]
+    action: Annotated[Float32, Shape("A")]
+    reward: Annotated[Float32, Shape("1")]
+    discount: Annotated[Float32, Shape("1")]
+    next_observation: Annotated[Float32, Shape("O")]
+
+
+def add_transitions(
+    outcome: Outcome, session: Session, got: Sequence[Transition], packages: tuple[str, ...], *, learned: bool
+) -> None:
+    """Add the replayed transitions and the reference to the outcome. Without a reference, only make one."""
+    expected = _reference(session)
+    if expected is None:
+        what = "no reference" if learned else "no learner and no reference"
+        outcome.notes.append(f"transitions: the recording has {what} to compare with; replay --update adds one")
+    names = list(wire_fields(Transition))
+    columns = {name: np.stack([getattr(item, name) for item in got]) for name in names if got}
+    made = Attachment(REFERENCE, "application/x-safetensors", safetensors.numpy.save(columns))
+    rows = [(None, item) for item in expected or []]
+    outcome.parts.append(Replayed(Transition.NAME, packages, rows, got if rows else [], made))
+
+
+def _reference(session: Session) -> list[Transition] | None:
+    attached = session.attachments.get(REFERENCE)
+    if attached is None:
+        return None
+    try:
+        columns = safetensors.numpy.load(attached.data)
+        arrays = [columns[name] for name in wire_fields(Transition)] if columns else []
+        return [Transition(*row) for row in zip(*arrays, strict=True)]
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise SessionError(f"{session.paths[0]}: {REFERENCE} is damaged ({type(error).__name__}: {error})") from None
