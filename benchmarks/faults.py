@@ -42,9 +42,9 @@ _LEFT_OUT = (
         _ANY,
         "simulator policy learner driver supervisor",
         "record",
-        "the cells of 'train' and 'deploy' are recorded, and show what the recording lacks",
+        "the runs of 'train' and 'deploy' are also recorded: see their column 'not recorded'",
     ),
-    (_ANY, "recorder", "train deploy", "no node waits for a recorder; the cells of 'record' also measure the robot"),
+    (_ANY, "recorder", "train deploy", "no other process waits for the recorder; the cells of 'record' show the robot"),
     (_ANY, "driver", "train", "a training has simulators"),
     (_ANY, "simulator supervisor", "deploy", "a deployment has no such process"),
     (
@@ -63,7 +63,7 @@ _LEFT_OUT = (
         "train",
         "all processes of a training on one machine have one clock: see the supervisor",
     ),
-    ("clock", "learner", "deploy", "the clock of the policy server's machine is the same case"),
+    ("clock", "learner", "deploy", "the clock of the learner has the same effect as that of the policy server"),
 )
 """Cells that are left out: faults, processes, uses and the reason. The first row that fits a cell gives its reason."""
 

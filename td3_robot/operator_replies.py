@@ -80,8 +80,8 @@ def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | No
 def with_faults(bus: Bus, reply: Reply) -> Reply:
     """Add the faults and emergency stops of the server and its robots to a Reply about a state.
 
-    The Reply's detail then begins with ``faults`` (node, mapped to the reason), ``robots`` (robot, mapped to its state)
-    and ``loops`` (robot, mapped to its rate, jitter and share of missed deadlines).
+    The Reply's detail then begins with three dictionaries: ``faults`` (reason by node), ``robots`` (state by robot) and
+    ``loops`` (rate, jitter and share of missed deadlines by robot).
     """
     answers = _states(bus, reply, messages_of(bus, _ROBOTS_ANSWER))
     sources, stopped = reply.detail.get("sources"), reply.detail.get("stopped")

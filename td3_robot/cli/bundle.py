@@ -75,7 +75,9 @@ def _parser() -> Parser:
     export.add_argument("out", type=Path, metavar="OUT", help="file to write")
     export.add_argument("--onnx", action="store_true", required=True, help="as an ONNX model")
 
-    imported = commands.add_parser("import", help="convert a Stable-Baselines3 zip of TD3 or DDPG; run no code from it")
+    imported = commands.add_parser(
+        "import", help="convert a Stable-Baselines3 zip of TD3 or DDPG, without running code from it"
+    )
     imported.add_argument("zip", type=Path, metavar="ZIP", help="file of Stable-Baselines3")
     imported.add_argument("out", type=Path, metavar="OUT", help="file to write")
     _add_robot(imported)
@@ -86,8 +88,8 @@ def _parser() -> Parser:
 
 def _add_robot(command: argparse.ArgumentParser) -> None:
     robot = command.add_mutually_exclusive_group()
-    robot.add_argument("--like", metavar="POLICY", help="take the robot from this policy")
-    robot.add_argument("--task", metavar="NAME", help="take the robot from this task, for example Walker2D")
+    robot.add_argument("--like", metavar="POLICY", help="use the robot specification of this policy")
+    robot.add_argument("--task", metavar="NAME", help="use the robot specification of this task, for example Walker2D")
 
 
 def _spec(options: argparse.Namespace) -> RobotSpec | None:

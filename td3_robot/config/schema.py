@@ -207,8 +207,8 @@ class EndpointsConfig(Section, frozen=True):
     """Addresses of the links, ``ipc://PATH`` or ``tcp://HOST:PORT``; null for a private socket of the run.
 
     Attributes:
-        policy, learner, supervisor, recorder, monitor: the address at which this process listens. Without an
-            endpoint, monitors and recorders can still connect to nodes on the same machine.
+        policy, learner, supervisor, recorder, monitor: the address at which this process listens. Monitors and
+            recorders on the same machine can connect to nodes even if ``monitor`` and ``recorder`` are null.
         keys: folder of this machine's keys, see ``td3-robot keys``. With keys, every ``tcp://`` link is encrypted and
             accepts only known keys. Without keys, links cannot connect to other machines.
     """
@@ -266,14 +266,14 @@ class Config(Section, frozen=True):
 
     @property
     def _consumes(self) -> str | None:
-        """``consumes`` of a shipped algorithm. None for an algorithm of another package, whose class is not loaded."""
+        """What a shipped algorithm consumes. None for an algorithm of another package: its class is not loaded here."""
         return algorithms.CONSUMES.get(self.learner.algorithm)
 
     def _check_learner(self) -> None:
         learner = self.learner
         if not self.task.startswith(tasks := algorithms.TASKS.get(learner.algorithm, "")):
             raise ValueError(
-                f"task is {self.task!r} and learner.algorithm is {learner.algorithm!r}, which learns tasks {tasks}ID"
+                f"task is {self.task!r} and learner.algorithm is {learner.algorithm!r}, which learns only tasks that begin with {tasks!r}"
             )
         if self._consumes == "rollouts" and not self.exploration.is_default:
             raise ValueError(
@@ -303,7 +303,7 @@ class Config(Section, frozen=True):
                 "otherwise the replay buffer would be empty"
             )
         if learner.replay_storage == "file" and learner.n_step > 1 and self.timing == "free":
-            # The learner stores an n-step row later than its Steps. A killed learner would lose or repeat rows.
+            # The learner stores an n-step row some time after the Steps of this row. A killed learner would lose or repeat rows.
             raise ValueError(
                 f"learner.replay_storage is 'file' and learner.n_step is {learner.n_step}; with 'file', n_step "
                 "must be 1, or timing must be lockstep"

@@ -26,7 +26,7 @@ class Recorded(Robot):
             path = self.folder / f"{name}.yaml"
             config = yaml.safe_load(path.read_text())
             config["endpoints"]["recorder"] = f"ipc://{self.folder}/recorder"
-            config["record"] = True  # nodes wait for the recorder, even if they start first
+            config["record"] = True  # a node that starts before the recorder waits for it
             path.write_text(yaml.safe_dump(config))
 
     def recorder(self, name: str = "leg.mcap") -> Any:
@@ -65,7 +65,7 @@ def test_deployed_robot_is_recorded_from_the_start_and_replays(robot: Recorded, 
     robot.fault("nan")
     at = robot.wait_for(SAFE, robot.wait_for("observe nan", at))
     # A node sends its recorded messages every 0.1 s.
-    robot.wait("a quarter of a second of control periods", lambda: periods(robot.record()[at:]) > 12)
+    robot.wait("12 control periods", lambda: periods(robot.record()[at:]) > 12)
     stop(driver, server, recorder)
 
     path = robot.folder / "leg.mcap"

@@ -503,7 +503,10 @@ FP32 = ("--set", "learner.precision=fp32", "--set", "learner.threads=2")  # ``au
             ("train", "cartpole_a2c", "--set", "evaluation.target_return=1"),
             "evaluation.target_return is 1.0 and timing is 'lockstep'",
         ),
-        (("train", "cartpole_a2c", "--set", "task=gymnasium:Pendulum-v1"), "'a2c', which learns tasks discrete:ID"),
+        (
+            ("train", "cartpole_a2c", "--set", "task=gymnasium:Pendulum-v1"),
+            "'a2c', which learns only tasks that begin with 'discrete:'",
+        ),
         (
             ("train", "walker2d", "--steps", "9", "--set", "total_steps=8"),
             "--steps and --set total_steps set the same key",

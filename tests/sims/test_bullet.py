@@ -256,7 +256,7 @@ def test_a_file_that_does_not_load_is_an_error() -> None:
 
 
 def test_another_version_of_pybullet_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"API version 202101010; it must be 202010061, as 3.2.7 has$"):
+    with pytest.raises(ConfigError, match=r"API version 202101010; it must be 202010061, which pybullet 3.2.7 has$"):
         b3._check_version(202101010)
     with pytest.raises(ConfigError, match=r"does not export b3StepTwice; version 3.2.7 does$"):
         b3._function("b3StepTwice")
@@ -267,11 +267,11 @@ def test_another_version_of_pybullet_is_refused_in_one_line(monkeypatch: pytest.
         info._obj.index, info._obj.positions = 7, 1024
 
     monkeypatch.setattr(b3, "joint_info", shifted)
-    with pytest.raises(ConfigError, match=r"description of joint 0 in the installed pybullet is unknown; allowed: "):
+    with pytest.raises(ConfigError, match=r"the installed pybullet describes joint 0 in an unknown format; allowed: "):
         client.joints(1)
 
 
-def test_old_content_of_new_memory_has_no_effect() -> None:
+def test_uninitialised_memory_does_not_change_the_results() -> None:
     """New memory holds different bytes in two runs, and the robots must move in the same way.
 
     Without the fix in ``c_api``, one of the six robots moves differently after step 12 if memory holds 0x55.

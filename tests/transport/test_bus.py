@@ -199,7 +199,7 @@ def test_messages_of_a_closed_client_are_read_before_its_bye(
     pump: Make,
     farewell: Bye | None,
 ) -> None:
-    """One read does not take all messages. The bus adds a Bye after the last message."""
+    """The client sends more messages than one read takes. The last input is the client's Bye, or a Bye that the bus adds."""
     server = make_bus()
     server.serve(endpoint, make_server())
     sent = [make_step(sequence) for sequence in range(600)] + [farewell] * bool(farewell)
@@ -224,7 +224,7 @@ def test_messages_of_a_closed_client_are_read_before_its_bye(
 def test_no_client_expires_before_its_queued_messages_are_read(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, emptied: bool
 ) -> None:
-    """If the server cannot read all waiting messages, a client expires only after another PEER_TIMEOUT."""
+    """If messages still wait after PEER_TIMEOUT, the client expires only after a second PEER_TIMEOUT."""
     with monkeypatch.context() as patch:
         patch.setattr(Bus, "_has_more", staticmethod(lambda _: True))
         for seconds in (PEER_TIMEOUT + 1.0, *[PEER_TIMEOUT / 10] * 10):
@@ -258,7 +258,9 @@ def test_a_server_that_closes_does_not_delete_the_socket_file_of_its_successor(
     pump(lambda _: client.welcome("policy"), client, second)
 
 
-def test_the_newest_of_many_queued_hellos_counts(tmp_path: Path, make_bus: Make, make_hello: Make, raw: Make) -> None:
+def test_only_the_newest_of_many_queued_hellos_is_used(
+    tmp_path: Path, make_bus: Make, make_hello: Make, raw: Make
+) -> None:
     """A policy server repeats its Hello while the learner is away. libzmq delivers all of them, the oldest first."""
     endpoint = f"ipc://{tmp_path}/learner"
     client, bus = raw(zmq.DEALER), make_bus()
@@ -542,7 +544,7 @@ def test_a_file_at_the_endpoint_is_not_deleted(endpoint: str, make_bus: Make, ma
 def test_a_served_socket_and_a_foreign_stale_socket_are_not_replaced(
     endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make
 ) -> None:
-    """libzmq deletes any file at the path when it binds."""
+    """When libzmq binds, it deletes any file at the path. So the bus must check the file first."""
     server, client = make_bus(), make_bus()
     server.serve(endpoint, make_server())
     path = Path(endpoint.removeprefix("ipc://"))
@@ -573,7 +575,7 @@ def test_receive_returns_within_its_timeout(endpoint: str, make_server: Make) ->
         bus.close()
 
 
-def test_a_spinning_bus_polls_without_waiting_for_a_while_after_an_input(make_bus: Make) -> None:
+def test_after_an_input_a_spinning_bus_polls_without_waiting_for_some_time(make_bus: Make) -> None:
     """``polls`` holds the timeouts in ms. In this test a poll takes 1/16 s, so 1/4 s of spinning is four polls."""
     bus, now, polls = make_bus(), [100.0], list[int]()
 

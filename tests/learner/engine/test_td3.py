@@ -33,7 +33,7 @@ def test_the_engine_equals_the_plain_algorithm_in_float64(
     config: LearnerConfig, count: int, device: torch.device
 ) -> None:
     engine = FastTD3(O, A, (24, 16), config, seed=11, device=device)
-    for role in ("online", "target"):  # the target actions of an unchanged new actor never reach the limits
+    for role in ("online", "target"):  # larger weights: with the initial weights no target action reaches a limit
         tensors_of(engine, role)["actor.2.weight"].mul_(8)
     engine.restored()
     exact, start = Exact(engine), weights_of(engine)
@@ -44,8 +44,8 @@ def test_the_engine_equals_the_plain_algorithm_in_float64(
     # so a relative error of about 1e-6 in a gradient moves a weight by learning_rate * 1e-6. The error is larger only
     # for gradients near ε = 1e-8, because Adam's first step depends on their sign. After enough steps, the input of
     # some ReLU comes so close to 0 that the order of sums decides its sign. One sample then counts in one gradient and
-    # not in the other. This changes a mean of gradients by about 3e-5. 25 steps of 1e-3 move a weight by up to 0.025,
-    # which is 250 times the larger tolerance.
+    # not in the other. This changes a mean of gradients by about 3e-5. 25 steps of 1e-3 move a weight by up to 0.025.
+    # The tolerance of 1e-4 is 250 times smaller, so it still finds a wrong update.
     near, close = (5e-6, 2e-6) if count <= 2 else (5e-5, 1e-4)
     assert distance(weights_of(engine), weights_of(exact.td3)) < near
     assert distance(weights_of(engine, "target"), weights_of(exact.td3, "target")) < near
@@ -148,7 +148,7 @@ def test_the_learning_rate_can_be_on_the_device(device: torch.device) -> None:
 def test_two_threads_are_deterministic_and_equal_one_thread(precision: Any, where: Any, hidden: int, size: int) -> None:
     """Sums over half batches round differently from sums over whole batches.
 
-    For sums of size one, fp32 rounds by 1e-7. In bf16, each rounding changes a number by up to 2^-9. Torch splits an
+    In fp32, rounding changes a sum of about 1 by about 1e-7. In bf16, each rounding changes a number by up to 2^-9. Torch splits an
     operator among threads if it has 32,768 or more elements.
     """
 

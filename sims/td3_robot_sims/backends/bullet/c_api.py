@@ -108,7 +108,9 @@ def _function(name: str, *arguments: Any, result: Any = c_int, library: ctypes.C
 
 def _check_version(version: int) -> None:
     if version != _API:
-        raise ConfigError(f"the installed pybullet has API version {version}; it must be {_API}, as 3.2.7 has")
+        raise ConfigError(
+            f"the installed pybullet has API version {version}; it must be {_API}, which pybullet 3.2.7 has"
+        )
 
 
 _check_version(pybullet.getAPIVersion())

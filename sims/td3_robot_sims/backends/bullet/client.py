@@ -184,7 +184,7 @@ class Client:
             b3.joint_info(handle.address, body, index, byref(info))
             if info.index != index or (info.positions, info.velocities) not in {(0, 0), (1, 1)}:
                 raise ConfigError(
-                    f"the description of joint {index} in the installed pybullet is unknown; allowed: version 3.2.7"
+                    f"the installed pybullet describes joint {index} in an unknown format; allowed: pybullet 3.2.7"
                 )
             name, link = info.name.decode(), info.link_name.decode()
             joints.append(Joint(name, link, info.lower, info.upper, info.position_at, info.velocity_at))
