@@ -65,12 +65,16 @@ def constants() -> str:
         [
             "LONG_SILENCE",
             f"{LONG_SILENCE} s",
-            "without a message to the server, after which a client sends Hello first",
+            "without a message from a client to the server; then its next message must be a Hello",
         ],
         ["DRIVER_SILENCE", f"{DRIVER_SILENCE} s", "of silence after which another process may use a driver's name"],
         ["QUEUE_LENGTH", str(QUEUE_LENGTH), "messages: ZeroMQ's high-water mark at each end, each direction"],
         ["MAX_FRAME", f"{MAX_FRAME} bytes", "of one frame; libzmq closes a connection that sends a longer one"],
-        ["MAX_SIZE", str(codec.MAX_SIZE), "the largest of N, O, A, E; the most elements of any msgpack map or array"],
+        [
+            "MAX_SIZE",
+            str(codec.MAX_SIZE),
+            "limit of N, O, A and E, and of the elements in a msgpack map or array",
+        ],
         ["MAX_PARTS", str(codec.MAX_PARTS), "maps and lists inside a field of kind map, including this map"],
         ["MAX_DEPTH", str(codec.MAX_DEPTH), "levels of maps and lists inside a field of kind map"],
         ["MAX_ROBOTS", str(MAX_ROBOTS), "robots (N) of one source"],

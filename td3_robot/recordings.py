@@ -162,7 +162,7 @@ class Recording:
         """Return a topic as a data frame, with the columns of ``td3-robot export``.
 
         Needs the extra ``pandas``. Channels are columns such as ``observation.torso.height``. Maps and lists are JSON
-        text. A field of bytes becomes its number of bytes.
+        text. For a field of bytes, the column has the number of bytes.
 
         Raises:
             SessionError: the recording has no such messages, is damaged, or its robots have different channels.

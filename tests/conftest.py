@@ -48,7 +48,7 @@ def rng(seed: int) -> np.random.Generator:
 
 @pytest.fixture
 def spec() -> RobotSpec:
-    """A robot with 3 observations and 2 actions. The two actions have different limits, and those of the first are not symmetric."""
+    """A robot with 3 observations and 2 actions. Both actions have different, asymmetric limits."""
     return RobotSpec(
         "Toy",
         tuple(Channel(f"o{index}", "m", -5.0, 5.0) for index in range(3)),

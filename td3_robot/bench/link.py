@@ -159,7 +159,7 @@ def control_loop(link: Link, rate: float, seconds: float) -> dict[str, Any]:
 def _lines(report: Report) -> Iterator[str]:
     settings = report["realtime"]
     yield from (f"real time: {what}" for what in settings["applied"])
-    yield from (f"real time, refused: {what}" for what in settings["refused"])
+    yield from (f"refused real-time setting: {what}" for what in settings["refused"])
     yield f"over {report['transport']}" + f"; the server spins for {settings['spin_us']} µs" * (settings["spin_us"] > 0)
     yield harness.PERCENTILES
     for robots, row in report["round_trip_us"].items():

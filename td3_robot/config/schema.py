@@ -273,7 +273,8 @@ class Config(Section, frozen=True):
         learner = self.learner
         if not self.task.startswith(tasks := algorithms.TASKS.get(learner.algorithm, "")):
             raise ValueError(
-                f"task is {self.task!r} and learner.algorithm is {learner.algorithm!r}, which learns only tasks that begin with {tasks!r}"
+                f"task is {self.task!r} and learner.algorithm is {learner.algorithm!r}, "
+                f"which learns only tasks that begin with {tasks!r}"
             )
         if self._consumes == "rollouts" and not self.exploration.is_default:
             raise ValueError(
@@ -303,7 +304,8 @@ class Config(Section, frozen=True):
                 "otherwise the replay buffer would be empty"
             )
         if learner.replay_storage == "file" and learner.n_step > 1 and self.timing == "free":
-            # The learner stores an n-step row some time after the Steps of this row. A killed learner would lose or repeat rows.
+            # The learner stores an n-step row some time after the Steps of this row. A killed learner would lose or
+            # repeat rows.
             raise ValueError(
                 f"learner.replay_storage is 'file' and learner.n_step is {learner.n_step}; with 'file', n_step "
                 "must be 1, or timing must be lockstep"

@@ -136,13 +136,13 @@ def _check_limits(data: dict[str, Any], spec: RobotSpec, source: str) -> None:
     space = data.get("action_space")
     if not isinstance(space, dict):
         return
-    for key, mine in (("low", spec.action_low), ("high", spec.action_high)):
+    for name, key, mine in (("lower", "low", spec.action_low), ("upper", "high", spec.action_high)):
         text = str(space.get(key, ""))
         theirs = [float(number) for number in _NUMBER.findall(text)]
         shortened = "..." in text or len(theirs) != len(mine)  # numpy shortens long arrays
         if not shortened and not np.allclose(theirs, mine, rtol=1e-3, atol=1e-6):  # SB3 prints a few digits only
             raise BundleError(
-                f"{source}: the {key} of its actions is {theirs[:8]}, that of {spec.name} is {mine.tolist()[:8]}: "
+                f"{source}: the {name} limits of its actions are {theirs[:8]}, {spec.name} has {mine.tolist()[:8]}: "
                 "the model was trained on another robot"
             )
 

@@ -61,7 +61,7 @@ class Examiner:
                     return result
                 if weights.version == version:
                     raise BundleError(result)
-        # This also runs after an unexpected exception in the thread: the second attempt raises the exception here.
+        # If the thread failed with an unexpected exception, this second examination raises the exception here.
         return self._examine(version, digest, payload)
 
     @property
@@ -72,7 +72,7 @@ class Examiner:
     def sift(self, inputs: list[Input], wanted: Callable[[Weights], bool]) -> list[Input]:
         """Return the inputs that the core gets in this turn. Call this method once in each turn.
 
-        The core gets the weights that it wants after their examination, and all other inputs at once. When a person
+        Weights that the core wants come after their examination. All other inputs come immediately. When a person
         loads a policy, this method drops all earlier weights, because the person's choice replaces them.
         ``wanted`` returns whether the core would examine these weights now.
         """

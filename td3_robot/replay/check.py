@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING if options.verbose else logging.CRITICAL, format="%(message)s")
     logging.captureWarnings(True)
     if options.parts and options.update:
-        raise UsageError("--update rewrites one whole file; --parts names several")
+        raise UsageError("--update cannot rewrite a session of several files; leave out --parts")
     for module in options.modules:
         if problem := import_user_module(module):
             raise UsageError(f"--import {module}: {problem}")
@@ -185,7 +185,7 @@ def text(session: Session, reports: Sequence[Outcome]) -> str:
 
 
 def _same(reports: Sequence[Outcome]) -> dict[str, list[str]]:
-    """Map each kind of comparison to texts. A text names a core, its turns and the numbers of its equal messages."""
+    """Map each kind of comparison to a text per core: its name, number of turns, and how many messages are equal."""
     lines: dict[str, list[str]] = {}
     for report in reports:
         found: dict[str, list[Comparison]] = {}

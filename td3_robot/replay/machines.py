@@ -12,7 +12,7 @@ from typing import Any
 from td3_robot.util import machine
 
 _HARDWARE = ("processor", "vector")
-_SHOWN = 3  # the most instruction sets that a text names
+_SHOWN = 3  # maximum number of instruction sets in a text
 
 
 def difference(metadata: Mapping[str, str], packages: Sequence[str]) -> str | None:

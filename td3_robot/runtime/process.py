@@ -128,7 +128,7 @@ def log_realtime(config: RealtimeConfig, outcome: realtime.Outcome) -> None:
     if applied := outcome.applied + spins:
         log.info("real time: %s", "; ".join(applied))
     for reason in outcome.refused:
-        log.warning("real time, refused: %s", reason)
+        log.warning("refused real-time setting: %s", reason)
 
 
 def _catch_signals(node: Node) -> None:

@@ -1,6 +1,6 @@
 """Finds the monitors and recorders that attach to a running node.
 
-A monitor or recorder serves the first free place of its link on this machine: ``ENDPOINT``, ``ENDPOINT.2``,
+A monitor or recorder binds the first free socket of its link on this machine: ``ENDPOINT``, ``ENDPOINT.2``,
 ``ENDPOINT.3``, …. Each node looks for these socket files and connects to them. So nobody edits a configuration, and the
 number of listeners is limited only by PLACES. Over a network, a listener needs an endpoint in the configuration.
 """
@@ -26,7 +26,7 @@ PLACES = 32
 LOOK_PERIOD = 1.0
 """Seconds between two looks for new listeners."""
 
-_SETTLED = 2.0  # seconds after a folder's change in which another change could have the same time stamp
+_SETTLED = 2.0  # seconds after which a second change of a folder certainly gets a new time stamp
 _IPC = "ipc://"
 
 
@@ -69,7 +69,7 @@ class Search:
         self._paths = {place: Path(place.removeprefix(_IPC)) for place in places(endpoints.absolute(endpoint))[skip:]}
         self._folder = Path(endpoint.removeprefix(_IPC)).absolute().parent
         self._changed = -1  # time stamp of the folder's last change
-        self._settled_at = 0.0  # time (s) from which another change has another time stamp
+        self._settled_at = 0.0  # after this time (s), a new change gets a new time stamp
 
     def look(self) -> set[str] | None:
         """Return the places that have a listener of this user; None if nothing has changed since the last call."""
@@ -92,8 +92,8 @@ class Attaching:
     """The listeners of one link that attach and detach while a node runs.
 
     Attributes:
-        model: a tap whose numbers and kept messages each new tap continues.
-        owned: whether the model has no listener. Then it only counts and keeps messages.
+        model: a tap. Each new tap continues its numbers and takes over its kept messages.
+        owned: True if the model has no listener, and only counts and keeps messages.
     """
 
     search: Search

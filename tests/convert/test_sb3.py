@@ -111,7 +111,9 @@ def test_another_robot_is_refused(tmp_path: Path, spec: RobotSpec) -> None:
     with pytest.raises(BundleError, match=r"actor.0.weight is float32\[16, 3\], needed is float32\[16, 4\]"):
         sb3.read(model, wider)
     stronger = RobotSpec("Stronger", spec.observations, (spec.actions[0], Channel("right", "N", -0.5, 9)), 0.02)
-    with pytest.raises(BundleError, match=r"the high of its actions is \[3.0, 0.5\], that of Stronger is \[3.0, 9.0\]"):
+    with pytest.raises(
+        BundleError, match=r"the upper limits of its actions are \[3.0, 0.5\], Stronger has \[3.0, 9.0\]"
+    ):
         sb3.read(model, stronger)
 
 

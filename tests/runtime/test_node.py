@@ -116,4 +116,4 @@ def test_log_names_refused_real_time_settings(caplog: pytest.LogCaptureFixture) 
         log_realtime(requested, realtime.apply(requested))
         assert len(caplog.records) == lines
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "real time, refused: on processors 4000: " in caplog.text
+    assert "refused real-time setting: on processors 4000: " in caplog.text

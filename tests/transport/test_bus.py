@@ -199,7 +199,7 @@ def test_messages_of_a_closed_client_are_read_before_its_bye(
     pump: Make,
     farewell: Bye | None,
 ) -> None:
-    """The client sends more messages than one read takes. The last input is the client's Bye, or a Bye that the bus adds."""
+    """The client sends more messages than one read takes. The last input is its Bye, or a Bye that the bus adds."""
     server = make_bus()
     server.serve(endpoint, make_server())
     sent = [make_step(sequence) for sequence in range(600)] + [farewell] * bool(farewell)

@@ -148,8 +148,8 @@ def test_the_learning_rate_can_be_on_the_device(device: torch.device) -> None:
 def test_two_threads_are_deterministic_and_equal_one_thread(precision: Any, where: Any, hidden: int, size: int) -> None:
     """Sums over half batches round differently from sums over whole batches.
 
-    In fp32, rounding changes a sum of about 1 by about 1e-7. In bf16, each rounding changes a number by up to 2^-9. Torch splits an
-    operator among threads if it has 32,768 or more elements.
+    In fp32, rounding changes a sum of about 1 by about 1e-7. In bf16, each rounding changes a number by up to 2^-9.
+    Torch splits an operator among threads if it has 32,768 or more elements.
     """
 
     def run(count: int) -> dict[str, Any]:

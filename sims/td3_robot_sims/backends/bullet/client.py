@@ -263,7 +263,7 @@ class Client:
     # Speed matters in these methods, so only step() checks whether a window was closed.
 
     def drive(self, body: int, first: int, torques: list[float]) -> None:
-        """Apply torques (N·m) to consecutive joints in the next step, from ``velocity_at`` = ``first`` on."""
+        """Apply torques (N·m) to consecutive joints in the next step. ``first``: ``velocity_at`` of the first joint."""
         handle = self._handle or self._open()
         command = b3.control(handle.address, body, pybullet.TORQUE_CONTROL)
         values, count = self._torques, len(torques)
