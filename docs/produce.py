@@ -1,6 +1,6 @@
 """Write the parts of the reference pages that come from the code, between markers such as ``<!-- begin: topics -->``.
 
-python docs/produce.py [PAGE ...]           rewrite the parts of the pages, by default of all
+python docs/produce.py [PAGE ...]           rewrite the parts of these pages; without PAGE, of all pages
 python docs/produce.py --check [PAGE ...]   exit 1, with one line, if a part is out of date
 """
 
@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent
 
 
 PAGES: dict[str, Parts] = {"reference/protocol.md": produce_protocol.PARTS, **produce_reference.PARTS}
-"""A page, mapped to its parts: the name of the markers, and a function that returns the text between them."""
+"""Maps each page to its parts. A part is the name of the markers, and a function that returns the text between them."""
 
 
 def made(text: str, parts: Parts) -> str:

@@ -61,7 +61,7 @@ def commands() -> str:
 
 
 def _help(words: Iterable[str]) -> str:
-    # Plain text of a fixed width, on every terminal.
+    # These variables give plain text of a fixed width on every terminal.
     environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHON_COLORS": "0"}
     command = [sys.executable, "-m", "td3_robot", *words, "--help"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

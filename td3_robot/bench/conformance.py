@@ -1,7 +1,8 @@
 """``td3-robot bench conformance``: checks whether a driver or a policy server follows the protocol.
 
-The kit is the other side of the link, and uses plain ZeroMQ sockets. The checks follow docs/reference/protocol.md. The
-kit makes all its messages, including wrong messages, from the table of messages, so the kit needs no files.
+The conformance kit plays the other side of the link, with plain ZeroMQ sockets. The checks follow
+docs/reference/protocol.md. The kit makes all its messages, including wrong messages, from the table of messages, so the
+kit needs no files.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Checks:
     """The results of the checks of one peer.
 
     Args:
-        demands: what each check demands, by its name.
+        demands: maps the name of each check to what the check demands.
 
     Attributes:
         wrong: the mistakes found by each check.
@@ -104,7 +105,9 @@ def _options() -> argparse.ArgumentParser:
         "  td3-robot bench conformance ipc:///tmp/policy --serves policy.safetensors\n\n"
         "The checks move the driver's robot: use a simulated robot. They stop and activate the policy server.",
     )
-    parser.add_argument("endpoint", metavar="ENDPOINT", help="ipc://PATH or tcp://127.0.0.1:PORT of the link policy")
+    parser.add_argument(
+        "endpoint", metavar="ENDPOINT", help="address of the link `policy`: ipc://PATH or tcp://127.0.0.1:PORT"
+    )
     parser.add_argument("--serves", metavar="POLICY", help=f"check the policy server that serves this: {POLICY_HELP}")
     parser.add_argument(
         "--wait", type=real(above=True), default=60.0, metavar="S", help="longest wait for the peer (default: 60)"

@@ -40,19 +40,19 @@ DEMANDS = {
     "form": "a payload has all fields of its message, in their types and sizes, and no others (sections 2 and 4)",
     "hello": "Hello names protocol 1, role driver, a name, robots and a valid specification (section 3)",
     "hello again": "without an answer, the same Hello comes again every 0.25 s (section 3)",
-    "wait": "no other message comes before the Welcome, even after a Heartbeat without a Welcome (section 3)",
+    "wait": "before the Welcome the driver sends only Hellos, even if the server sends a Heartbeat (section 3)",
     "topics": "a driver sends Hello, Heartbeat, Bye, Step, Command, Reply and LifecycleChange (section 3)",
     "identity": "each Step has the name and the incarnation of the Hello (section 3)",
-    "sequence": "the sequence counts 0, 1, 2, …; only the newest Step may come again, unchanged (section 5)",
-    "transitions": "transitions grows by the number of robots that are not at FIRST (section 5)",
+    "sequence": "the sequences of the Steps are 0, 1, 2, …; only the newest Step may come again, unchanged (section 5)",
+    "transitions": "the field transitions grows by the number of robots that are not at FIRST (section 5)",
     "episodes": "the phases are FIRST, MID, …, TERMINATED or TRUNCATED; then FIRST of the next episode (section 5)",
     "origin": "origin is 0 if all robots are at FIRST, else 1 to 4; not 5, because no operator acts (section 5)",
     "answered": "with origin 1, version and noise are those of the Action for the previous Step, else 0 (section 5)",
-    "action": "the reported action is the Action, within the limits; origin 2 repeats the last action (section 5)",
+    "action": "a Step reports the Action, clipped to the limits; with origin 2, the last action again (section 5)",
     "answers": "the driver applies the Actions that answer its newest Step (section 5)",
     "unknown field": "a message with a field that you do not know is valid (section 2)",
     "pace": "a Step comes once in every control period (section 5)",
-    "reply": "each Command gets one Reply with its id, the state, and stopped in detail (section 8)",
+    "reply": "each Command gets one Reply with the same id, the state, and a detail with the key stopped (section 8)",
     "refusal": "a Command that is unknown, or not allowed in this state, gets an error (section 8)",
     "lifecycle": "each change of state is sent as LifecycleChange (section 8)",
     "stop": "an emergency stop leads to fault, and only reset ends it (section 8)",
@@ -63,7 +63,7 @@ DEMANDS = {
     "rejoin": "after Refused with code hello, the same Hello comes again, and then Steps (section 3)",
     "bye": "after shutdown the driver says Bye (sections 3 and 8)",
 }
-"""What each check demands, by the name of the check."""
+"""Maps the name of each check to what the check demands."""
 
 _QUEUED = 0.2  # seconds for the arrival of Hellos that ZeroMQ queued before the kit served the endpoint
 _STEPS = 48  # number of Steps to check
@@ -73,7 +73,7 @@ def check(endpoint: str, wait: float, deadline: float) -> Checks:
     """Serve the endpoint, and check the driver that connects.
 
     Args:
-        endpoint: of the link policy.
+        endpoint: address of the link ``policy``.
         wait: seconds to wait for the driver.
         deadline: seconds after the last Action within which the driver must be in fault.
 
@@ -150,7 +150,9 @@ class _Examination:
         self._send(Heartbeat(1, 7))
         count = len(self.hellos)
         self._until(3.0, lambda: len(self.hellos) >= count + 2)
-        expect.require("hello again", len(self.hellos) > count, "no Hello after a Heartbeat in place of a Welcome")
+        expect.require(
+            "hello again", len(self.hellos) > count, "the kit answered Hello with a Heartbeat; no Hello came after it"
+        )
         expect.expect("wait", True, "")
         assert self.steps
         self._welcome(7, self.steps, 1, "inactive")
@@ -172,7 +174,7 @@ class _Examination:
     def _watch_steps(self, rules: StepRules) -> None:
         begin, expect = rules.count, self.checks.expect
         applied = {
-            NORMAL: ("answers", "no Step reports one of the Actions of the kit with origin 1"),
+            NORMAL: ("answers", "no Step with origin 1 reports an Action of the kit"),
             GROWN: ("unknown field", "the driver never applied an Action with the new field `later`"),
             BEYOND: ("action", "the driver never applied an Action beyond the limits, not even clipped"),
         }
