@@ -130,8 +130,8 @@ class Bundle:
         """Decode the bytes of a file or a Weights message; ``source`` names the bytes in errors.
 
         Raises:
-            BundleError: the payload is not a bundle, has another format version or an unknown noise, or its tensors do
-                not fit the header or are not finite.
+            BundleError: the payload is not a bundle; or its format version or noise is unknown; or its tensors are not
+                finite or do not fit the header.
         """
         try:
             header = read_metadata(payload, source)
@@ -162,7 +162,7 @@ class Bundle:
 
     @property
     def version(self) -> int:
-        """The version under which a learner published the policy, from 1; 0 if it is not from a learner."""
+        """The number (1 or more) that the learner gave to the policy; 0 if the policy is not from a learner."""
         version = self.provenance.get("version")
         return version if isinstance(version, int) and version > 0 else 0
 
@@ -214,7 +214,7 @@ def layer_shapes(spec: RobotSpec, hidden: tuple[int, ...]) -> dict[str, tuple[in
 
 
 def sha256(payload: bytes) -> str:
-    """Hexadecimal SHA-256, as Weights messages carry it."""
+    """Return the SHA-256 as hexadecimal text. Weights messages carry this text."""
     return hashlib.sha256(payload).hexdigest()
 
 

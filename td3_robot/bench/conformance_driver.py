@@ -37,7 +37,7 @@ from td3_robot.transport.endpoints import is_tcp
 
 DEMANDS = {
     "frames": "a message has two frames, topic and payload (section 1)",
-    "form": "a payload has all fields of its message, in their types and sizes, and no others (sections 2 and 4)",
+    "form": "a payload has exactly the fields of its message, with the right types and sizes (sections 2 and 4)",
     "hello": "Hello names protocol 1, role driver, a name, robots and a valid specification (section 3)",
     "hello again": "without an answer, the same Hello comes again every 0.25 s (section 3)",
     "wait": "before the Welcome the driver sends only Hellos, even if the server sends a Heartbeat (section 3)",
@@ -50,7 +50,7 @@ DEMANDS = {
     "answered": "with origin 1, version and noise are those of the Action for the previous Step, else 0 (section 5)",
     "action": "a Step reports the Action, clipped to the limits; with origin 2, the last action again (section 5)",
     "answers": "the driver applies the Actions that answer its newest Step (section 5)",
-    "unknown field": "a message with a field that you do not know is valid (section 2)",
+    "unknown field": "a message with an additional, unknown field is valid (section 2)",
     "pace": "a Step comes once in every control period (section 5)",
     "reply": "each Command gets one Reply with the same id, the state, and a detail with the key stopped (section 8)",
     "refusal": "a Command that is unknown, or not allowed in this state, gets an error (section 8)",

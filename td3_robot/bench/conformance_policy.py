@@ -40,7 +40,7 @@ from td3_robot.transport.link import hello
 
 DEMANDS = {
     "frames": "a message has two frames, topic and payload (section 1)",
-    "form": "a payload has all fields of its message, in their types and sizes, and no others (sections 2 and 4)",
+    "form": "a payload has exactly the fields of its message, with the right types and sizes (sections 2 and 4)",
     "stranger": "a message before the Hello gets Refused with code hello, and no other answer (section 3)",
     "welcome": "a Hello gets a Welcome with protocol 1; all Welcomes have the same session (section 3)",
     "refusals": "a Hello that does not fit gets Refused with the right code and a reason (section 3)",
@@ -51,9 +51,9 @@ DEMANDS = {
     "action": "an Action holds the policy's action for each robot, within the limits (section 6)",
     "again": "a Step that comes again with the same sequence gets an Action again (section 5)",
     "newest": "of several waiting Steps, the newest gets an Action (section 1)",
-    "wrong steps": "a Step that is malformed, or of another source or incarnation, gets no Action (sections 2 and 3)",
+    "wrong steps": "a malformed Step, or a Step with a wrong source or incarnation, gets no Action (sections 2 and 3)",
     "going back": "a Step with a lower sequence than an earlier Step gets no Action (section 5)",
-    "unknown field": "a message with a field that you do not know is valid (section 2)",
+    "unknown field": "a message with an additional, unknown field is valid (section 2)",
     "optional": "a Hello without the meanings of its channels is valid (section 3)",
     "reply": "each Command of an operator gets one Reply with its id and the state (section 8)",
     "unknown verb": "a Command with an unknown verb gets an error (section 8)",
@@ -63,7 +63,7 @@ DEMANDS = {
     "joining a stop": "a driver that joins during an emergency stop gets estop (section 8)",
     "bye": "after its Bye a client is unknown (section 3)",
 }
-"""What each check demands, by the name of the check."""
+"""Maps the name of each check to what it demands."""
 
 _TOLERANCE = 1e-4
 
@@ -72,7 +72,7 @@ def check(endpoint: str, bundle: Bundle, wait: float) -> Checks:
     """Connect to the policy server at the endpoint, and check it.
 
     Args:
-        endpoint: of the link policy.
+        endpoint: the endpoint of the server's link ``policy``.
         bundle: the policy that the server serves.
         wait: seconds to wait for the server.
 
@@ -174,7 +174,7 @@ class _Examination:
     # -- Steps ---------------------------------------------------------------------------------------------------
 
     def _step(self, driver: Client, sequence: int | None = None) -> Step:
-        """A Step with an observation in the middle of the ranges. The numbers differ from robot to robot."""
+        """A Step with observations near the middle of their ranges. Each robot gets different observations."""
         sequence = next(self._sequences) if sequence is None else sequence
         robots, channels = driver.hello.robots, self._spec.observations
         middle = [(one.low + one.high) / 2 if np.isfinite(one.high - one.low) else 0.0 for one in channels]
@@ -214,7 +214,9 @@ class _Examination:
         if action.weights_version and action.noise_kind == NO_NOISE and self._bundle.safety == SafetyConfig():
             wanted: Float32 = self._actor(step.observation)
             same = np.allclose(action.action, wanted, rtol=_TOLERANCE, atol=_TOLERANCE)
-            found = f"{found}; the policy gives {wanted.tolist()} (start the server without safety rules)"
+            found = (
+                f"{found}; the policy gives {wanted.tolist()} (if the server has safety rules, start it without them)"
+            )
             expect("action", same, found)
 
     def _exchange(self, driver: Client) -> None:

@@ -1,4 +1,4 @@
-"""The rules for the Steps of a driver, and the Actions with which the kit tests them."""
+"""The rules for the Steps of a driver, and the Actions with which the kit tests the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from td3_robot.messages import Action, ActionOrigin, Hello, Phase, Step
 from td3_robot.specs import Float32, RobotSpec
 
 NORMAL, BEYOND, NOTHING, SAFE, FOREIGN, GROWN = range(6)
-"""What the kit sends for Step n: the case n % 6.
+"""The six cases: what the kit sends for a Step. Step n has the case n % 6.
 
 NORMAL: an Action. BEYOND: an Action beyond the limits. NOTHING: no Action. SAFE: the safe action. FOREIGN: Actions for
 other Steps. GROWN: an Action with a field that the driver does not know.
@@ -48,14 +48,18 @@ class StepRules:
         """Check a Step. ``refused``: the kit refuses Steps, so a jump of the sequence is not a mistake."""
         before, expect, number = self.newest, self._expect, step.sequence
         named = (step.source, step.incarnation)
-        expect("identity", named == (self._hello.name, self._hello.incarnation), f"step {number} names {named}")
+        expect(
+            "identity",
+            named == (self._hello.name, self._hello.incarnation),
+            f"step {number} has source and incarnation {named}",
+        )
         if before and number == before.sequence:
             same = step.stamp == before.stamp and step.observation.tobytes() == before.observation.tobytes()
             expect("sequence", same, f"step {number} comes again with other content")
             return
         wanted = before.sequence + 1 if before else 0
         good = number == wanted or (refused and number > wanted)
-        expect("sequence", good, f"step {number} after {wanted - 1}")
+        expect("sequence", good, f"step {number} comes after step {wanted - 1}")
         if number == wanted:
             self._check_episodes(before, step)
         self._check_origin(before, step)
@@ -73,7 +77,7 @@ class StepRules:
             BEYOND: [{}],
             NOTHING: [],
             SAFE: [{"weights_version": 0, "noise_kind": 0, "noise_seed": 0}],
-            # Not the next Step, because the driver may have reached it.
+            # Never name the next Step in ``answers``: the driver may have sent it already.
             FOREIGN: [{"answers": step.sequence - 1}, {"incarnation": step.incarnation + 1}],
             GROWN: [{"later": [1, {"new": True}]}],
         }
@@ -101,7 +105,7 @@ class StepRules:
             continued = (step.episode == before.episode) & (step.episode_step == before.episode_step + np.uint32(1))
             begun = step.episode == before.episode + np.uint64(1)
             follows = np.where(before.phase >= Phase.TERMINATED, first & begun, ~first & continued)
-        found = f"step {step.sequence}: {_episode(before)}, and then {_episode(step)}"
+        found = f"step {step.sequence}: the Step before has {_episode(before)}; this Step has {_episode(step)}"
         self._expect("episodes", bool(good and follows.all()), found)
 
     def _check_origin(self, before: Step | None, step: Step) -> None:
@@ -114,22 +118,26 @@ class StepRules:
             self._check_applied(step, moving)
             return
         repeated = (step.answered, step.weights_version, step.noise_kind, step.noise_seed)
-        found = f"step {step.sequence}: origin {step.origin} with answered, version, noise {repeated}"
+        found = f"step {step.sequence}: origin {step.origin}, but answered, version and noise are {repeated}"
         self._expect("answered", repeated == (step.sequence, 0, 0, 0), found)
         if step.origin == ActionOrigin.HELD and before and before.origin and before.sequence + 1 == step.sequence:
             held = np.array_equal(step.action[moving], before.action[moving])
-            self._expect("action", held, f"step {step.sequence}: origin 2, but the action is not the last action")
+            self._expect(
+                "action", held, f"step {step.sequence}: origin 2, but the action differs from the previous action"
+            )
 
     def _check_applied(self, step: Step, moving: Any) -> None:
         """Check a Step that reports an Action of the policy."""
         action = self._sent.get(step.answered) if step.answered == step.sequence - 1 else None
-        found = f"step {step.sequence}: origin 1 with answered {step.answered}: no Action of the kit fits"
+        found = f"step {step.sequence}: origin 1 and answered {step.answered}, but the kit sent no such Action"
         if not self._expect("answered", action is not None, found):
             return
         assert action
         theirs = (step.weights_version, step.noise_kind, step.noise_seed)
         ours = (action.weights_version, action.noise_kind, action.noise_seed)
-        self._expect("answered", theirs == ours, f"step {step.sequence}: version, noise {theirs}; the Action: {ours}")
+        self._expect(
+            "answered", theirs == ours, f"step {step.sequence}: version and noise are {theirs}; the Action has {ours}"
+        )
         applied, sent, case = step.action[moving], action.action[moving], step.answered % 6
         within = (self.spec.action_low <= applied) & (applied <= self.spec.action_high)
         same = case == BEYOND or np.allclose(applied, sent, rtol=1e-5, atol=1e-6)

@@ -17,7 +17,7 @@ from td3_robot.messages import Hello, Message, wire_fields
 from td3_robot.transport import codec, endpoints
 
 PATIENCE = 10.0
-"""Seconds for an answer."""
+"""Seconds to wait for an answer."""
 QUIET = 0.3
 """Seconds in which a wrong message must get no answer."""
 
@@ -95,13 +95,13 @@ class Client:
         return None
 
     def all_of(self, kind: type[Kind]) -> list[Kind]:
-        """The messages of a kind, until none comes for a short time."""
+        """Collect messages of a kind until none comes for a short time."""
         return list(iter(lambda: self.receive(QUIET, kind), None))
 
     def expect(
         self, check: str, what: str, kind: type[Kind], seconds: float | None = None, **wanted: Any
     ) -> Kind | None:
-        """Wait for a message of a kind, and check that its fields have the wanted values. None if none comes."""
+        """Wait for a message of a kind, and check the ``wanted`` fields. Return the message; None if none comes."""
         seconds = PATIENCE if seconds is None else seconds
         answer = self.receive(seconds, kind)
         found = {name: getattr(answer, name) for name in wanted} if answer else f"nothing within {seconds:g} s"

@@ -33,7 +33,7 @@ _Result = TypeVar("_Result")
 
 
 class Options(Parser):
-    """The options of one benchmark: ``--json``, and numbers with a lowest value.
+    """The options of one benchmark: ``--json``, and options for numbers. Each number has a lowest value.
 
     Args:
         command: the command line that runs the benchmark.
@@ -76,9 +76,9 @@ def describe(*packages: str) -> dict[str, Any]:
 def take_turns(
     contestants: Mapping[_Name, Callable[[], _Result]], rounds: int, *, warm_up: bool = False
 ) -> dict[_Name, list[_Result]]:
-    """Call every contestant once in each round, and return its results. Each round begins with another contestant.
+    """Call every contestant once in each round. Each round begins with the next contestant. Return all results.
 
-    ``warm_up`` adds a first round whose results do not count.
+    ``warm_up`` adds a first round. The function drops the results of this round.
     """
     names = list(contestants)
     results: dict[_Name, list[_Result]] = {name: [] for name in names}
@@ -132,7 +132,9 @@ def percentile_row(name: str, figures: Mapping[str, float]) -> str:
 
 @contextlib.contextmanager
 def process_of(name: str) -> Iterator[Callable[..., Any]]:
-    """Start a process for one contestant, with its own threads and memory. Yield a function that calls functions in it.
+    """Start a process for one contestant, with its own threads and memory.
+
+    Yield a function ``call(f, *arguments)``, which calls ``f`` in that process.
 
     Raises:
         NodeError: a call failed.

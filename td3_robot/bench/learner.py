@@ -65,7 +65,7 @@ def options(command: str, description: str) -> harness.Options:
     parser = harness.Options(command, description, ("", "--json", "--networks 400-300 --threads 2 --repetitions 9"))
     parser.number("--seconds", 1.5, "S", "length of one turn", low=0.01)
     parser.number("--repetitions", 5, "N", "turns of each contestant")
-    parser.number("--threads", [1, 2], "N", "numbers of threads")
+    parser.number("--threads", [1, 2], "N", "measure with each of these numbers of threads")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="default: both")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--layer-norm", action="store_true", help="critics with LayerNorm")
@@ -78,7 +78,7 @@ def measure(
 ) -> Report:
     """Measure every kind of update with each network and number of threads.
 
-    ``others`` returns additional contestants for the widths of the networks, the number of threads, and the device.
+    ``others`` takes the widths of the networks, the number of threads and the device. It returns more contestants.
     """
     device = compute.device(options.device)
     report: Report = {

@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.number("--seconds", 60.0, "S", "length of the control loop", low=0.1)
     parser.number("--rate", 1000.0, "HZ", "rate of the control loop")
     parser.add_argument(
-        "--processors", type=_processors, default=[], metavar="N,N", help="processors for robot and server"
+        "--processors", type=_processors, default=[], metavar="N,N", help="processors that robot and server may use"
     )
     parser.add_argument("--priority", type=integer(), default=0, metavar="N", help="SCHED_FIFO priority, 1 to 99")
     parser.add_argument("--lock-memory", action="store_true", help="lock the memory of robot and server in RAM")

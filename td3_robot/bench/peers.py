@@ -38,7 +38,7 @@ def serving(endpoint: str, *options: str) -> Iterator[tuple[int, str]]:
 
 
 class Robot:
-    """A source with this many robots. It sends prepared Steps and receives Actions.
+    """A source with one or several robots. It sends prepared Steps and receives Actions.
 
     Attributes:
         version: weights version of the newest Action.

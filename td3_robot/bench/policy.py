@@ -97,9 +97,9 @@ def server_time(robots: int, actions: int, safety: SafetyConfig | None = None) -
 
 
 def _actor_and_noise(robots: int, actions: int) -> dict[str, Any]:
-    """Return the times (ns) of the actor alone, of the noise alone, and of the noise of earlier versions alone.
+    """Measure the actor, the noise, and the noise of earlier versions separately. Return the times (ns) of each.
 
-    The noise draws its numbers for several steps at once. So the highest percentiles are times to draw.
+    The noise draws its numbers for several steps at once. So the highest percentiles show how long a draw takes.
     """
     actor = Actor(example.bundle())
     noises = [kind(0, example.SOURCE, 0, robots, example.ACTIONS) for kind in (GaussianV2, Gaussian)]
@@ -120,7 +120,7 @@ def _actor_and_noise(robots: int, actions: int) -> dict[str, Any]:
 
 
 def memory(actions: int) -> dict[str, int | None]:
-    """Measure the growth of resident memory over this many actions after a warm-up. On Linux only; elsewhere None."""
+    """Measure the growth of resident memory over this many actions after a warm-up. It is None except on Linux."""
     server, resident = _Server(1), []
     for count in (max(1000, actions // 10), actions):
         for number in range(count):

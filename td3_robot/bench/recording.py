@@ -101,7 +101,7 @@ def _replayed(path: Path, steps: int) -> tuple[float, float]:
     taken = time.perf_counter() - begin, time.process_time() - begin_processor
     if not report.same or report.turns != steps + 1:
         raise NodeError(
-            "the replay of the benchmark's recording differs; check your own recording with td3-robot replay"
+            "the replay of the benchmark's recording gives other outputs; to check your own recording: td3-robot replay"
         )
     return taken
 
@@ -170,7 +170,7 @@ def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) 
     begin = time.perf_counter()
     for number, ((_, message), payload) in enumerate(zip(published, payloads, strict=True)):
         if number % (3 * RATE) == 0:
-            link.sent_at = number / 3 / RATE  # as when a Heartbeat is sent
+            link.sent_at = number / 3 / RATE  # a link sets this time when it sends a Heartbeat
         tap.offer("learner", message, payload)
         tap.flush(number / 3 / RATE)
     return time.perf_counter() - begin

@@ -1,7 +1,7 @@
 """``td3-robot bench train``: environment steps per second of a whole training on this machine.
 
 The training uses Walker2D, one robot and one update per step. Each turn runs ``td3-robot train`` with all its
-processes. The first 1,000 steps take uniform actions and do not count.
+processes. The benchmark does not measure the first 1,000 steps, which take uniform actions.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ def options(command: str, description: str) -> harness.Options:
     parser = harness.Options(command, description, ("", "--json > train.json", "--threads 1 --steps 10000 --rounds 5"))
     parser.number("--steps", 3000, "N", "environment steps in one turn")
     parser.number("--rounds", 3, "N", "turns of each contestant")
-    parser.number("--threads", [1, 2], "N", "numbers of threads")
+    parser.number("--threads", [1, 2], "N", "measure with each of these numbers of threads")
     parser.number("--hidden", list(example.HIDDEN), "N", "widths of the networks")
     parser.number("--batch", example.BATCH, "N", "batch size")
-    parser.add_argument("--no-compile", action="store_true", help="leave out the compiled update (one thread)")
+    parser.add_argument(
+        "--no-compile", action="store_true", help="leave out the compiled update, which uses one thread"
+    )
     return parser
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from td3_robot.cli.verbs import Verb, listing, run_row
 
 BENCHMARKS: dict[str, Verb] = {
-    "policy": Verb("td3_robot.bench.policy:main", "policy server: time for an action, start and memory"),
+    "policy": Verb("td3_robot.bench.policy:main", "policy server: time for an action, time to start, and memory"),
     "link": Verb("td3_robot.bench.link:main", "time from observation to action over a link; a 1 kHz loop"),
     "sim": Verb("td3_robot_sims.bench_sim:main", "simulator steps per second; memory of a robot"),
     "learner": Verb("td3_robot.bench.learner:main", "TD3 updates per second of the learner"),

@@ -45,7 +45,8 @@ _EXAMPLES = """examples:
   td3-robot doctor
   td3-robot doctor --json
 
-The result holds for this user, this Python environment and these limits. A line begins with
+The result is valid only for this user, this Python environment and the limits of this shell (ulimit).
+A line begins with
   ok   it works
   no   it is missing, but you may not need it
   BAD  it is present but cannot work
@@ -113,7 +114,7 @@ def _uses() -> list[Finding]:
 
 
 def _child(code: str, *words: str) -> tuple[dict[str, Any], str]:
-    """Run code in a child process. Return the JSON object that it prints last, and an error text; empty on success."""
+    """Run code in a child process. Return the JSON object that it prints last, and an error text (empty on success)."""
     command = [sys.executable, "-c", code, *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT)
@@ -144,14 +145,14 @@ def _realtime() -> list[Finding]:
     answer, problem = _child(_REALTIME_CODE)
     if problem:
         return [Finding("real time", "BAD", f"the request fails: {problem}")]
-    remedy = "; systemd: LimitRTPRIO and LimitMEMLOCK"
+    remedy = "; under systemd, set LimitRTPRIO and LimitMEMLOCK"
     return [Finding("real time", "ok", text) for text in answer["applied"]] + [
         Finding("real time", "no", text + remedy) for text in answer["refused"]
     ]
 
 
 def _sockets() -> Finding:
-    """Check whether the processes of a run can connect, by binding a socket in the same folder."""
+    """Bind a socket in the folder for the sockets of runs. This checks whether the processes of a run can connect."""
     try:
         with (
             tempfile.TemporaryDirectory(prefix=endpoints.SOCKETS_PREFIX, dir=endpoints.socket_home()) as folder,
@@ -162,16 +163,22 @@ def _sockets() -> Finding:
             endpoints.check(endpoint, bind=True, keys=False)
             socket.bind(endpoint)
     except (OSError, zmq.ZMQError, EndpointError) as error:
-        return Finding("sockets of runs", "BAD", f"in {endpoints.socket_home()}: {error}; see XDG_RUNTIME_DIR, TMPDIR")
+        return Finding(
+            "sockets of runs",
+            "BAD",
+            f"in {endpoints.socket_home()}: {error}; to change the folder, set XDG_RUNTIME_DIR or TMPDIR",
+        )
     return Finding("sockets of runs", "ok", str(endpoints.socket_home()))
 
 
 def _keys(folder: Path) -> Finding:
     keys = KeyFolder(folder)
     if not keys.secret_file.exists():
-        return Finding("this machine's keys", "no", f"none in {folder}; td3-robot keys create NAME")
+        return Finding("this machine's keys", "no", f"none in {folder}; to make keys: td3-robot keys create NAME")
     try:
         identity = keys.identity()
-        return Finding("this machine's keys", "ok", f"{identity.name}, {len(keys.entries())} others known, {folder}")
+        return Finding(
+            "this machine's keys", "ok", f"{identity.name}, other known keys: {len(keys.entries())}, folder: {folder}"
+        )
     except KeysError as error:
         return Finding("this machine's keys", "BAD", str(error))

@@ -30,7 +30,7 @@ _EXAMPLES = """examples:
   to command the robot from the workstation
   on the robot         td3-robot keys allow workstation workstation.public --role operator
   on both, in the configuration   endpoints: {keys: ~/.config/td3-robot/keys}
-  later                td3-robot keys revoke robot-7
+  to forget a key      td3-robot keys revoke robot-7
 """
 
 
@@ -60,7 +60,8 @@ def _parser() -> Parser:
         "--role",
         choices=(CLIENT, *ROLES),
         default=CLIENT,
-        help="role of the other machine; repeat the command to add one (default: %(default)s: all except operator)",
+        help="role of the other machine (default: %(default)s, which is every role except operator); "
+        "to add a role, repeat the command",
     )
     kind.add_argument(
         "--server",

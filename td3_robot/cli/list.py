@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _configs() -> Rows:
-    """The shipped configurations; the first sentence of a file's comment describes it."""
+    """The shipped configurations. The description is the first sentence of the comment in the file."""
     rows = []
     for file in sorted(resources.folder("configs").glob("*.yaml")):
         config = configuration.load(file)
@@ -65,7 +65,7 @@ def _tasks() -> Rows:
         rows.append((name, *sizes, f"{spec.control_period * 1e3:g} ms", "a walking robot in PyBullet"))
     rows += [
         ("gymnasium:ID", "", "", "", "a Gymnasium environment with continuous actions"),
-        ("gymnasium:MODULE:ID", "", "", "", "the same, registered by your module"),
+        ("gymnasium:MODULE:ID", "", "", "", "a Gymnasium environment that your module registers"),
         ("discrete:ID", "", "", "", "a Gymnasium environment with discrete actions, for a2c"),
     ]
     columns = "task", "observations", "actions", "period", "description"

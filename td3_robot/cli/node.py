@@ -26,7 +26,7 @@ VERBS = {
     "watch": "print a line for each change of state, until Ctrl-C",
     "configure": "go from unconfigured to inactive",
     "activate": "let the policy move the robots: from inactive, or from fault",
-    "deactivate": "the robots apply the safe action until activate; also from fault",
+    "deactivate": "from active or fault to inactive: the robots apply the safe action until activate",
     "estop": "emergency stop: all robots apply the safe action until reset and activate; print which robots confirm it",
     "reset": "end an emergency stop or a fault; the new state is inactive",
     "load": "serve POLICY (a file, a run folder or a shipped policy) from the next action on",
@@ -34,7 +34,7 @@ VERBS = {
     "freeze": "refuse the weights of learners",
     "unfreeze": "accept the weights of learners again",
     "takeover": "drive the robot of --target with the keyboard, or with actions from standard input, one per line",
-    "give_back": "give the robot of --target back to the policy, if its operator has left",
+    "give_back": "give the robot of --target back to the policy, if the operator of this robot has left",
     "shutdown": "end the process",
 }
 
@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--config", metavar="FILE", help="the policy server deployed with this configuration")
     where.add_argument("--endpoint", metavar="ENDPOINT", help="the policy server at this address")
     parser.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
-    parser.add_argument("--target", default="", metavar="NAME", help="one robot (default: the server; see protocol.md)")
+    parser.add_argument(
+        "--target", default="", metavar="NAME", help="command only this robot (default: the server; see protocol.md)"
+    )
     add_index(parser)
     parser.add_argument("--reason", default="", help="reason, for the log")
     parser.add_argument(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from td3_robot.cli.verbs import Verb, listing, run_row
 
 NODES: dict[str, Verb] = {
-    "driver": Verb("td3_robot.ros2.driver:main", "drive a robot that has a ROS 2 interface, as a lifecycle node"),
+    "driver": Verb("td3_robot.ros2.driver:main", "run a lifecycle node that drives a robot with a ROS 2 interface"),
     "operator": Verb("td3_robot.ros2.operator:main", "take over a robot, and drive it by a joystick or a topic"),
     "monitor": Verb("td3_robot.ros2.monitor:main", "publish the messages of a run or a robot as ROS 2 topics"),
 }

@@ -34,7 +34,7 @@ _EXAMPLES = """examples:
   td3-robot sweep ant --seeds 0..9 --cluster auto --out /shared/runs/ant
   td3-robot sweep pendulum --seeds 1,5 --vary network.hidden=[64,64],[256,256] --vary learner.n_step=1,3
 
-The same command again continues a stopped sweep. It skips finished runs.
+To continue a stopped sweep, repeat the command. It skips finished runs.
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PERIOD = 0.2  # seconds between two checks of the running trainings
@@ -87,7 +87,7 @@ def _parser() -> Parser:
         default=[],
         type=variation,
         metavar="KEY=A,B,…",
-        help="train with each of these values; with several --vary, with each combination",
+        help="train with each of these values; several --vary: train with each combination of their values",
     )
     parser.add_argument("--steps", type=integer(1), metavar="N", help="environment steps of each run (total_steps)")
     parser.add_argument(
@@ -98,7 +98,7 @@ def _parser() -> Parser:
         "--at-once",
         type=integer(1),
         metavar="N",
-        help="runs at a time (default: one for two cores)",
+        help="number of runs at the same time (default: one for every two cores)",
     )
     parser.add_argument(
         "--cluster",
@@ -186,7 +186,10 @@ def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: 
 
 @contextlib.contextmanager
 def _caught_signals() -> Iterator[list[int]]:
-    """Yield a list that collects Ctrl-C and SIGTERM. An exception could interrupt the start of a training."""
+    """Yield a list that collects the signals Ctrl-C and SIGTERM.
+
+    The signals raise no exception, because an exception could interrupt the start of a training.
+    """
     caught: list[int] = []
     handlers = {number: signal.signal(number, lambda it, _: caught.append(it)) for number in _SIGNALS}
     try:
@@ -232,7 +235,7 @@ def _report(trainings: Sequence[Training], options: argparse.Namespace, out: Pat
         return
     import numpy as np
 
-    from td3_robot.runtime import comparison, learning_curve  # matplotlib takes a second to load
+    from td3_robot.runtime import comparison, learning_curve  # import late: matplotlib loads slowly
 
     keys = [key for key, _ in options.vary]
     finals = {training: final_of(out / training.name) or {} for training in trainings}

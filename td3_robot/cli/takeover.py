@@ -16,7 +16,7 @@ from td3_robot.operators import Takeover
 from td3_robot.util.output import say
 from td3_robot.util.text import one_line
 
-_PATIENCE = 2.0  # seconds after the newest input during which this command sends actions
+_PATIENCE = 2.0  # this command sends actions for this time (s) after the newest input
 _PRESSES = 20  # key presses from the lower to the upper limit of a channel
 _KEYS = f"""keys:
   left, right  choose a channel
@@ -25,7 +25,7 @@ _KEYS = f"""keys:
   space        keep the values
   q            give the robot back, and end
 Press a key at least every {_PATIENCE:g} s. After a longer pause the robot gets the safe action until you press a key.
-Ctrl-C ends without giving the robot back: it keeps the safe action."""
+Ctrl-C ends without giving the robot back: the robot keeps the safe action."""
 
 _UP, _DOWN, _RIGHT, _LEFT = "ABCD"  # the last letter of the code that a terminal sends for the arrow key
 _KEY = re.compile("\x1b[\\[O]([ABCD])|([q0])")
@@ -34,7 +34,7 @@ _KEY = re.compile("\x1b[\\[O]([ABCD])|([q0])")
 def drive(robot: Takeover, source: int) -> None:
     """Send actions until the letter q, or the end of the input.
 
-    At the end of the input, the program that wrote the input may have failed. So the robot keeps the safe action.
+    The input may end because the program that writes it has failed. So the robot then keeps the safe action.
 
     Args:
         robot: the takeover.
@@ -113,7 +113,7 @@ class Lines:
         self._rest = ""
 
     def action(self) -> list[float] | None:
-        """The action of the newest complete line, once; otherwise None."""
+        """The action of the newest complete line; None if no complete line has come since the last call."""
         newest, self._newest = self._newest, None
         return newest
 

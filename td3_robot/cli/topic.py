@@ -27,7 +27,7 @@ from td3_robot.util.text import did_you_mean
 WATCHED = sorted(kind.NAME for kind in RECORDED - {Turn})
 """Topics that a monitor can subscribe to; only recorders get Turns."""
 _ROLES = {"simulator": ("simulator", "driver"), "policy server": ("policy",)}
-"""Maps a subscriber's name in the table of topics to its roles in Hello, where the two differ."""
+"""Maps a subscriber's name in the table of topics to its roles in Hello. Any other name is itself the role."""
 _EXAMPLES = """examples:
   td3-robot topic list
   td3-robot topic show step
@@ -97,7 +97,9 @@ def _parser() -> Parser:
         "print the rate and the jitter of a live topic",
         "Print the rate of a topic. The times come from the publisher's clock.",
     )
-    hz.add_argument("--window", type=integer(2), default=1000, metavar="N", help="newest messages (default: 1000)")
+    hz.add_argument(
+        "--window", type=integer(2), default=1000, metavar="N", help="measure the newest N messages (default: 1000)"
+    )
     hz.add_argument("--every", type=seconds, default=1.0, metavar="S", help="seconds between lines (default: 1)")
     hz.add_argument("--seconds", type=seconds, metavar="S", help="end after S seconds")
     hz.add_argument("--json", action="store_true", help="print each line as JSON")
@@ -156,7 +158,7 @@ def _measure(node: Node, options: argparse.Namespace) -> None:
 
 
 def rate(stamps: Sequence[int]) -> dict[str, float]:
-    """The rate in Hz and the periods in ms of the times ``stamps`` (ns); empty for fewer than two times."""
+    """The rate (Hz) and the periods (ms) between the times ``stamps`` (ns). Fewer than two times give an empty map."""
     periods = [(later - earlier) * 1e-6 for earlier, later in pairwise(stamps)]
     if not periods or sum(periods) <= 0:
         return {}
@@ -178,7 +180,7 @@ def rate_line(row: Mapping[str, Any]) -> str:
 def _describe(node: Node, options: argparse.Namespace) -> None:
     """Watch for ``--seconds``, then print what is known about the topic."""
     publishers: Counter[str] = Counter()
-    clients: dict[tuple[str, str], str] = {}  # the role of each node, by link and name
+    clients: dict[tuple[str, str], str] = {}  # maps link and name of a node to its role
 
     def receive(entry: Entry, message: Message, names: Names) -> None:
         del names
@@ -238,5 +240,5 @@ def _echo(node: Node, options: argparse.Namespace) -> None:
 
 
 def _plain(value: Any) -> str:
-    """Replace bytes by their number as text, because JSON has no type for bytes."""
+    """Return the number of bytes as text, because JSON has no type for bytes."""
     return f"{len(value)} bytes"

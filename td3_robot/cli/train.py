@@ -101,7 +101,7 @@ def _parser() -> Parser:
         dest="timing",
         action="store_const",
         const="lockstep",
-        help="one seed gives identical bits in every run; a little slower",
+        help="make all runs with the same seed identical, bit for bit; a little slower",
     )
     parser.add_argument(
         "--from",

@@ -37,23 +37,31 @@ COMMANDS: dict[str, Verb] = {
     "sim": Verb("td3_robot_sims.node:main", "run one more simulator for a training", _TRAIN),
     "learner": Verb("td3_robot.learner.node:main", "run the learner of a training by hand", _TRAIN),
     "bundle": Verb("td3_robot.cli.bundle:main", "make, show, verify, export and import policy files", _DEPLOY),
-    "policy": Verb("td3_robot.policy.node:main", "serve a policy to a robot, or by hand in a training", _DEPLOY),
+    "policy": Verb(
+        "td3_robot.policy.node:main", "serve a policy to a robot, or to a training that you start by hand", _DEPLOY
+    ),
     "node": Verb(
         "td3_robot.cli.node:main", "command a policy server and its robots: state, activate, estop, …", _DEPLOY
     ),
-    "ros2": Verb("td3_robot.cli.ros2:main", "run a ROS 2 node: the driver of a robot with a ROS 2 interface", _DEPLOY),
-    "keys": Verb("td3_robot.cli.keys:main", "make keys, and choose which may connect from other machines", _DEPLOY),
+    "ros2": Verb("td3_robot.cli.ros2:main", "run a ROS 2 node: driver, operator or monitor", _DEPLOY),
+    "keys": Verb("td3_robot.cli.keys:main", "make keys, and choose which other machines may connect", _DEPLOY),
     "record": Verb("td3_robot.recording.node:main", "record what the processes of a run or a robot publish", _RECORD),
     "info": Verb("td3_robot.recording.info:main", "show what a recording holds, and whether it is whole", _RECORD),
     "play": Verb("td3_robot.recording.play:main", "play a recording to live nodes", _RECORD),
-    "replay": Verb("td3_robot.replay.check:main", "run the cores on recordings, and compare their outputs", _RECORD),
+    "replay": Verb(
+        "td3_robot.replay.check:main",
+        "run the cores on recordings, and compare the outputs with the recorded ones",
+        _RECORD,
+    ),
     "export": Verb("td3_robot.recording.export:main", "convert a recording to tables, ROS 2 or Minari", _RECORD),
     "recover": Verb("td3_robot.recording.recover:main", "make a whole recording from a damaged one", _RECORD),
     "list": Verb(
         "td3_robot.cli.list:main", "list configurations, tasks, policies, configuration keys or algorithms", _TOOLS
     ),
     "new": Verb("td3_robot.cli.new:main", "write the skeleton of a driver or a task, with its test", _TOOLS),
-    "monitor": Verb("td3_robot.monitor.node:main", "watch a training or a robot live; feed PlotJuggler", _TOOLS),
+    "monitor": Verb(
+        "td3_robot.monitor.node:main", "watch a training or a robot live; send data to PlotJuggler", _TOOLS
+    ),
     "dashboard": Verb("td3_robot.dashboard.command:main", "show a training or a robot on a web page, live", _TOOLS),
     "topic": Verb("td3_robot.cli.topic:main", "list topics, show their fields, and print messages live", _TOOLS),
     "bench": Verb("td3_robot.cli.bench:main", "measure speed and memory", _TOOLS),
@@ -63,7 +71,7 @@ COMMANDS: dict[str, Verb] = {
 
 
 def find(table: Mapping[str, Verb], name: str, kind: str) -> Verb:
-    """Return the row with this name. Raise UsageError if the table has no such row. ``kind`` is the word for a row."""
+    """Return the row with this name. Raise UsageError if the table has no such row. The error calls a row ``kind``."""
     if name not in table:
         raise UsageError(f"unknown {kind} {name!r}; {did_you_mean(name, table, 'allowed:')}")
     return table[name]

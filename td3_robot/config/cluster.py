@@ -11,9 +11,9 @@ class ClusterConfig(Section, frozen=True):
     """Settings of ``td3-robot train --cluster``. Other trainings ignore them.
 
     Attributes:
-        simulators: number of simulator processes on the cluster; null for the key ``simulators``. With ``[low, high]``,
-            the cores of the hosts determine the number: new hosts get more simulators, and the run continues without
-            a lost host while ``low`` simulators remain.
+        simulators: number of simulator processes on the cluster. With null, the key ``simulators`` gives the number.
+            With ``[low, high]``, the cores of the hosts determine the number: new hosts get more simulators, and if a
+            host is lost, the run continues as long as at least ``low`` simulators remain.
         simulator_cpus, learner_cpus: processor cores that Ray reserves for each simulator and for the learner.
         addresses: maps the address that Ray shows for a host to the address at which other hosts reach this host. Set
             it only where the two addresses differ.
@@ -35,6 +35,6 @@ class ClusterConfig(Section, frozen=True):
             )
 
     def range(self, default: int) -> tuple[int, int]:
-        """Return the lowest and the highest number of simulators. ``default`` stands for null."""
+        """Return the lowest and the highest number of simulators. If the key is null, both are ``default``."""
         asked = default if self.simulators is None else self.simulators
         return asked if isinstance(asked, tuple) else (asked, asked)

@@ -22,7 +22,7 @@ class LearnerConfig(Section, frozen=True):
 
     Noise and clips of actions are fractions: 1 is half the action range of each dimension.
 
-    A checkpoint made on one device resumes on any other, with the same random numbers.
+    A checkpoint from one device can be used on any other device. The random numbers stay the same.
 
     Attributes:
         algorithm: ``td3`` (Fujimoto et al. 2018, algorithm 1), ``ddpg``, ``a2c``, or an algorithm of an installed
@@ -53,14 +53,14 @@ class LearnerConfig(Section, frozen=True):
         priority_exponent: exponent of a transition's priority, see ``replay``.
         buffer_size: transitions that the buffer holds.
         replay_storage: ``memory``, or ``file`` for a file in the run folder. With a file, a killed learner loses no
-            transition, and checkpoints are small. In lock-step, checkpoints hold the buffer too, because the file is
-            newer than the checkpoint.
+            transition, and checkpoints are small. In lock-step, checkpoints hold the buffer too, because the file may
+            hold transitions that are newer than the checkpoint.
         recordings: files whose transitions fill the buffer at the start. These transitions are not environment steps.
         learn_from_operator: learn also from transitions in which an operator chose the action. ``a2c`` never does.
         operator_share: if above 0, the learner keeps the newest 100,000 of the operator's transitions in a separate
-            buffer. This share of each batch comes from that buffer. If 0, the replay buffer contains them. Even with
-            ``replay_storage: file``, a killed learner loses the rows of the separate buffer that are newer than the
-            newest checkpoint.
+            buffer. This share of each batch comes from that buffer. If 0, the replay buffer holds these transitions.
+            Even with ``replay_storage: file``, a killed learner loses the rows of the separate buffer that are newer
+            than the newest checkpoint.
         learning_starts: environment steps with uniform actions before the first update.
         replay_ratio: updates for each environment step; null for no limit.
         replay_ratio_band: the simulators wait when the learner is this many updates behind the replay ratio.
@@ -124,7 +124,7 @@ class LearnerConfig(Section, frozen=True):
         if self.start_from is not None and not self.critics_first:
             raise ValueError(
                 f"learner.start_from is {self.start_from!r} and learner.critics_first is 0: untrained critics "
-                "would spoil the policy at once; allowed: 1 or more, for example 5000"
+                "would spoil the policy at once; allowed for critics_first: 1 or more, for example 5000"
             )
         if self.operator_share and not self.learn_from_operator:
             raise ValueError(
@@ -154,7 +154,7 @@ class LearnerConfig(Section, frozen=True):
 
     @property
     def thread_count(self) -> int:
-        """The number of threads. ``auto`` counts as 1 here: only ``td3-robot train`` measures, and stores a number."""
+        """The number of threads. It is 1 for ``auto``: only ``td3-robot train`` measures, and replaces ``auto``."""
         return 1 if self.threads == "auto" else self.threads
 
     @property

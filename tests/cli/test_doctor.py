@@ -38,7 +38,7 @@ def test_a_machine_without_keys_and_without_a_compiler(
         "no",
         "there is no C++ compiler '/nowhere/g++' (to use another one, set CXX): learner.compile has no effect",
     )
-    assert found["this machine's keys"] == ("no", f"none in {home}; td3-robot keys create NAME")
+    assert found["this machine's keys"] == ("no", f"none in {home}; to make keys: td3-robot keys create NAME")
 
 
 def test_doctor_reports_the_key_pair_and_warns_if_others_can_read_it(
@@ -46,7 +46,7 @@ def test_doctor_reports_the_key_pair_and_warns_if_others_can_read_it(
 ) -> None:
     folder = KeyFolder(home)
     folder.create("robot-7")
-    assert findings(capsys)["this machine's keys"] == ("ok", f"robot-7, 0 others known, {home}")
+    assert findings(capsys)["this machine's keys"] == ("ok", f"robot-7, other known keys: 0, folder: {home}")
     folder.secret_file.chmod(0o644)
     state, text = findings(capsys, code=1)["this machine's keys"]
     assert state == "BAD"
@@ -83,7 +83,7 @@ def test_a_socket_folder_with_a_too_long_path_is_reported(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
     state, text = findings(capsys, code=1)["sockets of runs"]
     assert state == "BAD"
-    assert "allowed: at most 107; see XDG_RUNTIME_DIR, TMPDIR" in text
+    assert "allowed: at most 107; to change the folder, set XDG_RUNTIME_DIR or TMPDIR" in text
 
 
 def test_real_time_is_granted_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
