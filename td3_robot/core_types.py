@@ -22,7 +22,7 @@ class Peer:
     Attributes:
         link: name of the link on which the client connected.
         key: routing identity of the connection.
-        dims: sizes of the arrays in its messages, by their letters: N, O, A.
+        dims: the sizes N, O and A of the arrays in the client's messages, by letter.
         owner: the client's public key, proved in its handshake; empty on a link without keys.
     """
 
@@ -45,7 +45,7 @@ class Farewell(Enum):
     """Why a client left: only the reasons that change a decision. The values are the ``reason`` texts in a Bye."""
 
     STOPPED = "stopped"  # its process ends normally
-    RECONNECTED = "connected anew"  # the same process is back on another connection
+    RECONNECTED = "connected anew"  # the same process is back on a new connection
     OTHER = ""  # any other reason
 
     @classmethod

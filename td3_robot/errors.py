@@ -49,8 +49,8 @@ class UsageError(Td3RobotError):
 class ArgumentError(UsageError, ValueError):
     """An argument of a Python function has a value that is not allowed.
 
-    A command whose option has the name of the argument prints the error with ``--`` before the name. ``problem`` says
-    what the value is, and what is allowed.
+    If a command has an option with the name of the argument, it prints the error with ``--`` before the name.
+    ``problem`` says what the value is, and what is allowed.
     """
 
     def __init__(self, name: str, problem: str) -> None:
@@ -113,7 +113,7 @@ class SessionError(Td3RobotError):
 
 
 class RunFolderError(Td3RobotError):
-    """A run folder holds a run already, or lacks the requested one."""
+    """A run folder already holds a run, or does not hold the requested run."""
 
 
 class NodeError(Td3RobotError):

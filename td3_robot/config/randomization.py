@@ -69,7 +69,7 @@ class RandomizationConfig(Section, frozen=True):
 
     Attributes:
         mass: factor of the mass and the inertia of every part of the robot.
-        friction: factor of the floor's lateral friction. Bullet multiplies it by the foot's friction.
+        friction: factor of the floor's lateral friction. Bullet multiplies the floor's friction by the foot's friction.
         motor_strength: factor of every joint's torque. The cost of an action does not change.
         joint_damping: damping of every driven joint, N·m·s/rad; the models have none. Bullet uses the velocity at the
             start of a control period, so light links vibrate at values above a few N·m·s/rad.
@@ -81,8 +81,8 @@ class RandomizationConfig(Section, frozen=True):
         sensor_noise: standard deviation of the Gaussian noise on observations. The simulator draws one for each group.
         sensor_bias: offset of observations, constant during an episode. The simulator draws one for each channel.
         push: forces on the torso.
-        tilt: angle between the start attitude and upright, rad, in a random direction. A planar robot tilts forwards
-            or backwards.
+        tilt: angle by which the robot is tilted at the start of an episode, rad. The direction is random. A planar
+            robot tilts forwards or backwards.
     """
 
     mass: tuple[_Factor, _Factor] | None = None

@@ -64,7 +64,7 @@ def _keys(section: type[Struct], prefix: str) -> Iterator[Key]:
 
 
 def _documented(section: type[Struct]) -> dict[str, str]:
-    """Return the text about each key in the docstring of its section, from lines ``key, key: text``."""
+    """Return the text about each key, from the lines ``key, key: text`` in the docstring of a section."""
     _, _, attributes = (inspect.getdoc(section) or "").partition("Attributes:\n")
     docs: dict[str, str] = {}
     for keys, text in re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", attributes, re.MULTILINE):

@@ -50,13 +50,13 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
     """Check the changes at a resume, and return them, each as ``key: old → new``.
 
     Args:
-        before: the configuration of the run's last training. In both configurations, ``auto`` is already replaced
-            by the choice, so that another device or precision counts as a change.
+        before: the configuration of the run's last training. In both configurations, the chosen value
+            already replaces ``auto``. So the check also finds a new device or precision.
         after: the configuration to resume with.
         declared: keys that the user wants to change. The name of a section means all its keys.
 
     Raises:
-        UsageError: a key has changed, but the user did not set it, or it cannot change.
+        UsageError: a changed key is fixed, or the user did not set it.
     """
     changed = differences(before, after)
     fixed = FIXED | (FIXED_IN_LOCKSTEP if before.timing == "lockstep" else {})

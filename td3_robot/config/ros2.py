@@ -106,7 +106,8 @@ class CommandConfig(Section, frozen=True):
             trajectory_msgs/JointTrajectory with one point, for a joint trajectory controller.
         topic: topic of the commands.
         field: which field of a trajectory's point holds the values.
-        reach_ms: time from the command to a trajectory's point. The default is one control period.
+        reach_ms: time after the command at which the robot reaches the trajectory's point. The default is one
+            control period.
     """
 
     type: Literal["array", "trajectory"] = "array"
@@ -145,5 +146,5 @@ class Ros2Config(Section, frozen=True):
         if self.command.type == "trajectory" and (nameless or not self.actions):
             raise ValueError(
                 f"ros2.command.type is 'trajectory' and ros2.actions names no joint"
-                f"{f' of {nameless!r}' if nameless else ''}; name the joint of each channel"
+                f"{f' for {nameless!r}' if nameless else ''}; name the joint of each channel"
             )

@@ -111,18 +111,18 @@ def _data(content: bytes, source: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(f"{source}: its data does not describe a model ({type(error).__name__})") from None
     if kind != "stable_baselines3.td3.policies":
-        raise BundleError(f"{source}: its policy is of {kind[:60]}; allowed: TD3 and DDPG")
+        raise BundleError(f"{source}: its policy is from {kind[:60]}; allowed: TD3 and DDPG")
     if not activation.removesuffix("'>").endswith("activation.ReLU"):
         raise BundleError(f"{source}: its activation is {activation[:60]}; allowed: ReLU")
     return dict(data)
 
 
 def _layers(state: dict[str, Float32], source: str) -> dict[str, Float32]:
-    """Return the layers of ``actor.mu`` with the names of a bundle. SB3's layer indices also count activations."""
+    """Return the layers of ``actor.mu`` with the names of a bundle. In SB3, activations have layer indices, too."""
     found = {name: match for name in state if (match := _LAYER.fullmatch(name))}
     if not found or len(found) != len(state):
         strange = next((name for name in state if name not in found), "no actor.mu")
-        raise BundleError(f"{source}: its actor has {strange[:60]!r}; allowed: linear layers alone (MlpPolicy)")
+        raise BundleError(f"{source}: its actor has {strange[:60]!r}; allowed: only linear layers (MlpPolicy)")
     indices = sorted({int(match[1]) for match in found.values()})
     if indices != list(range(0, 2 * len(indices), 2)):
         raise BundleError(f"{source}: its actor has layers {indices[:8]}; every second one must be an activation")

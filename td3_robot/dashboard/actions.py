@@ -44,7 +44,7 @@ _VERBS: dict[str, Callable[[Operator, Action], Reply]] = {
 
 
 def act(body: bytes, folder: RunFolder | None, config: Config) -> dict[str, Any]:
-    """Command the policy server of a run or configuration, and wait for its answer.
+    """Send a command to the policy server of a run or configuration, and wait for the answer.
 
     Returns:
         ``done``: whether the server, and each robot that must follow, has confirmed the action. ``text``: the problem,

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     from td3_robot.dashboard.guard import OPERATOR, VIEWER, Guard
 
     class Server(uvicorn.Server):
-        """Keeps the signal that ended the server. asyncio does not always pass on Ctrl-C."""
+        """Stores the signal that ended the server, because asyncio does not always pass on Ctrl-C."""
 
         signal = 0
 
@@ -147,7 +147,7 @@ def _check(options: argparse.Namespace) -> None:
         if file is not None and not os.path.isfile(file):
             raise UsageError(f"{option} {file!r}: there is no such file")
     address = None
-    with contextlib.suppress(ValueError):  # a name
+    with contextlib.suppress(ValueError):  # the host may be a name
         address = ipaddress.ip_address(options.host)
     if address is not None and address.is_unspecified:
         raise UsageError(f"--host is {options.host!r}; allowed: one name or address of this machine")
@@ -157,7 +157,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _hosts(host: str, port: int) -> list[str]:
-    """The allowed values of the Host header, the value in the printed address first."""
+    """The allowed values of the Host header. The first one is in the printed address."""
     names = [host, "localhost"] if host == "127.0.0.1" else [f"[{host}]" if ":" in host else host.lower()]
     ends = [f":{port}", ""] if port in (80, 443) else [f":{port}"]  # browsers leave out the usual port
     return [name + end for name in names for end in ends]
@@ -180,8 +180,8 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 def _opened(address: str) -> Iterator[None]:
     """Open the page in a browser.
 
-    The browser gets a private file that redirects to the page. Other users could read a token in the browser's
-    arguments.
+    Other users can read the browser's arguments, so the arguments must not hold the token. The browser gets a private
+    file, which redirects to the page.
     """
     folder = Path(tempfile.mkdtemp(prefix="td3-robot-dashboard-"))
     try:

@@ -14,7 +14,7 @@ from td3_robot.recording.poses import Poses, ends, known, radii
 from td3_robot.specs import RobotSpec
 
 FRAMES = 10
-"""The maximum number of pictures of a robot in a snapshot: 20 pictures per second."""
+"""The maximum number of pictures of a robot in a snapshot. A page gets two snapshots, so 20 pictures, per second."""
 _ROBOTS = 4  # maximum number of robots of a source that are drawn
 _STEPS = 1000  # maximum number of Steps of a source between two snapshots
 
@@ -41,7 +41,7 @@ class Drawing:
     """Draws the first robots of each source, if the links of the robots are known.
 
     Attributes:
-        sources: these sources by name.
+        sources: the drawn sources by name.
     """
 
     def __init__(self) -> None:
@@ -68,8 +68,8 @@ class Drawing:
     def take(self) -> dict[str, dict[str, Any]]:
         """Return the pictures since the last call, by source and index of the robot, as in ``sim-0/2``.
 
-        ``radii`` has the radius of each shape. Each of ``frames`` is one list: for each shape, x, y and z of its start,
-        then of its end, in m.
+        ``radii`` has the radius of each shape. Each of ``frames`` is one list of numbers. For each shape, it has
+        x, y and z of the shape's start, then x, y and z of its end, in m.
         """
         drawn = {}
         for name, source in self.sources.items():

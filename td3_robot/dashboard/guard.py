@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 ROLE = "td3_robot_role"
-"""Key of a request's scope that holds the role of its token."""
+"""In the scope of a request, this key holds the role."""
 VIEWER, OPERATOR = "viewer", "operator"
 """The roles. A viewer sees everything. An operator may also command the robots."""
 _HEADERS = {
@@ -29,8 +29,9 @@ _HEADERS = {
 class Guard:
     """ASGI middleware that refuses requests from other sites and requests without a token.
 
-    A request with another Host header is refused. So another site cannot reach the dashboard under its own name (DNS
-    rebinding). The first request has the token in the address. The answer sets a cookie, which later requests send.
+    The guard refuses a request whose Host header is not in ``hosts``. So another site cannot reach the dashboard under
+    the name of that site (DNS rebinding). The first request has the token in the address. The answer sets a cookie,
+    which later requests send.
 
     Args:
         app: the application behind the guard.
@@ -69,7 +70,7 @@ class Guard:
         await app({**scope, ROLE: role}, receive, answer)
 
     def _role(self, token: str) -> str:
-        """The role of a token; empty for an unknown token. The time does not depend on the token."""
+        """The role of a token; empty for an unknown token. The search takes the same time for every token."""
         known = [role for role, own in self._tokens.items() if hmac.compare_digest(own.encode(), token.encode())]
         return known[0] if known else ""
 

@@ -33,7 +33,7 @@ HISTORY = 1200
 BINS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 """Upper edges of the bins of a histogram of times, in ms. The last bin has no upper edge."""
 
-_PAUSE = 0.05  # seconds without reading, because each wake-up takes processor time from a training
+_PAUSE = 0.05  # seconds of sleep if no message waits, because each wake-up takes processor time from a training
 _ROBOTS = 16  # maximum number of robots of one source in a snapshot
 _NODES = 64  # maximum number of nodes whose newest messages are kept
 _PACE = (Step.NAME, Action.NAME, Weights.NAME)  # topics whose intervals show the speed of the publisher
@@ -76,7 +76,7 @@ class Live:
     Attributes:
         number: number of the newest snapshot, from 1; 0 before the first snapshot.
         newest: the newest snapshot as JSON. Any thread may read it.
-        viewers: number of open pages. The thread computes pictures of the robots only if there is one.
+        viewers: number of open pages. The thread computes pictures of the robots only while a page is open.
     """
 
     def __init__(self, folder: RunFolder | None, config: Config) -> None:

@@ -104,7 +104,7 @@ class Recordings:
         return await self._show_replay(request)
 
     async def _show_replay(self, request: Request) -> Response:
-        """Name of the newest replayed recording, whether the replay runs, its exit code, and its output."""
+        """The newest replay: the name of its recording, whether it still runs, its exit code and its output."""
         del request
         running = self._replay is not None and not self._replay.done()
         code, text = self._replay.result() if self._replay and not running else (None, "")
@@ -119,7 +119,7 @@ async def _replay(name: str, file: Path) -> tuple[int, str]:
 
 
 async def _run(words: tuple[str, ...]) -> tuple[int, bytes, str]:
-    """Run a command of td3-robot, and return its exit code, output and errors. A cancelled task ends the command."""
+    """Run a td3-robot command, and return its exit code, output and errors. Cancelling the task ends the command."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *_COMMAND, *words, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe

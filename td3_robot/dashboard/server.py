@@ -73,7 +73,7 @@ class Dashboard:
         return StreamingResponse(self._stream(), media_type="text/event-stream")
 
     async def _stream(self) -> AsyncIterator[bytes]:
-        """Yield the history, then each new snapshot. A slow viewer misses snapshots: the server keeps none for it."""
+        """Yield the history, then each new snapshot. The server queues none, so a slow viewer misses some."""
         yield b"retry: 1000\nevent: history\ndata: " + self.live.history() + b"\n\n"
         sent = 0
         self.live.viewers += 1
@@ -108,7 +108,7 @@ class Dashboard:
 
 
 def columns(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The numbers of records by name, one list for each name; None where a record lacks the name.
+    """Return one list of numbers for each name in the records. It has None for each record without this name.
 
     If there are too many records, every n-th record and the newest record remain.
     """

@@ -13,7 +13,8 @@ class Actuator:
 
     Attributes:
         made_safe: whether the robots got the safe action in this turn.
-        own_stop: the emergency stop that the robots raised, while it holds. The source repeats it to a new server.
+        own_stop: the emergency stop that the robots asked for; None if there is none or it has ended. The source
+            sends it again to a new server.
     """
 
     def __init__(self, body: Body, guard: Guard, source: str) -> None:

@@ -68,7 +68,9 @@ class Allowance:
 
 
 class LockStep(Allowance):
-    """The steps that the learner allows in lock-step. The learner answers every Step and names the next version."""
+    """The steps that the learner allows in lock-step. The learner answers every Step, and names the weights
+    version for the next Step.
+    """
 
     @property
     def needs_version(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 HOLD_OFF = 0.5
-"""After this many seconds without a message of the policy server, a driver without a Welcome makes its robots safe."""
+"""A driver without a Welcome makes its robots safe after this time (s) without a message from the policy server."""
 
 
 class Contact(Enum):
@@ -18,7 +18,7 @@ class Contact(Enum):
     a Heartbeat in place of a Welcome                 RIVAL
     a refusal because another driver has the name     RIVAL
     any other refusal                                 ALONE
-    silence for HOLD_OFF in any state but WELCOMED    ALONE
+    silence for HOLD_OFF if the state is not WELCOMED ALONE
     ================================================= ========
     """
 
@@ -72,7 +72,7 @@ class ServerContact:
         self.state = Contact.RIVAL if rival else Contact.ALONE
 
     def falls_silent(self, now: float) -> bool:
-        """Whether HOLD_OFF passed without a message and without a Welcome. True once for each HOLD_OFF of silence."""
+        """Whether HOLD_OFF passed without a message and without a Welcome. If so, HOLD_OFF starts again."""
         if self._silent_since is None:
             self._silent_since = now
         if now < self._silent_since + HOLD_OFF:

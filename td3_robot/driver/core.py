@@ -65,7 +65,7 @@ def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bo
 
 
 class SourceCore:
-    """Repeats a loop: publish a Step, wait for its Action as the pacing allows, apply the Action or a substitute.
+    """Repeats a loop: publish a Step, wait for its Action until the pacing ends the wait, apply it or a substitute.
 
     Args:
         lockstep: wait for the Throttle that answers each Step. The next Step then needs the weights version that the
@@ -182,7 +182,7 @@ class SourceCore:
         guard = self.guard
         reply = carry_out(command, "the policy server", guard.verbs, guard.lifecycle, self._detail, now)
         if not guard.lifecycle.stopped:
-            self._actuator.own_stop = None  # the next stop may come from an operator and concern only this robot
+            self._actuator.own_stop = None  # it has ended; the next stop may be an operator's, for this robot only
         return [("policy", reply)]
 
     def _welcome(self, link: str) -> list[Output]:
@@ -310,7 +310,10 @@ class SourceCore:
         return [(link, step) for link in self._links]
 
     def _operated(self, origin: ActionOrigin) -> dict[str, str]:
-        """``operated`` of the next Step: the operator of each robot that is taken over; "" if the action is another."""
+        """Return ``operated`` of the next Step: the operator of each robot that is taken over.
+
+        The text is "" if the robot did not apply the operator's action.
+        """
         received, before = self._exchange.action, self._exchange.step
         if received:
             chosen = origin in (ActionOrigin.POLICY, ActionOrigin.OPERATOR)

@@ -1,4 +1,4 @@
-"""The robot's own safety: state, watchdog, limits and safe action between Actions and the robot.
+"""The robot's own safety. A state, a watchdog, limits and the safe action stand between Actions and the robot.
 
 These parts protect the robot even if the policy server fails or sends wrong actions.
 """
@@ -69,7 +69,7 @@ class Guard:
         self._watchdog.check(now)
 
     def accept(self, action: Action, now: float) -> Float32 | None:
-        """The action to apply for an Action that answers the newest Step: float32[N, A] within the limits, or None.
+        """Return the action to apply, float32[N, A] within the limits; None if the robot must not apply this Action.
 
         If an action of a policy or an operator exceeds a limit that must stop the robot, this robot stops.
         """
@@ -94,9 +94,9 @@ class Guard:
         self.lifecycle.fault(reason, now)
 
     def begin(self) -> None:
-        """Begin an episode. The deadline of its first Action counts from the next :meth:`look`.
+        """Begin an episode. The deadline of its first Action starts at the next :meth:`look`.
 
-        The deadline does not count from now: a reset may take long, and the caller read its clock before the reset.
+        The deadline does not start now, because the caller read its clock before the reset, and a reset may take long.
         """
         self._waiting = True
         self._begun = self._watchdog.due is not None

@@ -14,15 +14,15 @@ Answer = TypeVar("Answer")
 
 EXIT_HUNG = 70
 """Exit code of a driver after a hang (EX_SOFTWARE of sysexits.h)."""
-_LOOKS = 4  # looks per limit; a call that is seen at five looks in a row has lasted 1 to 1.25 times the limit
+_LOOKS = 4  # looks in the time of the limit; a call that five looks in a row see has lasted 1 to 1.25 times the limit
 
 
 class HangWatch:
     """A thread that watches the calls of the control loop.
 
-    The thread counts its own looks and reads no clock. So no call counts as hanging while the process is stopped or the
-    machine sleeps. After the thread gives up on a call, the calling thread never continues, even if the call returns.
-    So nothing moves the robot during or after ``stop``.
+    The thread counts its own looks and reads no clock. So the thread does not give up on a call while the process is
+    stopped or the machine sleeps. After the thread gives up on a call, the calling thread never continues, even if the
+    call returns. So nothing moves the robot during or after ``stop``.
 
     Args:
         limit: seconds that a call may take.
@@ -32,7 +32,7 @@ class HangWatch:
 
     def __init__(self, limit: float, stop: Callable[[], None] | None, end: Callable[[int], object] = os._exit) -> None:
         self._limit, self._stop, self._end = limit, stop, end
-        self._log = logs.descriptor()  # get it now: a device may later get the number of a closed log
+        self._log = logs.descriptor()  # get it now: after the log closes, a device may get the same number
         self._call: list[str] | None = None  # the running method; each call has its own list
         self._lock = threading.Lock()
         self._given_up = False

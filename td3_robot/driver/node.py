@@ -66,7 +66,7 @@ def unset(safety: SafetyConfig) -> str:
 
 
 def drive(node: Node, robot: Robot, follow: Callable[[SourceCore], None] | None = None) -> None:
-    """Drive a robot until the node stops. After each turn, call ``follow`` with the core, which may read its state."""
+    """Drive a robot until the node stops. After each turn, call ``follow(core)``, which may read the core's state."""
     endpoint = absolute(node.endpoint("policy"))
     where = f"this machine already runs a driver with this name for the policy server at {endpoint}"
     # The policy server refuses a second driver of the same name, but the server may not be running.

@@ -32,7 +32,7 @@ class Fast:
         return 0
 
     def substitute(self, last: Float32) -> tuple[Float32, ActionOrigin]:
-        """Return the action to apply without an Action. At full speed this happens only before the first Step."""
+        """Return the action to apply if no Action has come. At full speed this happens only before the first Step."""
         return last, ActionOrigin.NONE
 
     def figures(self) -> dict[str, float]:

@@ -90,7 +90,7 @@ class RobotBody(OneRobot):
     """Adapts a :class:`Robot` to :class:`td3_robot.driver.body.Body`, and turns its exceptions into problems.
 
     A missing or non-finite observation ends the episode as TRUNCATED, with the last valid observation. The next valid
-    observation begins another episode.
+    observation begins a new episode.
 
     Args:
         hang_s: seconds that ``observe``, ``apply``, ``phase`` and ``reward`` may take, see :class:`HangWatch`; None:

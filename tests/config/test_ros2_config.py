@@ -46,7 +46,7 @@ JOINT = {"channel": "angle", "joint": "hip"}
         ),
         (
             {"command": {"type": "trajectory"}, "actions": [{"channel": "torque"}]},
-            "ros2.command.type is 'trajectory' and ros2.actions names no joint of 'torque'; "
+            "ros2.command.type is 'trajectory' and ros2.actions names no joint for 'torque'; "
             "name the joint of each channel",
         ),
         ({"qos_in": {"depth": 0}}, "ros2.qos_in.depth is 0; it must be a whole number >= 1"),

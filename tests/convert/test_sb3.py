@@ -101,7 +101,7 @@ def test_only_relu_networks_are_accepted(
 
 
 def test_another_algorithm_is_refused(tmp_path: Path, spec: RobotSpec) -> None:
-    with pytest.raises(BundleError, match=r"its policy is of stable_baselines3.sac.policies; allowed: TD3 and DDPG"):
+    with pytest.raises(BundleError, match=r"its policy is from stable_baselines3.sac.policies; allowed: TD3 and DDPG"):
         sb3.read(saved(tmp_path, SAC), spec)
 
 

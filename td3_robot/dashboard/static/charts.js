@@ -31,8 +31,8 @@ function showTiles(place, facts, digits) {
   }));
 }
 
-// Fills a table with one row for each channel, and a box that selects the channel for a chart. The texts of a row begin with
-// the name of the channel.
+// Fills a table with one row for each channel. A box in the row selects the channel for a chart. The texts of a row begin
+// with the name of the channel.
 function listChannels(body, names, selected, redraw, texts) {
   body.replaceChildren();
   names.forEach((name, index) => {

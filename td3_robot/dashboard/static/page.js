@@ -83,7 +83,7 @@ function medianBin(counts) {
 
 const listed = (map) => Object.entries(map).map(([name, value]) => `${name} ${number(value)}`).join(", ");
 
-// Begun is the time at which the dashboard attached to the nodes, in seconds since 1970.
+// The value begun is the time at which the dashboard attached to the nodes, in seconds since 1970.
 function showNodes({ nodes, faults, begun }) {
   const body = $("nodes").tBodies[0];
   body.replaceChildren();

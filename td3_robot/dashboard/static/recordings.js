@@ -1,11 +1,11 @@
 // The page of the recordings of a run or a folder of runs. All text from recordings goes into the page with textContent.
 "use strict";
 
-const KINDS = { fault: "#d32f2f", gap: "#e8710a", state: "#1976d2", command: "#2e9e4f", start: "#7b4fd0" }; // and their colours
+const KINDS = { fault: "#d32f2f", gap: "#e8710a", state: "#1976d2", command: "#2e9e4f", start: "#7b4fd0" }; // the colour of each kind
 const events = new Chart("chart-events", { points: true, label: "s" });
 const channels = new Chart("chart-channels", { label: "s" });
-let name = ""; // of the opened recording
-let shown = null; // its channels
+let name = ""; // name of the opened recording
+let shown = null; // the shown robot with its channels
 let selected = new Set();
 
 const say = (text, kind = "") => { $("connection").textContent = text; $("connection").className = kind; };
@@ -126,7 +126,7 @@ function drawChannels() {
   channels.set(drawn.map((channel) => `${channel.kind}: ${channel.name}`), [shown.time_s, ...drawn.map((channel) => channel.values)]);
 }
 
-// Shows the newest replay of any viewer, and asks again while it runs.
+// Shows the newest replay, which any viewer may have started. While the replay runs, this function asks again.
 function showReplay(replay) {
   $("replay").disabled = replay.running;
   const of = replay.name === name ? "" : `${replay.name}: `;

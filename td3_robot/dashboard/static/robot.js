@@ -15,7 +15,7 @@ class Robot {
   // Forgets the robot and its size, before another robot is drawn.
   forget() {
     this.frame = null;
-    this.size = 0; // m; the largest height of a part, or horizontal distance of a part from the torso, so far
+    this.size = 0; // m; the largest value so far of a part's height or its distance from the torso along x or y
   }
 
   // Shows the frames one after the other until the next frames come.
