@@ -85,7 +85,7 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
         begins: whether the run is new. In a new run, bf16 must be faster than fp32. A resumed run keeps its precision
             without a measurement, because other processes could disturb the measurement.
     """
-    # On a GPU, kernel launches limit the speed of networks of this size, and bf16 launches more kernels.
+    # On a GPU, bf16 is slower for networks of this size: kernel launches limit the speed, and bf16 needs more launches.
     if wanted == "fp32" or (wanted == "auto" and device.type != "cpu"):
         return "fp32"
     problem = bf16_problem(device) if begins or wanted == "auto" else _bf16_lack(device)

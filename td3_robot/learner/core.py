@@ -128,7 +128,11 @@ class LearnerCore:
             return
         source.answered, source.seen, source.active_at = step.sequence + 1, step.transitions, now
         if source.assembler.counters["gaps"] > gaps:
-            log.warning("%s: a gap before Step %d; no transition crosses it", source.name, step.sequence)
+            log.warning(
+                "%s: Steps are missing before Step %d; the learner skips the transitions across this gap",
+                source.name,
+                step.sequence,
+            )
         if self.config.pacing.mode == "realtime" and self.env_steps >= self.config.total_steps:
             # Real-time robots continue to step during the last updates. If the learner stored these steps, more updates
             # would become due, and the run would never end.

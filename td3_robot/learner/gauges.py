@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _RECENT = 20  # number of the newest episodes in the mean return
-_REMEMBERED = 1000  # number of the newest versions for which the number of updates is kept
-_SMOOTHING = 0.01  # weight of one Step in the moving mean of the weights' age
+_REMEMBERED = 1000  # for this many of the newest versions, this class keeps the number of updates
+_SMOOTHING = 0.01  # share of one Step in the moving mean ``staleness``
 
 
 class Gauges:
     """Gauges of one run; they continue after a restart.
 
     Attributes:
-        staleness: moving mean of the age of the weights that computed the stored actions, in updates.
+        staleness: age of the weights that computed the stored actions: a moving mean, in updates.
         lead_min, lead_max: smallest and largest number of due updates (see :class:`RateLimiter`).
     """
 

@@ -25,7 +25,7 @@ class Learning:
     Attributes:
         spec: specification of the robot; None until :meth:`begin`.
         training: created by :meth:`begin`.
-        env_steps: number of stored transitions from sources. Transitions from recordings do not count.
+        env_steps: number of stored transitions from sources, without transitions from recordings.
         sound_at: ``env_steps`` at the newest check that found no divergence; None before the first check.
     """
 

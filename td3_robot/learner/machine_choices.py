@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # the import loads torch
     from td3_robot.learner.compute import Precision
 
 AUTO = "auto"
-_AS_FAST = 0.97  # fraction of the highest speed that is fast enough; fewer threads leave more for other processes
+# A choice is fast enough with this fraction of the highest speed. Fewer threads leave more cores for other processes.
+_AS_FAST = 0.97
 Sizes = tuple[int, int]
 """The sizes of observation and action."""
 

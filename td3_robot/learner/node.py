@@ -70,7 +70,7 @@ def _learn(node: Node) -> None:
 
         def after() -> bool:
             nonlocal began_at
-            # Before a simulator joins, the learner does not know how many rows the replay file holds.
+            # The learner knows ``env_steps`` only after a simulator has joined, because it then reads the replay file.
             if began_at is None and core.spec:
                 began_at = core.env_steps
             for record in core.reports.take():

@@ -72,7 +72,7 @@ class Normaliser:
         mean, squares, count = arrays["mean"], arrays["squares"], int(scalars["count"])
         same = mean.shape == squares.shape == self._mean.shape
         if not same or not np.isfinite([mean, squares]).all() or count < 0 or squares.min(initial=0) < 0:
-            raise ValueError("the observation statistics have another shape, or a number is negative or not finite")
+            raise ValueError("the observation statistics have a wrong shape, or a number is negative or not finite")
         self._mean, self._squares, self.count = mean.copy(), squares.copy(), count
         self._refresh()
 

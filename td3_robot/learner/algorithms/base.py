@@ -157,7 +157,7 @@ class Algorithm:
         """Make one step down the gradient of ``loss``.
 
         Args:
-            clip: the largest norm of the gradient of each module; None to use ``learner.gradient_clip``.
+            clip: the largest allowed norm of each module's gradient. None means ``learner.gradient_clip``.
 
         Returns:
             float32[]: the Euclidean norm of the whole gradient before clipping.
@@ -228,7 +228,7 @@ class Algorithm:
         return sum(tensor.numel() for tensor in state.tensors(self).values()), trained
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the state, by name, except those of optimisers."""
+        """All tensors of the state by name, without the tensors of optimisers."""
         return state.tensors(self)
 
     def restored(self) -> None:
@@ -243,7 +243,7 @@ class Algorithm:
 
     @torch.no_grad()
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`. Later updates are bit for bit the same as without the restart.
+        """Continue from :meth:`state`. Later updates are bit for bit the same as in a run without a restart.
 
         Raises:
             BundleError: the state does not fit the networks. The algorithm is then unchanged.

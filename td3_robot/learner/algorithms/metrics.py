@@ -16,8 +16,9 @@ class RunningMetrics:
     """Adds up the metrics of updates. Only :meth:`read` and :meth:`state` wait for the device.
 
     Args:
-        means: metrics that are reported as 0 before their first value.
-        gauges: metrics that are reported as their newest value, or 0 before the first. All other metrics are means.
+        means: names of metrics. The class reports their means, and 0 before their first value.
+        gauges: names of metrics. The class reports their newest values, and 0 before their first value. For metrics
+            that are in neither list, it reports the means.
     """
 
     def __init__(self, means: tuple[str, ...], gauges: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Perceptron(nn.Sequential):
-    """Hidden layers ``relu(linear(x))``, or ``relu(layer_norm(linear(x)))``; the last layer is linear.
+    """A perceptron. A hidden layer is ``relu(linear(x))`` or ``relu(layer_norm(linear(x)))``. The last layer is linear.
 
     Under ``torch.autocast`` the last layer stays in float32: bfloat16 has too few bits for a value or an action.
 
@@ -26,7 +26,7 @@ class Perceptron(nn.Sequential):
         super().__init__(*layers, _linear(sizes[-2], sizes[-1]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """float32[B, in] to float32[B, out]."""
+        """The outputs float32[B, out] for inputs float32[B, in]."""
         *hidden, last = self
         for layer in hidden:
             x = layer(x)
@@ -39,7 +39,7 @@ class Actor(Perceptron):
     """π(s): tanh of a perceptron, so that each action is between -1 and 1."""
 
     def forward(self, s: Tensor) -> Tensor:
-        """float32[B, O] to float32[B, A]."""
+        """The actions float32[B, A] for observations float32[B, O]."""
         return super().forward(s).tanh()
 
 

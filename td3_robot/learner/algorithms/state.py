@@ -37,7 +37,7 @@ def optimisers(owner: object) -> dict[str, Optimizer]:
 
 
 def optimiser_tensors(owner: object) -> dict[str, Tensor]:
-    """The state that optimisers keep for each parameter, as ``attribute.index.name``; empty before their first step."""
+    """The optimisers' tensors for each parameter, named ``attribute.index.name``. Empty before the first step."""
     return {
         f"{attribute}.{index}.{name}": value
         for attribute, optimiser in optimisers(owner).items()

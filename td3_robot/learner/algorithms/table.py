@@ -22,11 +22,11 @@ IMPLIED: dict[str, dict[str, Any]] = {
     "ddpg": {"twin_critics": False, "target_noise": 0.0, "policy_delay": 1},
     "a2c": {"learning_starts": 0},
 }
-"""Maps an algorithm to other ``learner`` keys, and to the values that these keys must have.
+"""Maps an algorithm to the ``learner`` keys that it fixes, and to their values.
 
-With this algorithm, these values are the defaults, and all other values are errors. The values are in this file because
-the configuration is also checked without torch. An algorithm of an installed package checks its options in
-:meth:`Algorithm.build` and raises ConfigError.
+For this algorithm, these values are the defaults, and all other values of these keys are errors. The values are in
+this file because the configuration is also checked without torch. An algorithm of an installed package checks its
+options in :meth:`Algorithm.build` and raises ConfigError.
 """
 
 _PACE = ("learning_rate", "learning_rate_end", "learning_rate_falls_from", "learning_starts")

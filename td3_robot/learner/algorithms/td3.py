@@ -28,8 +28,8 @@ class TD3(Algorithm):
     :mod:`td3_robot.learner.engine.selection`).
 
     Metrics: ``critic_loss`` is the sum over the critics, ``q_mean`` the mean of Q1(s, a), ``q_target_mean`` the mean of
-    y and ``q_target_size`` the mean of |y|. ``action_saturation`` is the fraction of π(s) within 1 % of a limit.
-    Gradient norms are measured before clipping.
+    y and ``q_target_size`` the mean of |y|. ``action_saturation`` is the fraction of the numbers in π(s) with an
+    absolute value above 0.99. Gradient norms are measured before clipping.
     """
 
     actor: Actor
@@ -82,7 +82,7 @@ class TD3(Algorithm):
                 metrics["action_saturation"] = (pi.abs() > 0.99).float().mean()
             polyak_update(self.critics_target, self.critics, config.polyak)
             polyak_update(self.actor_target, self.actor, config.polyak)
-            if config.policy_average:  # a plain mean at first, so that the initial weights have no effect
+            if config.policy_average:  # the first averages are plain means, without the initial weights
                 made = self.updates // config.policy_delay
                 polyak_update(self.actor_average, self.actor, max(config.policy_average, 1 / made))
         return metrics

@@ -86,7 +86,7 @@ class Saver:
 
     @property
     def settled(self) -> bool:
-        """Whether the run needs no further snapshot. :meth:`finish` can then run."""
+        """Whether :meth:`finish` can run without waiting for a new snapshot."""
         return not self._scheduler.unsaved
 
     def stops(self) -> bool:

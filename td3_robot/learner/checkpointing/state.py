@@ -90,7 +90,7 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
     with reading(what):
         if (was := scalars["compiled"]) != core.training.algorithm.compiled:
             log.warning(
-                "updates were %scompiled before the checkpoint and now are%s, so they round differently",
+                "before the checkpoint, updates were %scompiled; now they are%s, so they round differently",
                 *("", " not") if was else ("not ", ""),
             )
         for name, part in core.training.parts().items():

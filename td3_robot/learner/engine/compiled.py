@@ -2,8 +2,8 @@
 
 Between its matrix products, an update spends time in Python and in passes over memory. Compiled code fuses neighbouring
 passes and runs no Python. Compilation needs a C++ compiler on the learner's machine. It takes about 20 s for each new
-network shape. Later starts load the result from the user's cache folder in about 4 s. In bfloat16, oneDNN's fused
-operators are faster than compiled code.
+network shape. Later starts load the result from the user's cache folder in about 4 s. The learner compiles no
+updates in bfloat16, because oneDNN's fused operators are faster there.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _CLOSE = 0.01  # largest allowed difference, as a fraction of the norm; rounding
 
 def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile the function as one graph, at its first call. That call raises the compiler's errors."""
-    # torch's default is a folder in /tmp. Anybody could create it first, and torch loads code from there.
+    # torch's default is a folder in /tmp. Another user could create it first and put code there that torch would run.
     os.environ.setdefault(_FOLDER, str(_folder()))
-    # The pattern matcher would fuse bias and product into an operator that first copies the bias to all rows.
+    # The pattern matcher would fuse bias and product into a slower operator, which first copies the bias to all rows.
     options: dict[str, Any] = {"pattern_matcher": False, "cpp_wrapper": True, "compile_threads": 1}
     compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     return compiled
@@ -89,9 +89,9 @@ def use(engine: FastTD3, example: Batch) -> None:
             warnings.simplefilter("ignore")  # torch's own warnings do not help the user
             quick_critics, quick_actor = compile_whole(critics), compile_whole(actor)
             if not _alike(critics(*example, noise), quick_critics(*example, noise)):
-                raise RuntimeError("the compiled gradient of the critics is different")
+                raise RuntimeError("the compiled gradient of the critics differs from the original one")
             if not _alike(actor(example.observation), quick_actor(example.observation)):
-                raise RuntimeError("the compiled gradient of the policy is different")
+                raise RuntimeError("the compiled gradient of the policy differs from the original one")
     except Exception as error:  # compilers raise many types of errors; training continues without compiled code
         give_up(error)
         return

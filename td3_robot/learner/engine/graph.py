@@ -1,4 +1,4 @@
-"""The engine's update as a CUDA graph. A graph needs one launch, and separate kernels need about a hundred.
+"""The engine's update as a CUDA graph. One launch runs the whole graph; without it, an update needs about 100 launches.
 
 For small networks, a GPU runs the kernels of an update faster than Python can launch them. A graph launches all kernels
 at once and always uses the same memory. Each update first copies its batch and noise to that memory.

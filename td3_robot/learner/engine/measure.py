@@ -23,7 +23,7 @@ from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 _TURNS = 7
 _TURN_S = 0.15
 _MOST_THREADS = 8
-# Imitates another process of a training: it works 0.5 ms in every 10 ms (about one update), and ends with its parent.
+# Imitates another process of a training: it works 0.5 ms in every 10 ms. It ends when its parent ends.
 _OTHER = """import os, time
 parent = os.getppid()
 while os.getppid() == parent:
@@ -43,7 +43,7 @@ class Choice(NamedTuple):
 
 
 def choices(config: LearnerConfig, precisions: Sequence[Precision], cores: int) -> list[Choice]:
-    """The precisions and numbers of threads to compare. Threads are powers of two, up to the number of cores."""
+    """The precisions and numbers of threads to compare. The numbers of threads are powers of two, up to ``cores``."""
     found = []
     for precision in precisions:
         if config.threads == "auto":
@@ -51,7 +51,7 @@ def choices(config: LearnerConfig, precisions: Sequence[Precision], cores: int) 
         else:
             numbers = [config.threads]
         if replace(config, precision=precision).compiles and config.threads_in == "critics":
-            # Two threads are the same as one thread here, see ``use_threads``.
+            # The compiled engine has no second thread, so two threads give the speed of one, see ``use_threads``.
             numbers = [number for number in numbers if number != 2] or numbers
         found += [Choice(precision, number) for number in numbers]
     return found
@@ -91,7 +91,7 @@ class _Learner:
         self._buffer.add(states, actions, ones, states, ones)
 
     def turn(self, seconds: float) -> float:
-        """Updates per second. Each turn makes updates for at least this many seconds."""
+        """Make updates for at least this many seconds, and return the updates per second."""
         torch.set_num_threads(self._threads)
         self._update(2)  # warms up caches
         updates, begin = 0, time.perf_counter()

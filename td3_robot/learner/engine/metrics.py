@@ -14,7 +14,7 @@ from td3_robot.learner.algorithms.td3 import TD3
 if TYPE_CHECKING:
     from td3_robot.learner.engine.td3 import FastTD3
 
-_SATURATED = 0.99  # a normalised action beyond this absolute value counts as saturated
+_SATURATED = 0.99  # a normalised action is saturated if its absolute value is larger
 
 
 class EngineMetrics(RunningMetrics):

@@ -86,8 +86,8 @@ class Network:
 
     A hidden layer is ``relu(linear(x))`` or ``relu(layer_norm(linear(x)))``; the last layer is linear. Matrix products
     of hidden layers take numbers of type ``dtype`` and accumulate in float32. The last layer, LayerNorm and the
-    parameter vector are always float32. The 8 bits of bfloat16 are enough for the direction of a gradient, but too few
-    for a value or for adding a small step to a weight.
+    parameter vector are always float32. The 8 significant bits of bfloat16 are enough for the direction of a gradient,
+    but too few for a value or for adding a small step to a weight.
 
     Args:
         heads: the names of the perceptrons.
@@ -118,8 +118,8 @@ class Network:
         self._low_flat = self.flat if same else torch.zeros(layout.low_size, dtype=dtype, device=device)
         views = layout.views(self.flat, self._low_flat)
         self._layers = [[Layer(*map(views.__getitem__, names)) for names in layers] for layers in layout.names]
-        # With the memory layout [features, B], products are up to 1.17 times as fast on an Intel Xeon. LayerNorm and
-        # oneDNN need the layout [B, features].
+        # On an Intel Xeon, products in the memory layout [features, B] are up to 1.17 times as fast as in the layout
+        # [B, features]. But LayerNorm and oneDNN need the layout [B, features].
         self._by_neuron = same and not layer_norm and self.flat.device.type == "cpu"
         self._relu_of_linear = self._relu_by_neuron if self._by_neuron else _relu_of_linear(self.flat.device, dtype)
 
@@ -205,9 +205,10 @@ class Network:
         return self._relu_of_linear(x, layer)
 
     def _through_hidden(self, d: Tensor, index: int, trace: Trace, *, with_norm: bool) -> tuple[Tensor, ...]:
-        """The gradient with respect to a hidden layer's linear output. With ``with_norm``, also to scale and shift.
+        """The gradient with respect to a hidden layer's linear output.
 
-        ``d`` is the gradient with respect to the layer's output. This method overwrites ``d``.
+        With ``with_norm``, the method also returns the gradients with respect to scale and shift. ``d`` is the gradient
+        with respect to the layer's output. This method overwrites ``d``.
         """
         layer = self._layers[trace.head][index]
         _relu_backward_(d, trace.inputs[index + 1])

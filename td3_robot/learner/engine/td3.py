@@ -37,14 +37,14 @@ LOSSES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]
     "mse": (lambda error: error.square(), lambda error: 2 * error),
     "huber": (_huber, lambda error: error.clamp(-1.0, 1.0)),
 }
-"""Maps ``learner.critic_loss`` to the loss of each error and its derivative."""
+"""Maps ``learner.critic_loss`` to two functions of the error: the loss, and the derivative of the loss."""
 
 
 class FastTD3(Algorithm):
     """Makes the updates of :class:`TD3`, but faster. To understand the algorithm, read that class.
 
     Attributes:
-        second: a thread that computes the second critic, and half of the actor's batch; None with one thread.
+        second: a thread that computes the second critic, and half of the actor's batch. None if it does not exist.
         critics_gradient, actor_gradient: functions that compute the gradients and have no side effects.
             :mod:`td3_robot.learner.engine.compiled` replaces them with compiled functions.
     """
@@ -87,7 +87,7 @@ class FastTD3(Algorithm):
         """Compile the update if the configuration allows it. On a GPU, prepare its capture in a CUDA graph."""
         if self.config.compiles:
             compiled.use(self, example)
-        if self.device.type == "cuda" and self.config.replay == "uniform":  # LAP needs the errors of each update
+        if self.device.type == "cuda" and self.config.replay == "uniform":  # lap needs TD errors; a graph returns none
             self._captured = CapturedUpdate(self)
 
     def learn(self, batch: Batch) -> Sequence[Tensor]:

@@ -17,9 +17,9 @@ _LARGE = 1 << 20  # elements; torch splits an operator of this size among its th
 def use_threads(threads: int, where: ThreadsIn = "critics") -> None:
     """Set how many threads torch has inside operators.
 
-    With ``operators``, every operator uses all ``threads``. With ``critics``, the engine has two parallel threads, and
-    the operators of each use half of ``threads``. Threads inside an operator synchronise at every operator, which is
-    slow on a busy machine. The two parallel threads synchronise only seven times in two updates, but they wait for
+    With ``operators``, every operator uses all ``threads``. With ``critics``, the engine has two parallel threads. The
+    operators in each of them use half of ``threads``. Threads inside an operator synchronise at every operator, which
+    is slow on a busy machine. The two parallel threads synchronise only seven times in two updates, but they wait for
     Python's lock.
 
     Call this function before torch computes anything in this process. Torch creates its threads at the first large

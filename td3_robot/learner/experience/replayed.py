@@ -59,7 +59,7 @@ class Replayed:
 
     @property
     def total_added(self) -> int:
-        """Rows stored so far."""
+        """The number of rows that were stored so far."""
         return self.replay.total_added
 
     @property
@@ -87,7 +87,7 @@ class Replayed:
         return batch
 
     def example(self) -> Batch | None:
-        """A batch of random numbers, with the size and memory layout of all batches."""
+        """A batch of random numbers, with the size and memory layout of the batches from :meth:`take`."""
         return self.replay.example(self._batch_size)
 
     def learned(self, td_errors: Sequence[Tensor]) -> None:

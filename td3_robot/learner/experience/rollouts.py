@@ -44,7 +44,7 @@ class Rollouts:
     def __init__(self, discount: float, observation_size: int, action_size: int) -> None:
         self.discount = discount
         self.total_added = 0
-        self.storage = Storage(0, 0)  # a killed process loses the rollouts since its newest checkpoint
+        self.storage = Storage(0, 0)  # unused: only checkpoints store rollouts
         self._widths = [observation_size, action_size, 1, observation_size, 1]
         self._running: dict[tuple[str, int], _Episode] = {}  # by source and robot
         self._ended: deque[Float32] = deque()  # [T, W] each
@@ -87,7 +87,7 @@ class Rollouts:
             self._ended.append(np.stack(self._running.pop(key).rows))
 
     def take(self) -> Batch:
-        """Remove the oldest finished episode, and return its T steps in order, B = T.
+        """Remove the oldest finished episode, and return a batch of its T steps in order: B = T.
 
         ``discount`` is γ, but 0 for the last step of an episode that terminated.
         """

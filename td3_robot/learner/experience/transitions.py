@@ -16,7 +16,7 @@ from td3_robot.specs import Float32, UInt32, UInt64
 
 Bools = NDArray[np.bool_]
 
-# numpy compares an array three times as fast with a number of the same type.
+# numpy compares an array with a number three times as fast if both have the same type.
 _FIRST, _MID, _TERMINATED = (np.uint8(phase) for phase in (Phase.FIRST, Phase.MID, Phase.TERMINATED))
 
 
@@ -30,7 +30,7 @@ class Transitions:
     reward: Float32  # [M]
     next_observation: Float32  # [M, O]
     terminated: Bools  # [M], False for a truncated episode
-    ended: list[tuple[float, int]]  # return and length of each completely received episode that ended with this Step
+    ended: list[tuple[float, int]]  # return and length of each whole episode that ended with this Step
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -48,9 +48,9 @@ class Transitions:
 class Assembler:
     """Joins the consecutive Steps of one source, robot by robot.
 
-    A transition needs two Steps of one incarnation with consecutive sequence numbers. Both Steps belong to the same
-    episode of the robot, and ``episode_step`` grows by one. Otherwise, the second Step starts an episode (FIRST), or
-    there is a gap. The assembler counts gaps and never makes a transition across a gap.
+    A transition needs two Steps of one incarnation with consecutive sequence numbers. Both Steps must belong to the
+    same episode of the robot, and ``episode_step`` must grow by one. Otherwise, the second Step starts an episode
+    (FIRST), or there is a gap. The assembler counts gaps and never makes a transition across a gap.
 
     After a restart from a checkpoint, the assembler expects the first Step that is not in the checkpoint. The source
     may first repeat the Step before the expected Step. The assembler then joins these two Steps.
@@ -144,7 +144,9 @@ def _running(step: Step) -> Bools:
 
 
 class Robots:
-    """A row for each robot of a source: its position after its newest transition, and further columns.
+    """A table with a row for each robot of a source.
+
+    A row has the robot's episode and step after its newest transition, and further columns.
 
     Args:
         incarnation: incarnation of the source.

@@ -1,7 +1,7 @@
 """Compares the returns that the critic predicts for whole episodes with the observed returns.
 
 The difference is the bias of Q that Fujimoto et al. 2018 measure in section 4 (their figure 1). A second critic
-reduces this bias. Only whole episodes count. Their actions include exploration noise.
+reduces this bias. The comparison uses only whole episodes. Their actions include exploration noise.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _running(incarnation: int, observation: Float32, action: Float32) -> Robots:
             ("whole", np.bool_),  # whether the learner received all steps of the episode so far
             ("observation", np.float32, observation.shape[1:]),  # of the first step
             ("action", np.float32, action.shape[1:]),  # of the first step
-            ("discounted", np.float64),  # see :class:`Episode`, for the steps so far
+            ("discounted", np.float64),  # as in :class:`Episode`, but for the steps so far
             ("left", np.float64),
         ],
     )

@@ -159,7 +159,7 @@ def test_resuming_in_another_precision_is_logged(world: World, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize(
-    ("before", "text"), [(True, "updates were compiled before the checkpoint and now are not,"), (False, "")]
+    ("before", "text"), [(True, "before the checkpoint, updates were compiled; now they are not,"), (False, "")]
 )
 def test_a_checkpoint_records_whether_updates_were_compiled(
     before: bool, text: str, world: World, caplog: pytest.LogCaptureFixture
