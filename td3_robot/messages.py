@@ -38,7 +38,7 @@ class Phase(IntEnum):
     FIRST = 0  # the first observation after a reset; its reward and action belong to no transition
     MID = 1
     TERMINATED = 2  # the task ended: the value of the last observation is 0
-    TRUNCATED = 3  # time limit or operator: training bootstraps from the last observation
+    TRUNCATED = 3  # a time limit or an operator ended the episode: training bootstraps from the last observation
 
 
 _PHASES = bytes(Phase)
@@ -59,7 +59,7 @@ class ActionOrigin(IntEnum):
     POLICY = 1  # the Action that answered the previous Step
     HELD = 2  # no Action came in time: each robot repeats its last action, or applies zero after a reset
     ZERO = 3  # no Action came in time: the robots apply zero, or the limit nearest to zero
-    SAFE = 4  # the safe action, from the policy server or because the source is not active
+    SAFE = 4  # the safe action: the policy server sent it, or the source is not active
     OPERATOR = 5  # an Action with the command of an operator for at least one robot, see Step.operated
 
     @classmethod
@@ -79,8 +79,8 @@ class FieldType:
     """The wire format of one field.
 
     Attributes:
-        kind: an integer type, ``f64``, ``text``, ``bytes``, ``map`` (text keys; numbers, text, lists, maps), ``list``
-            (the same values) or ``array``.
+        kind: an integer type, ``f64``, ``text``, ``bytes``, ``map`` (keys are text; values are numbers, text, lists
+            or maps), ``list`` (with the same types of values) or ``array``.
         meaning, unit: text for people.
         limit: the maximum number of characters of ``text``, or of bytes of ``bytes``. MAX_BYTES of the message limits
             maps and lists.
@@ -201,14 +201,14 @@ class Hello(Message, frozen=True):
     MAX_BYTES: ClassVar[int] = 1 << 17  # small, because any process may send a Hello
 
     protocol: Annotated[U32, "PROTOCOL_VERSION of the sender"]
-    role: Annotated[Text, "simulator, driver, policy, evaluator, operator or node (a supervised process's status)"]
+    role: Annotated[Text, "simulator, driver, policy, evaluator, operator or node (to send Status or Records)"]
     name: Annotated[Text, "unique name of the sender; the source id for a simulator or driver"]
     incarnation: Annotated[U64, _INCARNATION]
     client: Annotated[U64, "random number of the process; it distinguishes two processes with the same name"]
     robots: Annotated[U32, "N, robots of a simulator or driver; 0 for other roles"]
     weights_version: Annotated[U64, "version of the sender's newest weights; 0 for none"]
     spec: Annotated[Map, "robot specification, see below; empty for roles without robots"]
-    agreement: Annotated[Map, "configuration keys mapped to values as text; both sides need equal values"]
+    agreement: Annotated[Map, "text values by configuration key; both sides need equal values"]
 
     def problem(self) -> str | None:
         return None if self.name and self.name.isprintable() else f"name {self.name!r} is empty or not printable"
@@ -221,11 +221,11 @@ class Welcome(Message, frozen=True):
 
     protocol: Annotated[U32, "PROTOCOL_VERSION of the server"]
     name: Annotated[Text, "name of the server"]
-    session: Annotated[U64, "random number of the server process; each process has another number"]
+    session: Annotated[U64, "random number, new at each start of the server"]
 
 
 class Refused(Message, frozen=True):
-    """The server rejects the client. With the ``code`` hello, the server does not know the client and needs a Hello."""
+    """The server rejects the client. The ``code`` hello asks an unknown client for a Hello."""
 
     NAME: ClassVar[str] = "refused"
 
@@ -251,8 +251,8 @@ class Bye(Message, frozen=True):
 
 
 _OPERATED = (
-    "robots that an operator has taken over: index mapped to the operator's name, or to an empty text while the "
-    "operator is silent and the robot gets the safe action; left out if empty"
+    "robots that operators have taken over: the operator's name by robot index; the name is empty while the "
+    "operator is silent and the robot gets the safe action; without such robots, the field is left out"
 )
 
 
@@ -272,7 +272,7 @@ class Step(Message, frozen=True, omit_defaults=True):
     stamp: Annotated[I64, "source's monotonic clock when the observation was complete", "ns"]
     phase: Annotated[UInt8, Shape("N"), "0 FIRST, 1 MID, 2 TERMINATED, 3 TRUNCATED"]
     episode: Annotated[UInt64, Shape("N"), "episode number of the robot within the incarnation, from 0"]
-    episode_step: Annotated[UInt32, Shape("N"), "control periods since FIRST, which is 0"]
+    episode_step: Annotated[UInt32, Shape("N"), "control periods since FIRST; 0 at FIRST"]
     observation: Annotated[
         Float32, Shape("NO", tolerance=1e-5), "observation channels in the order of the specification", "of channel"
     ]
@@ -296,7 +296,7 @@ class Step(Message, frozen=True, omit_defaults=True):
     world: Annotated[
         dict[str, dict[str, int | float]],
         wire("map"),
-        "random properties of robots at FIRST: index mapped to a map from name to number",
+        "random properties of robots at FIRST: for each robot index, a map from name to number",
     ]
     operated: Annotated[dict[str, str], wire("map"), _OPERATED] = {}
 
@@ -374,9 +374,9 @@ class Throttle(Message, frozen=True):
     NAME: ClassVar[str] = "throttle"
 
     source: Annotated[Text, _SOURCE]
-    incarnation: Annotated[U64, "incarnation of the source, which ignores a Throttle for another incarnation"]
+    incarnation: Annotated[U64, "incarnation of the source; the source ignores a Throttle for another incarnation"]
     answers: Annotated[U64, "sequence of the newest Step that the learner has processed, plus one; 0 before the first"]
-    transitions_allowed: Annotated[U64, "the source publishes a Step only while it has fewer transitions"]
+    transitions_allowed: Annotated[U64, "the source publishes a Step only while it has published fewer transitions"]
     weights_version: Annotated[U64, "lock-step: needs_version of the next Step; 0 otherwise"]
     save: Annotated[U32, "lock-step: 1 asks for a SimulatorState before the next step; 0 otherwise"]
 
@@ -420,8 +420,8 @@ class Evaluation(Message, frozen=True):
     MAX_BYTES: ClassVar[int] = 1 << 16
 
     version: Annotated[U64, "version of the evaluated weights"]
-    env_steps: Annotated[U64, "as in the evaluated Weights", "transitions"]
-    updates: Annotated[U64, "as in the evaluated Weights", "updates"]
+    env_steps: Annotated[U64, "env_steps of the evaluated Weights", "transitions"]
+    updates: Annotated[U64, "updates of the evaluated Weights", "updates"]
     returns: Annotated[Float64, Shape("E"), "undiscounted return of each episode", "1"]
     lengths: Annotated[UInt32, Shape("E"), "length of each episode", "steps"]
 
@@ -537,7 +537,7 @@ class Turn(Message, frozen=True):
 
     An input is a list of origin, topic and fields. The origin is the link of a server, or ``#`` and the key of a
     client's connection. A message with arrays or a policy has the field ``named`` instead of its own fields. ``named``
-    identifies the recorded message. A Step or Action also has ``wire``, its payload in base64, and ``robots``, its N.
+    identifies the recorded message. A Step or Action also has ``wire`` (its payload in base64) and ``robots`` (its N).
     With these fields a replay can decode the message even if its sender died before the recorder received it.
     """
 
@@ -557,7 +557,7 @@ class Turn(Message, frozen=True):
             if not (isinstance(named, list) and all(type(part) in (str, int) for part in named)):
                 return f"{item[1]} is named {repr(named)[:80]}; needed is a list of text and integers"
             if "wire" in item[2] and (type(item[2]["wire"]) is not str or type(item[2].get("robots")) is not int):
-                return f"{item[1]} is repeated as {repr(item[2])[:80]}; needed are wire (text) and robots (integer)"
+                return f"{item[1]} has the fields {repr(item[2])[:80]}; needed are wire (text) and robots (integer)"
         return None
 
 

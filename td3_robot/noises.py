@@ -1,7 +1,7 @@
 """The table of exploration noises and their parameters.
 
 The classes are in :mod:`td3_robot.policy.noise`, which also explains how to write one. Configurations and policy
-bundles use the name of the row.
+bundles name a noise by its key in this table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _V2 = {kind: f"{kind}_v2" for kind in ("gaussian", "uniform", "ornstein_uhlenbec
 
 
 def like(kind: str, configured: str) -> str:
-    """The noise ``kind``, or its successor if the configured noise is a successor. So an old run keeps its noises."""
+    """The successor of ``kind`` if the configured noise is a successor; otherwise ``kind``, so old runs keep it."""
     return _V2.get(kind, kind) if configured in _V2.values() else kind
 
 
@@ -67,5 +67,5 @@ def name_of(number: int) -> str:
     """The name of the noise with this ``noise_kind``; the number as text if no installed noise has it."""
     try:
         return next((name for name in NOISES.names() if number == NOISES.load(name).NUMBER), str(number))
-    except ConfigError:  # a row of an installed package cannot be loaded
+    except ConfigError:  # a noise of an installed package cannot be loaded
         return str(number)

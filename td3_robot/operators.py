@@ -96,7 +96,7 @@ class Operator:
         """Serve another policy from the next action on.
 
         Args:
-            policy: a policy, a shipped policy, a run folder, or a policy file.
+            policy: a :class:`Policy`, the name of a shipped policy, a run folder, or a policy file.
             reason: why the operator loads it, for the log; at most 1000 characters.
             force: load the policy as the newest version, even if its own version is lower.
         """
@@ -354,8 +354,10 @@ def _check_name(argument: str, name: str) -> None:
 
 
 def load_command(policy: str | Path | Policy, target: str, reason: str, *, force: bool) -> Command:
-    """Make the Command that loads a policy; see :meth:`Operator.load`. Raise UsageError if the policy is too large for
-    it.
+    """Make the Command that loads a policy, see :meth:`Operator.load`.
+
+    Raises:
+        UsageError: the policy is too large for a Command.
     """
     policy = policy if isinstance(policy, Policy) else load_policy(policy)
     payload = policy.bundle.encode()

@@ -14,7 +14,7 @@ from td3_robot.util.rate import RateMeter
 Record = dict[str, Any]
 
 EVERY = 1000  # environment steps (offline: updates) between two records of training
-_PERIODS = 16  # with many robots: control periods between two records, because a record takes 2 ms
+_PERIODS = 16  # least number of control periods between two records, because a record takes 2 ms
 
 
 class Reports:
@@ -22,8 +22,8 @@ class Reports:
 
     Attributes:
         next_record: number of environment steps at which the next record of training is due.
-        sound: the policy bundle at the newest record; None before the first record. There is no record after a
-            divergence.
+        sound: the policy bundle at the newest record; None before the first record. The learner makes no
+            record after a divergence, so this policy is a good one.
     """
 
     def __init__(self, learning: Learning, publisher: Publisher, sources: Sources, gauges: Gauges) -> None:
@@ -39,7 +39,7 @@ class Reports:
         return taken
 
     def record_if_due(self, now: float) -> None:
-        """Make a record of the training every 1,000 environment steps; with more than 62 robots, after more steps."""
+        """Make a record of the training every 1,000 environment steps, or less often with more than 62 robots."""
         if self._learning.env_steps >= self.next_record:
             robots = sum(source.robots for source in self._sources.live())
             self.next_record = next_multiple(self._learning.env_steps, max(EVERY, _PERIODS * robots))

@@ -15,8 +15,8 @@ from td3_robot.messages import Step, Throttle
 log = logging.getLogger(__name__)
 
 UNLIMITED = 2**63
-_STALLED = 5.0  # seconds without a Step, after which other sources get this source's unused steps
-_ACKNOWLEDGE = 100  # Steps after which a source gets a Throttle, even if the Throttle grants no new steps
+_STALLED = 5.0  # seconds; if a source sends no Step for so long, other sources get its unused steps
+_ACKNOWLEDGE = 100  # after so many processed Steps, a source gets a Throttle even without new steps
 
 
 @dataclass(eq=False)
@@ -83,7 +83,7 @@ class Sources:
         return source
 
     def leave(self, peer: Peer) -> Source | None:
-        """End a connection and withdraw its grant. Returns its source, if there is one."""
+        """End the connection of a source and withdraw the source's grant. Returns the source, if there is one."""
         source = self._all.get(peer.name)
         if source is None or source.peer is not peer:
             return None
@@ -100,7 +100,7 @@ class Sources:
         return [source for _, source in sorted(self._all.items()) if source.peer]
 
     def counters(self) -> Counter[str]:
-        """The sums of the counters over the assemblers of all sources."""
+        """The counters of all sources, added up by name."""
         total: Counter[str] = Counter()
         for source in self._all.values():
             total.update(source.assembler.counters)

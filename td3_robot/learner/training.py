@@ -120,11 +120,11 @@ class Training:
         return tensors | self.normaliser.tensors() if self.normaliser else tensors
 
     def problem(self) -> str | None:
-        """Why training must stop; None if it has not diverged. Waits for the device."""
+        """The reason why training must stop; None if training has not diverged. Waits for the device."""
         return self.divergence.problem(self.algorithm.metrics(clear=False))
 
     def metrics(self) -> dict[str, float]:
-        """Means over the updates since the last call, see docs/reference/metrics.md. Waits for the device."""
+        """Averages over the updates since the last call, see docs/reference/metrics.md. Waits for the device."""
         return self.algorithm.metrics() | self.value_check.figures(self.algorithm, self.normaliser)
 
     def parts(self) -> dict[str, Stateful]:

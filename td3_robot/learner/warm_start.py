@@ -49,7 +49,7 @@ def observations(bundle: Bundle) -> int:
     count = bundle.provenance.get("env_steps")
     if not isinstance(count, int) or count < 1:
         raise BundleError(
-            f"{_KEY}: that policy normalises observations, but it lacks the number of observations in its mean: "
+            f"{_KEY}: that policy normalises observations, but does not say how many observations its mean comes from: "
             f"env_steps in its provenance is {str(count)[:40]}; it must be 1 or more"
         )
     return count
@@ -75,7 +75,7 @@ def begin(core: LearnerCore) -> None:
 
 
 def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[Step]]]) -> list[int]:
-    """Store the transitions of recorded Steps. They do not count as environment steps.
+    """Store the transitions of recorded Steps. The number of environment steps does not include them.
 
     If the replay file has rows of an earlier process, that process has also stored the recorded transitions. Then this
     function stores nothing.

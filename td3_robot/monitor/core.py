@@ -18,7 +18,7 @@ from td3_robot.recording.faults import Faults
 from td3_robot.recording.stream import Stream
 from td3_robot.recording.values import Names, names_of
 
-_STEPS = 2000  # number of newest Steps whose times the monitor keeps, to compute loop times
+_STEPS = 2000  # the monitor keeps the times of this many Steps, to compute loop times
 
 Listener = Callable[[Entry, Message, Names], None]
 
@@ -37,7 +37,7 @@ class Monitor:
     """A core that takes Records and makes reports.
 
     Args:
-        epoch: zero of the clock of :meth:`step`, in ns since 1970.
+        epoch: the time at which ``now`` of :meth:`step` is 0, in ns since 1970.
         listener: called with every decoded message and the names of its channels.
     """
 
@@ -69,8 +69,8 @@ class Monitor:
     def report(self, now: float) -> dict[str, Any]:
         """The report, as plain JSON values. Rates and loop times cover the time since the last report.
 
-        ``loop_ms`` has for each source the time from a Step to the Step that reports its Action, measured with the
-        clock of the source.
+        ``loop_ms`` has the loop times of each source. A loop begins with a Step. It ends with the Step that reports the
+        Action for the first Step. The clock of the source measures both times.
         """
         begun = now if self._begun is None else self._begun
         elapsed, self._reported = now - self._reported, now
@@ -114,7 +114,7 @@ class Monitor:
             row = Row(entry.incarnation, Stream(entry))
             self._rows[entry.publisher, entry.topic] = row
         row.stream.add(entry)
-        if not self._decode.knows(entry):  # no Hello or Step of its source has arrived yet
+        if not self._decode.knows(entry):  # the monitor can decode it only after a Hello or Step of the same source
             return
         try:
             message = self._decode(entry)

@@ -19,7 +19,7 @@ class Foxglove:
     It drops messages for slow viewers, and never waits.
 
     Args:
-        port: TCP port on loopback; 0 for a free one.
+        port: TCP port on loopback; 0 for a free port.
 
     Attributes:
         address: address for the viewers.

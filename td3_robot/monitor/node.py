@@ -110,7 +110,7 @@ def _watch(node: Node, options: argparse.Namespace) -> None:
 def watcher_parser(description: str, epilog: str) -> Parser:
     """The arguments of a command that acts as the monitor."""
     result = node_parser(MONITOR, MONITOR, description, deployable=True, epilog=epilog)
-    result.add_argument("--endpoint", metavar="ENDPOINT", help="serve this endpoint, without --run or --config")
+    result.add_argument("--endpoint", metavar="ENDPOINT", help="endpoint to listen at, instead of --run or --config")
     result.add_argument("--keys", metavar="DIR", help="folder of this machine's keys, for --endpoint")
     return result
 
@@ -176,7 +176,7 @@ def table(report: dict[str, Any]) -> list[str]:
             f"{topic['age_s']:>8.1f}  {last}"
         )
     for source, times in report["loop_ms"].items():
-        lines.append(f"{source}: observation to the next {times['median']:.1f} ms, longest {times['longest']:.1f} ms")
+        lines.append(f"{source}: loop time {times['median']:.1f} ms (median), longest {times['longest']:.1f} ms")
     for kind in ("processes", "states"):
         if report[kind]:
             lines.append(f"{kind}: {', '.join(f'{node} {state}' for node, state in report[kind].items())}")

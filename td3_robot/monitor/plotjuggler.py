@@ -66,7 +66,7 @@ class PlotJuggler:
         if not (anywhere or endpoints.local(endpoint)):
             raise EndpointError(
                 f"every machine in the network can read endpoint {endpoint!r}; allowed: ipc://PATH and tcp:// on "
-                f"loopback, others with --anywhere"
+                f"loopback; all other endpoints need --anywhere"
             )
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUB)

@@ -64,7 +64,7 @@ class Answers:
         self._explorers.pop(peer, None)
 
     def missing(self, robots: dict[str, Peer], now: float) -> list[Output]:
-        """Safe actions for the connected ``robots`` whose observations became overdue in this call."""
+        """The safe action for each of the connected ``robots`` whose observation has become overdue at ``now`` (s)."""
         policy = self._store.serving
         overdue = [(robots.get(name), newest) for name, newest in self._safety.missing(now)]
         return [(peer, self.safe(newest, policy)) for peer, newest in overdue if peer and policy]

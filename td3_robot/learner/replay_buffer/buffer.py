@@ -68,8 +68,8 @@ class ReplayBuffer:
     def use_device(self, device: torch.device) -> None:
         """Keep a copy of the rows on a device, and draw the same batches from this copy.
 
-        The rows on the host stay, for checkpoints and files. Only :meth:`restore` and :meth:`recover` wait for the
-        device.
+        The rows also stay on the host, because checkpoints and files need them. Only :meth:`restore` and
+        :meth:`recover` wait for the device.
         """
         self._on_device = DeviceRows(self.rows, device)
         self._copy(0)
@@ -86,9 +86,9 @@ class ReplayBuffer:
     def add(
         self, observation: Float32, action: Float32, reward: Float32, next_observation: Float32, discount: Float32
     ) -> None:
-        """Store M transitions in order, see :class:`Batch`. In a full buffer they replace the oldest transitions.
+        """Store M transitions in their order. In a full buffer they replace the oldest transitions.
 
-        ``reward`` and ``discount`` are float32[M].
+        :class:`Batch` describes the arguments; but ``reward`` and ``discount`` are float32[M].
         """
         columns = observation, action, reward[:, None], discount[:, None], next_observation
         shapes, expected = [column.shape for column in columns], [(len(observation), width) for width in self._widths]
@@ -143,7 +143,7 @@ class ReplayBuffer:
         return Batch(observation, action, reward, next_observation, discount)
 
     def learned(self, errors: Sequence[Tensor]) -> None:
-        """Use the critics' TD errors for the first rows of the newest batch: float32[M, 1] of each critic.
+        """Use the TD errors of the first M rows of the newest batch. Each critic has its own errors, float32[M, 1].
 
         Uniform sampling ignores the errors.
         """

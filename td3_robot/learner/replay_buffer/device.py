@@ -40,7 +40,7 @@ class DeviceRows:
         """Copy transitions ``since`` to ``total - 1`` to the device."""
         capacity = len(self._host)
         first = max(since, total - capacity)
-        # Only small copies use page-locked memory. For a whole buffer, torch would keep page-locked memory of its size.
+        # Only small copies use page-locked memory. After a copy of a whole buffer, torch would keep that much of it.
         send = upload if total - first <= _AT_ONCE else lambda rows, _: torch.from_numpy(rows)
         while first < total:
             start = first % capacity

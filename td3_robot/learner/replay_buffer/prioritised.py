@@ -1,4 +1,4 @@
-"""Loss-adjusted prioritised replay, LAP (Fujimoto, Fu and Meger 2020, section 4.1), on a tree of sums."""
+"""Loss-adjusted prioritised replay, LAP (Fujimoto, Fu and Meger 2020, section 4.1). It uses a tree of sums."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class PrioritisedReplay(ReplayBuffer):
 
     The priority of a transition is max(|δ|, 1) to the power α. |δ| is the largest absolute TD error of the critics when
     the transition was last sampled. A new transition gets the greatest priority so far. With the Huber loss, LAP needs
-    no importance weights: its expected gradient equals that of another loss, PAL, with uniform sampling (section 4.2).
+    no importance weights: on average, LAP has the same gradient as the loss PAL with uniform sampling (section 4.2).
 
     Args:
         exponent: α, 0 (uniform) to 1.

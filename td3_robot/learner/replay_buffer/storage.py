@@ -66,7 +66,9 @@ class Storage:
 
 
 class File(Storage):
-    """Rows in the file ``rows.float32`` of a folder, read through a memory map, and a journal of the complete rows.
+    """Rows in the file ``rows.float32`` of a folder. A journal in this folder records which rows are complete.
+
+    Reads of rows use a memory map.
 
     Args:
         folder: created if missing.

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WORTH_A_MESSAGE = 0.25  # fraction of the band; smaller grants go only to sources that are about to wait
-_PORTION = 100  # largest number of unused granted steps of a robot; it is small, to leave steps for later sources
-_START_TIME = 10.0  # seconds after the first join in which all simulators of a run usually join
+_PORTION = 100  # a robot gets at most this many steps in advance, so that steps are left for sources that join later
+_START_TIME = 10.0  # seconds after the first join; usually all simulators of a run have joined by then
 
 
 class FreeRunning(Scheduler):
@@ -118,7 +118,7 @@ class FreeRunning(Scheduler):
         return granted
 
     def _distribute_by_need(self, free: int, live: list[Source], now: float) -> list[Source]:
-        """Grant the steps as version 0.1.0 did: sources with the fewest unused steps come first, without a limit."""
+        """Grant the steps as version 0.1.0 did: without a limit, first to the sources with the fewest unused steps."""
         granted = []
         for before, source in enumerate(sorted(live, key=lambda item: item.outstanding)):
             part = -(-free // (len(live) - before))

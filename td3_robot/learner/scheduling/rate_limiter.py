@@ -20,7 +20,7 @@ class RateLimiter:
     """
 
     ratio: float | None  # updates per environment step; None if the learner and the simulators never wait
-    band: float  # ``Config`` refuses a band with which learner and simulators would wait for each other
+    band: float  # ``Config`` refuses a small band, with which the learner and the simulators would wait for each other
     start: int  # environment steps before the first update
     total: int  # environment steps of the whole run
     offline: int = 0  # updates on recordings before the first environment step
