@@ -21,7 +21,8 @@ from td3_robot.errors import SessionError
 from td3_robot.messages import MESSAGES
 from td3_robot.recording.entries import Attachment, Entry, Facts
 from td3_robot.recording.facts import facts_of_this_machine
-from td3_robot.recording.reader import Session, SessionFile
+from td3_robot.recording.reader import Session
+from td3_robot.recording.session_file import SessionFile
 from td3_robot.recording.writer import write
 from td3_robot.replay.outcome import Replayed
 from td3_robot.transport import codec
