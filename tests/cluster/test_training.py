@@ -13,35 +13,8 @@ from typing import Any
 import pytest
 
 from td3_robot.runtime import metrics
-from tests.cluster.conftest import Cluster
+from tests.cluster.conftest import Cluster, nothing_is_left
 from tests.conftest import Command, poll_until
-
-SMALL = (
-    "cluster.simulators=4",
-    "network.hidden=[64, 64]",
-    "learner.batch_size=64",
-    "learner.learning_starts=500",
-    "learner.precision=fp32",
-    "learner.compile=false",
-    "checkpoint.every=1000",
-)
-
-
-@pytest.fixture
-def train(command: Callable[..., Command], cluster: Cluster) -> Callable[..., Command]:
-    def start(*overrides: str, options: tuple[str, ...] = ("pendulum", "--out", "run")) -> Command:
-        sets = [word for item in (*SMALL, *overrides) for word in ("--set", item)]
-        words = ("train", *options, "--log-every", "0.5", "--cluster", cluster.address)
-        return command(*words, *sets, environment=cluster.environment)
-
-    return start
-
-
-def nothing_is_left(cluster: Cluster, run: Path) -> None:
-    poll_until(lambda: not cluster.left_behind(), lambda: f"left behind: {cluster.left_behind()}")
-    assert not (run / "keys").exists()
-    facts = json.loads((run / "run.json").read_text())
-    assert (facts["keys"], facts["endpoints"], facts["sockets"]) == (None, {}, None)
 
 
 @pytest.mark.slow
