@@ -126,8 +126,9 @@ class RayHosts:
         nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         for number in self._hosts.keys() - nodes.keys():
             self._hosts[number].lost = True  # for example, Ray's autoscaler has stopped it
-        for number in nodes.keys() - self._hosts.keys() - self._refused - self._asked.keys():
-            self._asked[number] = nodes[number], ask_probe(number, marker, marker.read_text())
+        for number, node in nodes.items():
+            if number not in {*self._hosts, *self._refused, *self._asked}:
+                self._asked[number] = node, ask_probe(number, marker, marker.read_text())
         end = time.monotonic() + wait
         for number, (node, question) in list(self._asked.items()):
             if not question.settled(max(0.0, end - time.monotonic())):

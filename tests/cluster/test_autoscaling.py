@@ -92,4 +92,5 @@ def test_too_few_cores_end_the_run(
         run.interrupt()
         assert run.finish() == 130
         assert "stopped while the run waited for hosts" in run.output()
-    nothing_is_left(cluster, tmp_path / "run")
+    poll_until(lambda: not cluster.left_behind(), lambda: f"left behind: {cluster.left_behind()}")
+    assert not (tmp_path / "run" / "keys").exists()

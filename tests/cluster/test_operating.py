@@ -49,10 +49,10 @@ def test_a_person_watches_and_commands_a_run(
     run.wait_for("^ready: .*policy-0.*policy-1")
     run.wait_for_steps(600)
 
-    report = tools.rows("monitor", "--json", "--every", "4", "--seconds", "4")[-1]
+    report = tools.rows("monitor", "--json", "--every", "8", "--seconds", "8")[-1]
     assert report["states"].items() >= dict.fromkeys(SERVERS | SIMULATORS, "active").items()
     assert {f"{name}/step" for name in SIMULATORS} <= report["topics"].keys()
-    rates = tools.rows("topic", "hz", "step", "--json", "--every", "4", "--seconds", "4")
+    rates = tools.rows("topic", "hz", "step", "--json", "--every", "6", "--seconds", "6")
     assert {row["publisher"] for row in rates} == SIMULATORS
     assert all(row["rate_hz"] > 0 for row in rates)
     echoed = tools.rows("topic", "echo", "action", "--node", "policy-1", "--count", "3")
@@ -70,10 +70,9 @@ def test_a_person_watches_and_commands_a_run(
     assert nobody.finish() == 2
     assert "no process is named 'sim-9'; allowed: policy-0, policy-1, sim-0, sim-1, sim-2, sim-3" in nobody.output()
     watch = command("node", "watch", "--run", "run")
-    poll_until(lambda: watch._take_lines() or watch.output().count(": watching") == 2, watch.output)
+    watch.until("the connections", lambda: shows(watch, *[": watching"] * 2))
     tools.node("reset")
-    for name in SERVERS:
-        watch.wait_for(f"{name}: fault -> inactive")
+    watch.until("the changes", lambda: shows(watch, *(f"{name}: fault -> inactive" for name in SERVERS)))
     tools.node("activate")
     run.wait_for_more_steps(500)
     _operate_on_the_page(command)
@@ -81,6 +80,12 @@ def test_a_person_watches_and_commands_a_run(
     run.interrupt()
     assert run.finish() == 130, run.output()
     nothing_is_left(cluster, tmp_path / "run")
+
+
+def shows(command: Command, *texts: str) -> bool:
+    """Whether the output of a command has each text, as often as it is given."""
+    command._take_lines()
+    return all(command.output().count(text) >= texts.count(text) for text in texts)
 
 
 def _operate_on_the_page(command: Callable[..., Command]) -> None:
