@@ -18,6 +18,8 @@ PAGE = ROOT / "docs" / "explanation" / "scale.md"
 PICTURE = ROOT / "docs" / "images" / "scale.png"
 RATE = 60.0  # Steps per second of a robot in real time
 THOUSAND = ((1000, 1), (63, 16), (16, 64))  # sources, and robots of each, for about 1,000 robots
+MEASURED = ("growth", "full", "robots", "weights", "updates", "costs", "ray")
+"""Names of the parts that benchmarks/scale.py measures."""
 _HOSTS = 16
 _FITTED = 4  # the costs of the simulation are fitted to cells with at most this number of sources
 Report = Mapping[str, Any]
@@ -42,12 +44,13 @@ def lines(report: Report) -> Iterator[str]:
 
 
 def _machine(report: Report) -> Iterator[str]:
-    machine, loads = report["machine"], report["loads"].values()
+    machine, loads = report["machine"], report["loads"]
+    unknown = ", ".join(part for part in MEASURED if part in report and part not in loads)
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     yield (
         f"{machine['processor']}, {machine['cores']} cores. Other programs used the machine at the same time (load "
-        f"{min(loads):.0f} to {max(loads):.0f}). Each figure is a median of {report['rounds']} measurements of "
-        f"{report['seconds']:g} s. {packages}."
+        f"{min(loads.values()):.0f} to {max(loads.values()):.0f}{f', not recorded for {unknown}' if unknown else ''}). "
+        f"Each figure is a median of {report['rounds']} measurements of {report['seconds']:g} s. {packages}."
     )
 
 

@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from td3_robot.bundle import sha256
-from td3_robot.errors import ArgumentError, CommandError, UsageError
+from td3_robot.errors import ArgumentError, CommandError, Td3RobotError, UsageError
 from td3_robot.messages import LARGEST, LONGEST_PAYLOAD, Command, LifecycleChange, Reply, Teleop
 from td3_robot.operator_replies import FOLLOWED, LONGEST_ERROR, confirmed, messages_of, with_faults
 from td3_robot.policies import Policy, load_policy
@@ -310,6 +311,21 @@ class Takeover:
             self.give_back()
         else:
             self.close()
+
+
+def ask_each(operators: Sequence[Operator], ask: Callable[[Operator], Reply]) -> list[Reply | Td3RobotError]:
+    """Ask several policy servers at the same time. Return the Reply or the error of each."""
+
+    def outcome(operator: Operator) -> Reply | Td3RobotError:
+        try:
+            return ask(operator)
+        except Td3RobotError as error:
+            return error
+
+    if len(operators) == 1:
+        return [outcome(operators[0])]
+    with ThreadPoolExecutor(len(operators)) as pool:
+        return list(pool.map(outcome, operators))
 
 
 def connect(endpoint: str, keys: str | Path | None = None, *, timeout: float = 5.0) -> Operator:

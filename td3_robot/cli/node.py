@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,10 +15,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from td3_robot.cli.takeover import drive
-from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, CommandError, UsageError
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, CommandError, Td3RobotError, UsageError
 from td3_robot.messages import Command, LifecycleChange, Reply
-from td3_robot.operators import Operator, connect, load_command, make_command
-from td3_robot.runtime.arguments import Parser, add_index, policy_server, real
+from td3_robot.operators import Operator, ask_each, connect, load_command, make_command
+from td3_robot.runtime.arguments import Parser, add_index, policy_servers, real
 from td3_robot.util.text import one_line
 
 _LONGEST = 2048  # printed characters of a text from a peer
@@ -61,15 +62,19 @@ exit codes:
 def main(arguments: Sequence[str]) -> int:
     parsed = _parser().parse_args(arguments)
     command = None if parsed.verb == "watch" else _command(parsed)
-    operator = connect(*policy_server(parsed), timeout=parsed.timeout)
+    servers, keys = policy_servers(parsed, parsed.target)
+    operators = {server: connect(server, keys, timeout=parsed.timeout) for server in servers}
     if parsed.verb == "takeover":
+        [operator] = operators.values()  # the server of --target
         with operator.takeover(parsed.target, parsed.index, parsed.reason) as robot:
             drive(robot, sys.stdin.fileno())
         return EXIT_GOOD
     if command:
-        return _ask(operator, command, _print_json if parsed.json else _print)
-    for event in operator.watch():
-        _say(_line(event) if isinstance(event, LifecycleChange) else event.value)
+        return _ask(list(operators.values()), command, _print_json if parsed.json else _print)
+    *others, (_, last) = operators.items()
+    for server, operator in others:
+        threading.Thread(target=_watch, args=(operator, f"{server}: "), daemon=True).start()
+    _watch(last, f"{servers[-1]}: " if others else "")
     return EXIT_GOOD
 
 
@@ -84,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("verb", choices=VERBS, metavar="VERB", help="what to do, see below")
     parser.add_argument("argument", nargs="?", metavar="POLICY|VERSION", help="for load and rollback")
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--run", type=Path, metavar="DIR", help="the policy server of this run")
+    where.add_argument("--run", type=Path, metavar="DIR", help="the policy servers of this run")
     where.add_argument("--config", metavar="FILE", help="the policy server deployed with this configuration")
     where.add_argument("--endpoint", metavar="ENDPOINT", help="the policy server at this address")
     parser.add_argument("--keys", metavar="DIR", help="with --endpoint: folder of this machine's keys")
@@ -105,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds to wait for an answer (default: %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print each answer as one JSON object")
     return parser
 
 
@@ -124,15 +129,24 @@ def _command(parsed: argparse.Namespace) -> Command:
     return replace(make_command(verb, parsed.target, parsed.reason, int(argument or 0)), robot=parsed.index)
 
 
-def _ask(operator: Operator, command: Command, show: Callable[[Reply], None]) -> int:
-    try:
-        reply = operator.ask(command)
-    except CommandError as error:
-        if error.reply:
-            show(error.reply)
-        raise
-    show(reply)
-    return EXIT_CHECK_FAILED if reply.detail.get("faults") else EXIT_GOOD
+def _ask(operators: Sequence[Operator], command: Command, show: Callable[[Reply], None]) -> int:
+    """Send a command to each policy server, and show the replies. Raise an error if a server raised one."""
+    answers = ask_each(operators, lambda operator: operator.ask(command))
+    replies = [answer if isinstance(answer, Reply) else getattr(answer, "reply", None) for answer in answers]
+    for reply in replies:
+        if reply:
+            show(reply)
+    errors = [answer for answer in answers if isinstance(answer, Td3RobotError)]
+    if len(errors) > 1:
+        raise CommandError("; ".join(map(str, errors)))
+    if errors:
+        raise errors[0]
+    return EXIT_CHECK_FAILED if any(reply.detail.get("faults") for reply in replies if reply) else EXIT_GOOD
+
+
+def _watch(operator: Operator, server: str) -> None:
+    for event in operator.watch():
+        _say(_line(event) if isinstance(event, LifecycleChange) else f"{server}{event.value}")
 
 
 def _say(text: str) -> None:

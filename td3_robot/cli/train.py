@@ -48,7 +48,8 @@ _EXAMPLES = """examples:
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     if options.cluster:
-        from td3_robot.cluster.hosts import RayHosts, check_address  # only a training on a cluster needs Ray
+        from td3_robot.cluster.connection import check_address  # only a training on a cluster needs Ray
+        from td3_robot.cluster.hosts import RayHosts
 
         check_address(options.cluster)
     prepared = _resumed(options) if options.resume else _new(options)

@@ -58,7 +58,7 @@ class Report(NamedTuple):
 
 
 class Agent:
-    """The processes on one host. They end with the agent, and Ray ends the agent with the program that made it."""
+    """The processes on one host. They end with the agent. Ray ends the agent when the program that made it ends."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix=endpoints.SOCKETS_PREFIX, dir=endpoints.socket_home()))

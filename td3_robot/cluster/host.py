@@ -24,6 +24,23 @@ _PERIOD = 0.1  # seconds between two reports of a host
 _KILLED = -int(signal.SIGKILL)
 
 
+class Question:
+    """A question to a host, which may never answer."""
+
+    def __init__(self, reference: Any) -> None:
+        self._reference = reference
+        self._end = time.monotonic() + ANSWER
+
+    def settled(self, wait: float) -> bool:
+        """Wait for the answer. Return whether it has come, or can no longer come in time."""
+        left = max(0.0, self._end - time.monotonic())
+        return bool(ray.wait([self._reference], timeout=min(wait, left))[0]) or wait >= left
+
+    def answer(self) -> Any:
+        """Return the answer. Raise RayError if the host has died, or has not answered in time."""
+        return ray.get(self._reference, timeout=0)
+
+
 @dataclass
 class Host:
     """One host of the cluster, with the agent that starts its processes.
@@ -45,6 +62,7 @@ class Host:
     simulators: int = 0
     agent: Any = None
     folder: str = ""
+    _opening: Any = None
     _codes: dict[str, int | None] = field(default_factory=dict)
     _logs: dict[str, Path] = field(default_factory=dict)
     _asked: Any = None
@@ -62,13 +80,29 @@ class Host:
             self.lost = True
             raise
 
-    def begin(self, cpus: float, gpus: float) -> None:
-        """Start the agent, and reserve cores and GPUs for its processes."""
+    def begin(self, cpus: float, gpus: float, wait: float = ANSWER) -> bool:
+        """Start the agent, and reserve cores and GPUs for its processes.
+
+        Returns:
+            whether the agent has started. If not, the host still has time to answer: call this method again.
+
+        Raises:
+            RayError: the host has died, or has not answered in time.
+        """
         if self.agent is None:
             actor: Any = ray.remote(Agent)
             where = NodeAffinitySchedulingStrategy(self.node, soft=False)
             self.agent = actor.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=where).remote()
-            self.folder = self.ask("folder")
+            self._opening = Question(self.agent.folder.remote())
+        if not self.folder:
+            try:
+                if not self._opening.settled(wait):
+                    return False
+                self.folder = self._opening.answer()
+            except LOST:
+                self.lost = True
+                raise
+        return True
 
     def start(self, start: Program, run: str) -> Running:
         self._take(wait=True)  # a report from before the start does not count

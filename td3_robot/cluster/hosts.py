@@ -8,36 +8,38 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import shlex
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util import get_node_ip_address
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from td3_robot.cluster.agent import Agent
-from td3_robot.cluster.host import ANSWER, LOST, Host
+from td3_robot.cluster.connection import ask_probe, connect, first_line
+from td3_robot.cluster.host import ANSWER, LOST, Host, Question
 from td3_robot.config.schema import Config
-from td3_robot.errors import NodeError, UsageError
+from td3_robot.errors import NodeError, exit_code_of
 from td3_robot.runtime.hosts import NoRoomError, Running, Start, ThisMachine
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import LISTENERS
+from td3_robot.transport.endpoints import with_host
 from td3_robot.transport.keys import KeyFolder
 from td3_robot.util.version import __version__
 
 LEARNER, POLICY, SIMULATOR = "learner", "policy", "sim"
 """Names of processes in the launch description. All other processes run beside the supervisor."""
-_CONNECT = 5.0  # seconds within which the head of the cluster accepts a connection
-_LOOK = 5.0  # seconds between two looks for hosts that have joined
+_LOOK = 2.0  # seconds between two looks for hosts that have joined
+_JOIN = 5.0  # seconds for which a move waits for the answers of hosts that have joined
+_SAY = 30.0  # seconds between two messages while the run waits for hosts
+_PAUSE = 1.0  # seconds between two looks while the run waits for hosts
 
 
 class RayHosts:
@@ -57,12 +59,15 @@ class RayHosts:
         self._say = say
         self._here = ThisMachine(run.path)
         self._local: dict[str, Running] = {}
+        self.stopped: Callable[[], int] = lambda: 0
         self._hosts: dict[str, Host] = {}  # by number in Ray
+        self._asked: dict[str, tuple[Mapping[str, Any], Question]] = {}  # hosts that have not answered yet
         self._refused: set[str] = set()  # numbers of hosts that the run cannot use
+        self._requested: list[dict[str, float]] = []  # what Ray's autoscaler was asked for
         self._where: dict[str, Host] = {}  # by name of the learner or of a policy server
         self._policy_of: dict[str, str] = {}  # policy server of each simulator and policy server
         self._endpoints: dict[str, str] = {}
-        self._least, _ = config.cluster.range(config.simulators)
+        self._least, self._most = config.cluster.range(config.simulators)
         self._policy: Process  # of the launch description
         self._simulators: dict[str, Process] = {}  # by name
         self._absent: list[Process] = []  # simulators for which the cluster has no room now
@@ -79,8 +84,10 @@ class RayHosts:
             self._remove_keys()  # a killed supervisor has left its keys
             self._keys.create("run")
             self._run.write_run(keys=str(self._keys.path))
-            self._find_hosts()
+            self._find_hosts(ANSWER)
             resources.callback(self._end)
+            resources.callback(self._withdraw_request)
+            self._wait_for_hosts()
             self._where[LEARNER] = self._host_for_learner()
             words = shlex.join(["td3-robot", "train", "--resume", str(self._run.path), "--cluster", self._address])
             self._say(f"if Ray's head dies, the run ends with everything learned saved; to continue it: {words}")
@@ -101,34 +108,46 @@ class RayHosts:
         with contextlib.suppress(OSError):  # a full disk must not hide the original error
             self._run.write_run(keys=None)
 
-    def _find_hosts(self) -> None:
-        """Read the list of living hosts from Ray. Hosts may have joined since the last call.
+    def _withdraw_request(self) -> None:
+        """Take back the request to Ray's autoscaler, so that it can stop hosts."""
+        if self._requested and not all(host.lost for host in self._hosts.values()):
+            with contextlib.suppress(Exception):  # Ray's head may be dead
+                request_resources()
+
+    def _find_hosts(self, wait: float = 0.0) -> None:
+        """Read the list of hosts from Ray, and wait up to ``wait`` seconds for the answers of new hosts.
 
         A host that joins later and cannot run this program does not end the run.
 
         Raises:
             NodeError: the run has not begun, and a host has another version of this program, or cannot run it.
         """
-        for node in ray.nodes():
-            if not node["Alive"] or node["NodeID"] in self._hosts or node["NodeID"] in self._refused:
+        marker = self._keys.public_file
+        nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        for number in self._hosts.keys() - nodes.keys():
+            self._hosts[number].lost = True  # for example, Ray's autoscaler has stopped it
+        for number, node in nodes.items():
+            if number not in {*self._hosts, *self._refused, *self._asked}:
+                self._asked[number] = node, ask_probe(number, marker, marker.read_text())
+        end = time.monotonic() + wait
+        for number, (node, question) in list(self._asked.items()):
+            if not question.settled(max(0.0, end - time.monotonic())):
                 continue
+            del self._asked[number]
             try:
-                self._hosts[node["NodeID"]] = self._examined(node)
+                self._hosts[number] = self._examined(node, question)
             except NodeError as error:
                 if not self._where and not isinstance(error.__cause__, LOST):
                     raise
-                self._refused.add(node["NodeID"])
+                self._refused.add(number)
                 self._say(f"{error}; the run does not use it")
 
-    def _examined(self, node: Mapping[str, Any]) -> Host:
+    def _examined(self, node: Mapping[str, Any], question: Question) -> Host:
         """Return a host after a look at its version. Raise NodeError if the run cannot use the host."""
-        marker, has, shown = self._keys.public_file, node["Resources"], node["NodeManagerAddress"]
+        has, shown = node["Resources"], node["NodeManagerAddress"]
         address = self._config.cluster.addresses.get(shown, shown)
-        where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        asking: Any = ray.remote(probe)
-        asked = asking.options(num_cpus=0, scheduling_strategy=where)
         try:
-            version, sees = ray.get(asked.remote(str(marker), marker.read_text()), timeout=ANSWER)
+            version, sees = question.answer()
         except RayTaskError as error:  # for example, this program is not installed there
             raise NodeError(f"host {address} of the cluster: {first_line(error)}") from None
         except LOST as error:  # Ray has not yet noticed that the host died
@@ -137,24 +156,75 @@ class RayHosts:
             raise NodeError(f"host {address} of the cluster has td3-robot {version}; this one is {__version__}")
         return Host(node["NodeID"], address, has.get("CPU", 0.0), has.get("GPU", 0.0), sees)
 
-    def _host_for_learner(self) -> Host:
-        """Choose the learner's host, and start its agent."""
+    def _wait_for_hosts(self) -> None:
+        """Ask Ray's autoscaler for the cores that the run can use. Wait until the hosts have the cores that it needs.
+
+        Raises:
+            NodeError: a signal asked the run to stop; or see :meth:`_find_hosts` and :meth:`_best_for_learner`.
+        """
+        begin = now = time.monotonic()
+        said = begin - _SAY
+        while True:
+            self._request_cores()
+            room = self._room(self._best_for_learner())
+            if room >= self._least or now - begin >= self._config.cluster.wait_s:
+                return
+            if number := self.stopped():
+                raise NodeError("stopped while the run waited for hosts", exit_code_of(number))
+            if now - said >= _SAY:
+                said = now
+                self._say(f"waiting for hosts: the cluster has cores for {room} of {self._least} simulators")
+            time.sleep(_PAUSE)
+            self._find_hosts()
+            now = time.monotonic()
+
+    def _request_cores(self) -> None:
+        """Ask Ray's autoscaler for the learner's host and for cores for all simulators, if the hosts have fewer cores.
+
+        Without an autoscaler, the request has no effect.
+        """
+        learner, each = self._best_for_learner(), self._config.cluster.simulator_cpus
+        if self._room(learner) >= self._most:
+            return
+        whole = {name: amount for name, amount in (("CPU", learner.cpus), ("GPU", learner.gpus)) if amount}
+        bundles = [whole, *({"CPU": each} for _ in range(self._most))]
+        if bundles != self._requested:
+            self._requested = bundles
+            request_resources(bundles=bundles)
+
+    def _workers(self, learner: Host) -> list[Host]:
+        """Return the hosts for simulators: the living hosts except the learner's. A single host runs all processes."""
+        alive = [host for host in self._hosts.values() if not host.lost]
+        return [host for host in alive if host is not learner] or alive
+
+    def _room(self, learner: Host) -> int:
+        """Return the number of simulators for which the hosts have cores, at most the number that the run can use."""
+        each, cpus = self._config.cluster.simulator_cpus, sum(host.cpus for host in self._workers(learner))
+        return min(self._most, int(cpus / each)) if each else self._most
+
+    def _best_for_learner(self) -> Host:
+        """Return the best host for the learner. Raise NodeError if no host can run it."""
         able = [host for host in self._hosts.values() if host.sees_run and not host.lost]
         if not able:
             raise NodeError(
                 f"no host of the cluster sees the run folder {str(self._run.path)!r}; the learner needs it for its "
                 "checkpoints; name a folder on shared storage: --out DIR"
             )
-        host = max(able, key=lambda it: (it.gpus > 0, it.cpus))
+        return max(able, key=lambda it: (it.gpus > 0, it.cpus))
+
+    def _host_for_learner(self) -> Host:
+        """Choose the learner's host, and start its agent."""
+        host = self._best_for_learner()
         self._begin(host, self._config.cluster.learner_cpus, min(host.gpus, 1.0))
         return host
 
-    def _begin(self, host: Host, cpus: float, gpus: float = 0.0) -> None:
+    def _begin(self, host: Host, cpus: float, gpus: float = 0.0, wait: float = ANSWER) -> bool:
+        """Start the agent of a host, see :meth:`Host.begin`. Raise NodeError if this is not possible."""
         try:
-            host.begin(cpus, gpus)
+            return host.begin(cpus, gpus, wait)
         except GetTimeoutError:
             raise NodeError(
-                f"host {host.address} of the cluster has not {cpus:g} free cores: other jobs of the cluster use them"
+                f"host {host.address} of the cluster has fewer than {cpus:g} free cores: other jobs use its cores"
             ) from None
         except RayError as error:
             raise NodeError(f"host {host.address} of the cluster: {first_line(error)}") from None
@@ -164,13 +234,13 @@ class RayHosts:
         simulators = [process for process in processes if process.name.startswith(f"{SIMULATOR}-")]
         self._simulators = {process.name: process for process in simulators}
         self._policy = next(process for process in processes if process.name == POLICY)
-        others = [it for it in self._hosts.values() if it is not self._where[LEARNER]] or [self._where[LEARNER]]
+        others, room = self._workers(self._where[LEARNER]), self._room(self._where[LEARNER])
         each, cpus = self._config.cluster.simulator_cpus, sum(host.cpus for host in others)
-        room = int(cpus / each) if each else len(simulators)
         if room < self._least:
             raise NodeError(
                 f"the cluster has {cpus:g} cores for simulators; {self._least} "
-                f"simulators with cluster.simulator_cpus {each:g} need {self._least * each:g}"
+                f"simulators with cluster.simulator_cpus {each:g} need {self._least * each:g}; to wait for more hosts, "
+                "set cluster.wait_s"
             )
         present, self._absent = simulators[:room], simulators[room:]
         result = [process for process in processes if process is not self._policy and process not in simulators]
@@ -201,15 +271,16 @@ class RayHosts:
         self._find_hosts()
         each, result = self._config.cluster.simulator_cpus, list[Process]()
         for host in self._hosts.values():
-            if host.agent is None and not host.lost:
-                room = int(host.cpus / each) if each else len(self._absent)
-                mine, rest = self._absent[:room], self._absent[room:]
-                try:
-                    result += self._place_on(host, mine) if mine else []
-                    self._absent = rest
-                except NodeError as error:
-                    host.lost = True
-                    self._say(f"{error}; the run does not use it")
+            if host.lost or host.simulators or host is self._where[LEARNER]:
+                continue
+            mine = self._absent[: int(host.cpus / each) if each else len(self._absent)]
+            try:
+                if mine and self._begin(host, len(mine) * each, wait=0.0):
+                    result += self._place_on(host, mine)
+                    self._absent = self._absent[len(mine) :]
+            except NodeError as error:
+                host.lost = True
+                self._say(f"{error}; the run does not use it")
         return result
 
     def endpoints(self) -> Mapping[str, str]:
@@ -217,13 +288,9 @@ class RayHosts:
         shown = str(get_node_ip_address())
         here = self._config.cluster.addresses.get(shown, shown)
         for link in ("supervisor", *LISTENERS):
-            self._endpoints[link] = f"tcp://{_bracketed(here)}:{Agent.free_port()}"
-        self._publish_learner()
+            self._endpoints[link] = with_host(f":{Agent.free_port()}", here)
+        self._endpoints[LEARNER] = _free_endpoint(self._where[LEARNER])
         return self._endpoints
-
-    def _publish_learner(self) -> None:
-        host = self._where[LEARNER]
-        self._endpoints["learner"] = f"tcp://{_bracketed(host.address)}:{host.ask('free_port')}"
 
     def start(self, start: Start) -> Running:
         """Start a process on its host. If this host was lost, choose another host.
@@ -245,9 +312,22 @@ class RayHosts:
             with contextlib.suppress(*LOST):
                 if server == LEARNER:
                     return host.start(start, str(self._run.path.resolve()))
+                if start.name == server:
+                    self._publish(server, _free_endpoint(host))
                 folder = f"{host.folder}/{server}"
                 self._write_run(host, server, folder)
                 return host.start(start, folder)
+
+    def _publish(self, server: str, endpoint: str | None) -> None:
+        """Publish the endpoint at which operators reach a policy server, under the names of it and of its simulators.
+
+        Without an endpoint, withdraw these names.
+        """
+        for name in (name for name, owner in self._policy_of.items() if owner == server):
+            self._endpoints.pop(name, None)
+            if endpoint:
+                self._endpoints[name] = endpoint
+        self._run.write_run(endpoints=self._endpoints)
 
     def _write_run(self, host: Host, server: str, folder: str) -> None:
         """Write the run folder of a policy server and its simulators: configuration, endpoints and keys."""
@@ -265,11 +345,12 @@ class RayHosts:
     def _move(self, server: str) -> None:
         """Choose another host for the learner, or for a policy server and its simulators."""
         lost = self._where[server]
-        self._find_hosts()
+        known = any(not host.lost and (host.sees_run or server != LEARNER) for host in self._hosts.values())
+        self._find_hosts(_JOIN if known else ANSWER)
         if server == LEARNER:
             self._where[LEARNER] = self._host_for_learner()
-            self._publish_learner()
-            self._run.write_run(endpoints={**self._run.read_run().get("endpoints", {}), **self._endpoints})
+            self._endpoints[LEARNER] = _free_endpoint(self._where[LEARNER])
+            self._run.write_run(endpoints=self._endpoints)
             self._restart_others()
         elif not self._move_simulators(server):
             return
@@ -281,16 +362,16 @@ class RayHosts:
         Raises:
             NodeError: no host is alive.
         """
-        alive = [host for host in self._hosts.values() if not host.lost]
-        if not alive:
+        workers = self._workers(self._where[LEARNER])
+        if not workers:
             raise NodeError("no host of the cluster is alive")
-        workers = [host for host in alive if host is not self._where[LEARNER]] or alive
         each = self._config.cluster.simulator_cpus
         mine = [name for name, owner in self._policy_of.items() if owner == server and name in self._simulators]
         host = next(iter(share(1, workers, each)))
         present = len(self._simulators) - len(self._absent)
         if host.cpus < (host.simulators + len(mine)) * each and present - len(mine) >= self._least:
             self._given_up.add(server)
+            self._publish(server, None)
             self._absent += [self._simulators[name] for name in mine]
             return False
         self._begin(host, len(mine) * each)
@@ -317,47 +398,6 @@ def share(count: int, hosts: Sequence[Host], each: float) -> Iterable[Host]:
         yield host
 
 
-def probe(file: str, content: str) -> tuple[str, bool]:
-    """Return the version of this program on a host, and whether the host reads the run folder."""
-    return __version__, Agent.sees(file, content)
-
-
-def check_address(address: str) -> None:
-    """Check that a cluster may be at an address. Ray itself would wait for minutes.
-
-    Raises:
-        UsageError: the address is malformed, or nothing answers there.
-    """
-    if address == "auto":
-        return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise UsageError(f"--cluster is {address!r}; allowed: auto, or HOST:PORT with a port from 1 to 65535")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT).close()
-    except OSError as error:
-        raise UsageError(f"--cluster is {address!r}: nothing answers there ({error.strerror or error})") from None
-
-
-def connect(address: str) -> None:
-    """Connect to the cluster.
-
-    Raises:
-        NodeError: there is no cluster.
-    """
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # Ray raises many types: ConnectionError, ValueError, RuntimeError, …
-        advice = "start one on this machine: ray start --head, or ray start --address HEAD:PORT"
-        raise NodeError(f"--cluster is {address!r}: {first_line(error)}; {advice}") from None
-
-
-def first_line(error: Exception) -> str:
-    """Return what an error says in one line: the cause of an error on another host, else the first line."""
-    cause = getattr(error, "cause", None) or error
-    lines = [line for line in str(cause).splitlines() if line.strip()]
-    return lines[0].strip()[:200] if lines else type(cause).__name__
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
+def _free_endpoint(host: Host) -> str:
+    """Return a TCP endpoint that is free now on a host."""
+    return with_host(f":{host.ask('free_port')}", host.address)

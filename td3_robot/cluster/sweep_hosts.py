@@ -7,13 +7,12 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from td3_robot.cluster.connection import ask_probe, check_address, connect, first_line
 from td3_robot.cluster.host import ANSWER, LOST, Host
-from td3_robot.cluster.hosts import check_address, connect, first_line, probe
 from td3_robot.errors import NodeError
 from td3_robot.runtime.hosts import Running
 from td3_robot.util.version import __version__
@@ -87,24 +86,25 @@ class SweepHosts:
         """
         marker, content = self._folder / ".sweep", secrets.token_hex()
         marker.write_text(content)
-        asking: Any = ray.remote(probe)
         reasons = []
-        for node in ray.nodes():
-            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            address = node["NodeManagerAddress"]
-            try:
-                asked = asking.options(num_cpus=0, scheduling_strategy=where).remote(str(marker), content)
-                version, sees = ray.get(asked, timeout=ANSWER)
-            except LOST as error:
-                reasons.append(f"{address}: {first_line(error)}")
-                continue
-            if version != __version__ or not sees:
-                reasons.append(
-                    f"{address}: td3-robot {version}, " + ("sees" if sees else "does not see") + " the folder"
-                )
-                continue
-            self._hosts.append(Host(node["NodeID"], address, node["Resources"].get("CPU", 0.0), 0.0, sees))
-        marker.unlink()
+        try:
+            asked = [(node, ask_probe(node["NodeID"], marker, content)) for node in ray.nodes() if node["Alive"]]
+            for node, question in asked:
+                address = node["NodeManagerAddress"]
+                try:
+                    question.settled(ANSWER)
+                    version, sees = question.answer()
+                except LOST as error:
+                    reasons.append(f"{address}: {first_line(error)}")
+                    continue
+                if version != __version__ or not sees:
+                    reasons.append(
+                        f"{address}: td3-robot {version}, " + ("sees" if sees else "does not see") + " the folder"
+                    )
+                    continue
+                self._hosts.append(Host(node["NodeID"], address, node["Resources"].get("CPU", 0.0), 0.0, sees))
+        finally:
+            marker.unlink()
         if not self._hosts:
             raise NodeError(f"no host of the cluster can train in {str(self._folder)!r}: {'; '.join(reasons)}")
 

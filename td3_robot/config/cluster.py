@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from td3_robot.config.section import NonNegative, Section
 
 _MOST = 64  # simulators
+_BIND = re.compile(r"[^\s:;\[\]/]+|[0-9a-fA-F:]*:[0-9a-fA-F:]*")  # an IPv4 address, name or interface; or IPv6
 
 
 class ClusterConfig(Section, frozen=True):
@@ -15,14 +18,19 @@ class ClusterConfig(Section, frozen=True):
             With ``[low, high]``, the cores of the hosts determine the number: new hosts get more simulators, and if a
             host is lost, the run continues as long as at least ``low`` simulators remain.
         simulator_cpus, learner_cpus: processor cores that Ray reserves for each simulator and for the learner.
+        wait_s: seconds to wait at the start until the hosts have cores for the lowest number of simulators.
         addresses: maps the address that Ray shows for a host to the address at which other hosts reach this host. Set
             it only where the two addresses differ.
+        bind: the address or network interface that each host binds, for example ``0.0.0.0`` or ``eth1``; null for the
+            address at which other hosts reach it. Set it only where the two addresses differ, for example behind NAT.
     """
 
     simulators: int | tuple[int, int] | None = None  # msgspec 0.22 cannot combine a limit and a tuple
     simulator_cpus: NonNegative = 1.0
     learner_cpus: NonNegative = 1.0
+    wait_s: NonNegative = 0.0
     addresses: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    bind: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.simulators, int) and not 1 <= self.simulators <= _MOST:
@@ -33,6 +41,9 @@ class ClusterConfig(Section, frozen=True):
             raise ValueError(
                 f"cluster.simulators is [{low}, {high}]; allowed: two numbers from 1 to {_MOST}, lower first"
             )
+
+        if self.bind is not None and not _BIND.fullmatch(self.bind):
+            raise ValueError(f"cluster.bind is {self.bind!r}; allowed: an address or a network interface, without port")
 
     def range(self, default: int) -> tuple[int, int]:
         """Return the lowest and the highest number of simulators. If the key is null, both are ``default``."""

@@ -10,7 +10,7 @@ import msgspec
 from td3_robot.config.schema import Config
 from td3_robot.errors import CommandError, Td3RobotError
 from td3_robot.messages import Reply
-from td3_robot.operators import Operator, connect
+from td3_robot.operators import Operator, ask_each, connect
 from td3_robot.runtime.run_folder import RunFolder
 
 LONGEST = 1 << 13
@@ -44,26 +44,36 @@ _VERBS: dict[str, Callable[[Operator, Action], Reply]] = {
 
 
 def act(body: bytes, folder: RunFolder | None, config: Config) -> dict[str, Any]:
-    """Send a command to the policy server of a run or configuration, and wait for the answer.
+    """Send a command to the policy servers of a run or configuration, and wait for the answers.
+
+    Only a run on a cluster has several policy servers.
 
     Returns:
-        ``done``: whether the server, and each robot that must follow, has confirmed the action. ``text``: the problem,
-        empty if there is none. ``state``: the server's state in its reply. ``confirmed``: the robots that confirmed
-        the action.
+        ``done``: whether each server, and each robot that must follow, has confirmed the action. ``text``: the
+        problems, empty if there is none. ``state``: the states of the servers in their replies, each state once.
+        ``confirmed``: the robots that confirmed the action.
 
     Raises:
         msgspec.DecodeError: the request is malformed.
     """
     action = msgspec.json.decode(body, type=Action)
-    reply, text = None, ""
+    answers: list[Reply | Td3RobotError] = []
+    problems = []
     try:
         config = folder.config() if folder else config
-        endpoint = folder.endpoint("policy", config) if folder else config.endpoints.policy
-        if not endpoint:
+        servers = folder.policy_servers(config) if folder else [config.endpoints.policy or ""]
+        if not all(servers):
             raise CommandError("the configuration sets no endpoints.policy")
-        reply = _VERBS[action.verb](connect(endpoint, config.endpoints.keys), action)
+        operators = [connect(server, config.endpoints.keys) for server in servers]
+        answers = ask_each(operators, lambda operator: _VERBS[action.verb](operator, action))
     except (Td3RobotError, OSError, ValueError) as error:
-        reply, text = getattr(error, "reply", None), str(error)
-    detail = reply.detail if reply else {}
-    state = reply.state if reply else ""
-    return {"done": not text, "text": text, "state": state, "confirmed": detail.get("confirmed", [])}
+        problems.append(str(error))
+    problems += [str(answer) for answer in answers if isinstance(answer, Td3RobotError)]
+    came = [answer if isinstance(answer, Reply) else getattr(answer, "reply", None) for answer in answers]
+    replies = [reply for reply in came if reply]
+    return {
+        "done": not problems,
+        "text": "; ".join(problems),
+        "state": ", ".join(dict.fromkeys(reply.state for reply in replies)),
+        "confirmed": [name for reply in replies for name in reply.detail.get("confirmed", [])],
+    }

@@ -10,7 +10,7 @@ from typing import Any
 
 from td3_robot.operators import Takeover, connect
 from td3_robot.ros2 import ros
-from td3_robot.runtime.arguments import Parser, add_index, integer, policy_server
+from td3_robot.runtime.arguments import Parser, add_index, integer, policy_servers
 from td3_robot.util.output import say
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
         "--button", type=integer(0, 1000), default=0, metavar="N", help="the button of joy (default: %(default)s)"
     )
     options = parser.parse_args(ours)
-    operator = connect(*policy_server(options))
+    [endpoint], keys = policy_servers(options)
+    operator = connect(endpoint, keys)
     with ros.running(ros_words):
         import rclpy
 

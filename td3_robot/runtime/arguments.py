@@ -155,13 +155,18 @@ def suggest(action: argparse.Action, names: Callable[[], Iterable[str]]) -> None
     action.completer = complete  # type: ignore[attr-defined]
 
 
-def policy_server(arguments: argparse.Namespace) -> tuple[str, str | None]:
-    """Return the endpoint of the policy server that the arguments name, and the folder of the keys for it."""
+def policy_servers(arguments: argparse.Namespace, target: str = "") -> tuple[list[str], str | None]:
+    """Return the endpoints of the policy servers that the arguments name, and the folder of the keys for them.
+
+    Only a run on a cluster has several policy servers. With ``target``, the result is the server with this name, or the
+    server of the source with this name.
+    """
     run, config = run_or_config("policy", arguments)
-    endpoint = run.endpoint("policy", config) if run else config.endpoints.policy
-    if endpoint is None:
+    if run:
+        return run.policy_servers(config, target), config.endpoints.keys
+    if config.endpoints.policy is None:
         raise UsageError(f"--config {arguments.config!r}: the configuration sets no endpoints.policy")
-    return endpoint, config.endpoints.keys
+    return [config.endpoints.policy], config.endpoints.keys
 
 
 def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:

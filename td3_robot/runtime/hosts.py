@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -50,7 +50,14 @@ class Running(Protocol):
 
 
 class Hosts(Protocol):
-    """The hosts of a run, as a context manager. When the supervisor leaves the context, all processes on them end."""
+    """The hosts of a run, as a context manager. When the supervisor leaves the context, all processes on them end.
+
+    Attributes:
+        stopped: returns the number of the signal that asked the run to stop, or 0. The supervisor sets this function
+            before it enters the context.
+    """
+
+    stopped: Callable[[], int]
 
     def __enter__(self) -> Hosts: ...
 
@@ -101,6 +108,7 @@ class ThisMachine:
     """
 
     def __init__(self, run: Path) -> None:
+        self.stopped: Callable[[], int] = lambda: 0
         self._run = run
 
     def __enter__(self) -> ThisMachine:

@@ -119,7 +119,7 @@ class Node:
         attach.prepare(place)
         for endpoint in attach.places(place):
             with contextlib.suppress(EndpointBusyError):
-                self._serve_at(endpoint, link, accepts)
+                self._bind(endpoint, ServerLink(link, self.name, accepts, self.agreement(), secrets.randbits(63)))
                 return
         raise EndpointError(f"endpoints.{link}: all {attach.PLACES} places of {place!r} are busy")
 
@@ -132,18 +132,18 @@ class Node:
 
     def serve(self, link: str, accepts: dict[str, tuple[type[Message], ...]], spec: RobotSpec | None = None) -> None:
         """Bind the endpoint of a link. Raises EndpointError if the endpoint is busy, malformed or not allowed."""
-        self._serve_at(self.endpoint(link), link, accepts, spec)
-
-    def _serve_at(
-        self, endpoint: str, link: str, accepts: dict[str, tuple[type[Message], ...]], spec: RobotSpec | None = None
-    ) -> None:
         server = ServerLink(link, self.name, accepts, self.agreement(), secrets.randbits(63), spec)
+        chosen = self.folder.to_bind(link, self.config, self.name) if self.folder else [self.endpoint(link)]
+        for endpoint in chosen:
+            self._bind(endpoint, server)
+
+    def _bind(self, endpoint: str, server: ServerLink) -> None:
         try:
             bound = self.bus.serve(endpoint, server)
         except EndpointError as error:
-            raise type(error)(f"endpoints.{link}: {error}") from None
+            raise type(error)(f"endpoints.{server.link}: {error}") from None
         if bound != endpoint:  # the operating system chose the port
-            log.info("link %s is served at %s", link, bound)
+            log.info("link %s is served at %s", server.link, bound)
 
     def connect(
         self,

@@ -15,6 +15,8 @@ from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError, RunFolderError
 from td3_robot.messages import Status
+from td3_robot.topics import LINKS
+from td3_robot.transport.endpoints import is_tcp, with_host
 from td3_robot.util import files
 from td3_robot.util.process_lock import locked
 
@@ -127,6 +129,43 @@ class RunFolder:
                 f"run folder {str(self.path)!r}: no {link} endpoint; start its training first, or set endpoints.{link}"
             )
         return str(endpoint)
+
+    def to_bind(self, link: str, config: Config, name: str = "") -> list[str]:
+        """Return the endpoints that the server of a link binds. Raise RunFolderError as :meth:`endpoint` does.
+
+        A policy server on a cluster has a second endpoint, for operators on other hosts. On a cluster, ``cluster.bind``
+        replaces the host of each TCP endpoint.
+        """
+        chosen = [self.endpoint(link, config)]
+        if getattr(config.endpoints, link):
+            return chosen
+        if link == "policy" and (second := self._on_cluster().get(name)):
+            chosen.append(second)
+        host = config.cluster.bind
+        return [with_host(endpoint, host) if host and is_tcp(endpoint) else endpoint for endpoint in chosen]
+
+    def policy_servers(self, config: Config, target: str = "") -> list[str]:
+        """Return the endpoints at which operators reach the policy servers. A run on a cluster may have several.
+
+        Args:
+            config: the configuration of the run.
+            target: name of a policy server, or of a source that it serves; empty for all policy servers.
+
+        Raises:
+            RunFolderError: the run is not running, or no policy server of the cluster has this target.
+        """
+        found = self._on_cluster()
+        if not found:
+            return [self.endpoint("policy", config)]
+        if target and target not in found:
+            known = ", ".join(sorted(found))
+            raise RunFolderError(f"run folder {str(self.path)!r}: no process is named {target!r}; allowed: {known}")
+        return [found[target]] if target else list(dict.fromkeys(found.values()))
+
+    def _on_cluster(self) -> dict[str, str]:
+        """The endpoints for operators on a cluster, by name of each policy server and of each source that it serves."""
+        found = self.read_run().get("endpoints", {})
+        return {name: str(endpoint) for name, endpoint in found.items() if name not in LINKS}
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -75,6 +75,7 @@ class Supervisor:
 
     def __enter__(self) -> Supervisor:
         facts = self.run.read_run()
+        self._hosts.stopped = lambda: self.signal
         with contextlib.ExitStack() as resources:
             # Install signal handlers first, because a signal must not skip the clean-up of the other resources.
             # Python allows handlers only in the main thread.
@@ -107,7 +108,7 @@ class Supervisor:
         resources.callback(self.bus.close)
         accepts = {"node": (Status,)}
         link = ServerLink("supervisor", "supervisor", accepts, self.config.agreement(), secrets.randbits(63))
-        self.bus.serve(addresses["supervisor"], link)
+        self.bus.serve(*self.run.to_bind("supervisor", self.config), link)
 
     def _withdraw_endpoints(self) -> None:
         with contextlib.suppress(OSError):  # a full disk must not hide the original error
@@ -164,13 +165,11 @@ class Supervisor:
         children = {child.name: child for child in self.children}
         for process in self._hosts.joined():
             child = children.get(process.name)
-            if child:  # it ended because its host was lost
-                child.prepare_restart()
-            else:
+            if child is None:
                 child = Child(process, self.run, self._hosts)
                 child.incarnation = self._first
                 self.children.append(child)
-            self._start(child)
+            self._start(child)  # if its host was lost, _restart has counted this death and a new incarnation
 
     def _start(self, child: Child) -> None:
         """Start a process. If no host has room for it, the run continues without it."""

@@ -83,22 +83,45 @@ class Bus(Transport):
         self._next_timer = self._timed_at = self._awake_since = self._awake_until = float("-inf")
 
     def serve(self, endpoint: str, server: ServerLink) -> str:
-        """Bind a server. ``tcp://HOST:*`` takes a free port. See :meth:`Transport.serve`."""
+        """Bind a server. ``tcp://HOST:*`` takes a free port. See :meth:`Transport.serve`.
+
+        A second call with the same server binds one more endpoint: first a socket file, then TCP with keys. Clients at
+        the socket file need no keys, and may have every role.
+        """
+        again = self.servers.get(server.link) is server
         with endpoints.binding(endpoint):
             endpoints.check(endpoint, bind=True, keys=self.keys is not None)
-            socket = self._bound(endpoint, server)
+            socket = self._sockets[server.link] if again else self._socket_for(server)
+            try:
+                self._bind(socket, endpoint, server)
+            except zmq.ZMQError as error:
+                if not again:
+                    socket.close()
+                raise EndpointError(f"endpoint {endpoint!r} cannot be served: {error}") from None
         bound = str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
-        self.servers[server.link] = server
-        self._sockets[server.link] = socket
-        self._take[socket] = lambda now: self._from_some_client(socket, server, now)
-        self._poller.register(socket, zmq.POLLIN)
+        if not again:
+            self.servers[server.link] = server
+            self._sockets[server.link] = socket
+            self._take[socket] = lambda now: self._from_some_client(socket, server, now)
+            self._poller.register(socket, zmq.POLLIN)
         return bound
 
-    def _bound(self, endpoint: str, server: ServerLink) -> zmq.Socket[bytes]:
-        """A bound ROUTER socket. Only this user can open the file of an ``ipc://`` endpoint."""
+    def _socket_for(self, server: ServerLink) -> zmq.Socket[bytes]:
+        """A ROUTER socket for a server."""
         kinds = (kind for accepted in server.accepts.values() for kind in accepted)
-        socket = self._socket(zmq.ROUTER, endpoint, {Hello, *kinds})
+        socket = self._socket(zmq.ROUTER, {Hello, *kinds})
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # distinguishes a full queue from a closed connection
+        departures = Departures(socket, server)
+        self._departures[server.link] = departures
+        self._register(departures.monitor, departures.read)
+        return socket
+
+    def _bind(self, socket: zmq.Socket[bytes], endpoint: str, server: ServerLink) -> None:
+        """Bind a socket. Only this user can open the file of an ``ipc://`` endpoint.
+
+        libzmq applies the options of this moment to the new endpoint, and not to the earlier endpoints of the socket.
+        """
+        self._set_network(socket, endpoint)
         if self.keys and endpoints.is_tcp(endpoint):
             if self._gatekeeper is None:
                 self._gatekeeper = curve.Gatekeeper(self._context, self.keys, self._tally)
@@ -108,19 +131,12 @@ class Bus(Transport):
         elif endpoints.is_tcp(endpoint):
             # With a ZAP domain, libzmq refuses ZMTP 1.0. A web page can put ZMTP 1.0 into the body of an HTTP request.
             socket.setsockopt(zmq.ZAP_DOMAIN, server.link.encode())
-        departures = Departures(socket, server)
-        self._departures[server.link] = departures
-        self._register(departures.monitor, departures.read)
-        try:
-            socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            socket.close()
-            raise EndpointError(f"endpoint {endpoint!r} cannot be served: {error}") from None
+        socket.bind(endpoint)
         if not endpoints.is_tcp(endpoint):
             path = Path(endpoint.removeprefix("ipc://"))
             path.chmod(endpoints.SOCKET_MODE)
             self._paths[path] = path.stat().st_ino
-        return socket
+            server.without_keys = True
 
     def connect(self, endpoint: str, client: ClientLink) -> None:
         socket = self._connected(endpoint, client)
@@ -162,7 +178,8 @@ class Bus(Transport):
     def _connected(self, endpoint: str, client: ClientLink, *, immediate: bool = False) -> zmq.Socket[bytes]:
         """A connected DEALER socket. With ``immediate``, it accepts no messages while there is no connection."""
         endpoints.check(endpoint, bind=False, keys=self.keys is not None)
-        socket = self._socket(zmq.DEALER, endpoint, {Welcome, Refused, *client.accepts})
+        socket = self._socket(zmq.DEALER, {Welcome, Refused, *client.accepts})
+        self._set_network(socket, endpoint)
         socket.setsockopt(zmq.IMMEDIATE, immediate)
         if self.keys and endpoints.is_tcp(endpoint):
             pin = curve.Pin(socket, endpoint, client, self.keys, self._tally)
@@ -264,8 +281,8 @@ class Bus(Transport):
                     path.unlink()
         self._context.term()
 
-    def _socket(self, kind: int, endpoint: str, accepts: set[type[Message]]) -> zmq.Socket[bytes]:
-        """A new socket with all its options. libzmq ignores most options after bind or connect."""
+    def _socket(self, kind: int, accepts: set[type[Message]]) -> zmq.Socket[bytes]:
+        """A new socket with the options of every endpoint. libzmq ignores most options after bind or connect."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, QUEUE_LENGTH)
         socket.setsockopt(zmq.RCVHWM, QUEUE_LENGTH)
@@ -273,13 +290,17 @@ class Bus(Transport):
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        return socket
+
+    @staticmethod
+    def _set_network(socket: zmq.Socket[bytes], endpoint: str) -> None:
+        """Set the options that depend on the kind of the endpoint."""
         socket.setsockopt(zmq.IPV6, endpoints.ipv6(endpoint))
         if endpoints.is_tcp(endpoint):  # a TCP peer can vanish without closing its connection
             socket.setsockopt(zmq.HANDSHAKE_IVL, _DEAD)
             socket.setsockopt(zmq.HEARTBEAT_IVL, _DEAD // 5)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _DEAD)
             socket.setsockopt(zmq.CONNECT_TIMEOUT, _DEAD)
-        return socket
 
     def _timers(self, now: float) -> None:
         """Check keys, failed handshakes, refusals, heartbeats and silent clients at time ``now`` (s)."""
@@ -350,7 +371,8 @@ class Bus(Transport):
         # Take the key from the message, because a client can choose any routing identity.
         first = socket.recv(_NOW, copy=False)
         frames, owner = self._receiver.frames(socket), curve.owner(first)
-        if not (self.keys and self.keys.client(owner)):
+        local = server.without_keys and not owner
+        if not local and not (self.keys and self.keys.client(owner)):
             self._tally.note("revoked", f"link {server.link}: a message with the key {owner}", now)
             return []
         return self._from_client(server, first.bytes, frames, now, owner)

@@ -75,6 +75,11 @@ def is_tcp(endpoint: str) -> bool:
     return endpoint.startswith("tcp://")
 
 
+def with_host(endpoint: str, host: str) -> str:
+    """Return a ``tcp://`` endpoint with another host: a name, an address, an interface, or ``*``. The port stays."""
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{endpoint.rpartition(':')[2]}"
+
+
 def ipv6(endpoint: str) -> bool:
     """Whether a well-formed endpoint needs IPv6: an IPv6 address, or a host name with IPv6 addresses only.
 

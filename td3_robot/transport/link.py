@@ -66,6 +66,7 @@ class ServerLink:
         session: a random number, new at each start of the server.
         spec: the robot; None until the first simulator, driver or weights name it.
         may: a function that returns whether a public key may have a role; None on a link without keys.
+        without_keys: whether clients without a key may have every role. They use a socket file of this user.
         peers: the welcomed clients, by routing identity.
         farewells: number of received Byes; :mod:`td3_robot.transport.departures` sets it to 0.
     """
@@ -77,6 +78,7 @@ class ServerLink:
     session: int
     spec: RobotSpec | None = None
     may: Callable[[str, str], bool] | None = None
+    without_keys: bool = False
     tally: Tally = field(default_factory=Tally)
     peers: dict[bytes, Peer] = field(default_factory=dict)
     farewells: int = 0
@@ -171,9 +173,12 @@ class ServerLink:
 
     def forget_revoked(self) -> list[Input]:
         """Forget clients whose key may no longer have their role. Return a Bye for each."""
-        may = self.may
-        gone = [key for key, peer in self.peers.items() if may and not may(peer.owner, peer.role)]
+        gone = [key for key, peer in self.peers.items() if not self._may(peer.owner, peer.role)]
         return [item for key in gone for item in self.forget(key, "its key was revoked")]
+
+    def _may(self, owner: str, role: str) -> bool:
+        """Whether a client may have a role. ``owner`` is its public key; empty without a key."""
+        return self.may is None or (self.without_keys and not owner) or self.may(owner, role)
 
     def adopt(self, spec: RobotSpec) -> tuple[list[Input], Replies]:
         """Serve this robot from now on. Refuse and forget clients with another robot."""
@@ -235,7 +240,7 @@ class ServerLink:
             return _other_protocol(hello.protocol)
         if hello.role not in self.accepts:
             return Refused("agreement", f"role {hello.role!r} is not served here; allowed: {', '.join(self.accepts)}")
-        if self.may and not self.may(owner, hello.role):
+        if not self._may(owner, hello.role):
             how = f"td3-robot keys allow NAME '{owner}' --role {hello.role}"
             why = f"the key of {hello.name!r} may not be {hello.role} here; to allow this, run there: {how}"
             return Refused("agreement", why)

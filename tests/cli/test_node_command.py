@@ -217,3 +217,34 @@ def test_state_without_a_fault_prints_no_fault_line(capsys: pytest.CaptureFixtur
     node_command._print(reply)
     assert reply.detail["faults"] == {}
     assert capsys.readouterr().out.splitlines()[:2] == ["policy: active", "  version: 3"]
+
+
+class Answering:
+    """An operator whose policy server gives a fixed answer."""
+
+    def __init__(self, answer: Reply | CommandError) -> None:
+        self._answer = answer
+
+    def ask(self, command: Command) -> Reply:
+        assert command.verb == "estop"
+        if isinstance(self._answer, CommandError):
+            raise self._answer
+        return self._answer
+
+
+def test_a_silent_policy_server_of_a_cluster_hides_no_other_answer() -> None:
+    answers = [CommandError("no answer from policy-0"), Reply(1, "policy-1", "", "fault", {})]
+    shown: list[Reply] = []
+
+    def ask(*given: Reply | CommandError) -> int:
+        some: Any = [Answering(answer) for answer in given]
+        return node_command._ask(some, operators.make_command("estop"), shown.append)
+
+    with pytest.raises(CommandError, match=r"^no answer from policy-0$"):
+        ask(*answers)
+    partly = CommandError("estop is NOT confirmed by sim-3", Reply(1, "policy-2", "", "fault", {}))
+    with pytest.raises(CommandError, match=r"^no answer from policy-0; estop is NOT confirmed by sim-3$"):
+        ask(*answers, partly)
+    assert ask(answers[1], Reply(1, "policy-2", "", "fault", {"faults": {"sim-3": "emergency stop"}})) == 1
+    assert ask(answers[1]) == 0
+    assert [reply.node for reply in shown] == ["policy-1", "policy-1", "policy-2", "policy-1", "policy-2", "policy-1"]

@@ -1,14 +1,17 @@
-"""A Ray cluster of three hosts on this machine."""
+"""Ray clusters on this machine, and trainings on them."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,18 @@ import psutil
 import pytest
 
 from td3_robot.transport.endpoints import SOCKETS_PREFIX
+from tests.conftest import Command, poll_until
 
 MACHINES = Path(__file__).with_name("ray_machines.py")
+SMALL = (
+    "cluster.simulators=4",
+    "network.hidden=[64, 64]",
+    "learner.batch_size=64",
+    "learner.learning_starts=500",
+    "learner.precision=fp32",
+    "learner.compile=false",
+    "checkpoint.every=1000",
+)
 CORES = ("2", "4", "4")  # the head has fewer cores, so that the learner runs on another host
 
 
@@ -33,19 +46,22 @@ class Cluster:
     def __init__(self, folder: Path, cores: Sequence[str]) -> None:
         self.folder = folder
         self.environment = {"TMPDIR": str(folder), "RAY_TMPDIR": str(folder), "XDG_RUNTIME_DIR": ""}
-        self._process = subprocess.Popen(
-            [sys.executable, str(MACHINES), *cores],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **self.environment},
-            text=True,
-        )
+        self._process = self._start(str(MACHINES), *cores)
         assert self._process.stdin
         assert self._process.stdout
         self._orders, self._answers = self._process.stdin, self._process.stdout
         facts: dict[str, Any] = json.loads(self._answers.readline())
         self.address, self._nodes = str(facts["address"]), list(facts["nodes"])
+
+    def _start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **self.environment, **variables},
+            text=True,
+        )
 
     def kill(self, number: int) -> None:
         """Kill all processes of a host at once."""
@@ -75,12 +91,14 @@ class Cluster:
         return folders + [" ".join(process.info["cmdline"]) for process in self._running()]
 
     def _running(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter(["cmdline", "environ"]):
-            words, variables = process.info["cmdline"] or [], process.info["environ"] or {}
-            if "--incarnation" in words and "-c" not in words and variables.get("TMPDIR") == str(self.folder):
-                found.append(process)
-        return found
+        """Return the processes of trainings."""
+        words = {process: process.info["cmdline"] or [] for process in self._all()}
+        return [process for process, line in words.items() if "--incarnation" in line and "-c" not in line]
+
+    def _all(self) -> list[psutil.Process]:
+        """Return the processes of trainings and of Ray."""
+        found = psutil.process_iter(["cmdline", "environ"])
+        return [process for process in found if (process.info["environ"] or {}).get("TMPDIR") == str(self.folder)]
 
     def close(self) -> None:
         self._orders.close()
@@ -88,12 +106,87 @@ class Cluster:
         self._answers.close()
 
 
+class Head(Cluster):
+    """The head of a cluster, which ``ray start`` starts with more options and variables.
+
+    Attributes:
+        dashboard: address of Ray's dashboard, if it runs.
+    """
+
+    dashboard = ""
+
+    def __init__(self, folder: Path, address: str, *options: str, **variables: str) -> None:
+        self.folder = folder
+        self.environment = {"TMPDIR": str(folder), "RAY_TMPDIR": str(folder), "XDG_RUNTIME_DIR": ""}
+        self.address = address
+        words = ("--head", "--block", "--port", address.rpartition(":")[2])
+        self._process = self._start("-m", "ray.scripts.scripts", "start", *words, *options, **variables)
+        assert self._process.stdout
+        self._answers = self._process.stdout
+        line = next((line for line in self._answers if "Ray runtime started" in line), "")
+        assert line, "ray start --head failed"
+
+    def close(self) -> None:
+        for process in self._all():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait(60)
+        self._answers.close()
+        assert self._process.stdin
+        self._process.stdin.close()
+
+
+def free_address() -> str:
+    """Return an address for the head of a cluster on this machine."""
+    from ray.util import get_node_ip_address
+
+    return f"{get_node_ip_address()}:{free_port()}"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 @pytest.fixture
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A cluster with the hosts of ``CORES``; a test may pass other hosts as an indirect parameter."""
+def folder() -> Iterator[Path]:
+    """A folder for the files of a cluster. Ray's socket paths do not fit below tmp_path."""
     pytest.importorskip("ray")
-    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # Ray's socket paths do not fit below tmp_path
+    made = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, folder: Path) -> Iterator[Cluster]:
+    """A cluster with the hosts of ``CORES``; a test may pass other hosts as an indirect parameter."""
     made = Cluster(folder, getattr(request, "param", CORES))
     yield made
     made.close()
-    shutil.rmtree(folder, ignore_errors=True)
+
+
+Train = Callable[..., Command]
+
+
+@pytest.fixture
+def train(command: Callable[..., Command], cluster: Cluster) -> Train:
+    """Starts a small training on the cluster: ``train(*overrides, options=…)``."""
+    return functools.partial(start_training, command, cluster)
+
+
+def start_training(
+    command: Callable[..., Command],
+    cluster: Cluster,
+    *overrides: str,
+    options: tuple[str, ...] = ("pendulum", "--out", "run"),
+) -> Command:
+    sets = [word for item in (*SMALL, *overrides) for word in ("--set", item)]
+    words = ("train", *options, "--log-every", "0.5", "--cluster", cluster.address)
+    return command(*words, *sets, environment=cluster.environment)
+
+
+def nothing_is_left(cluster: Cluster, run: Path) -> None:
+    poll_until(lambda: not cluster.left_behind(), lambda: f"left behind: {cluster.left_behind()}")
+    assert not (run / "keys").exists()
+    facts = json.loads((run / "run.json").read_text())
+    assert (facts["keys"], facts["endpoints"], facts["sockets"]) == (None, {}, None)

@@ -44,6 +44,9 @@ def test_settings_that_do_not_fit_a_cluster_are_named(override: str, message: st
         ("cluster.simulators=[0, 2]", "cluster.simulators is [0, 2]"),
         ("cluster.simulator_cpus=-1", "cluster.simulator_cpus is -1"),
         ("cluster.simulator=4", "cluster.simulator"),
+        ("cluster.wait_s=-1", "cluster.wait_s is -1"),
+        ("cluster.bind=10.0.0.1:80", "cluster.bind is '10.0.0.1:80'; allowed: an address or a network interface"),
+        ("cluster.bind=tcp://eth0", "cluster.bind is 'tcp://eth0'"),
     ],
 )
 def test_wrong_values_are_named(override: str, message: str) -> None:
@@ -80,7 +83,8 @@ def test_an_address_without_a_cluster_is_named(command: Callable[..., Command], 
 
 def test_without_ray_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "td3_robot.cluster.hosts")
+    for name in ("connection", "hosts"):
+        monkeypatch.delitem(sys.modules, f"td3_robot.cluster.{name}")
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["train", "pendulum", "--cluster", "auto", "--out", "run"]) != 0
     error = capsys.readouterr().err
@@ -104,3 +108,75 @@ def test_simulators_are_shared_by_free_cores(
     all_hosts = [hosts.Host(str(number), "10.0.0.1", float(cores), 0.0, True) for number, cores in enumerate(cpus)]
     chosen = list(hosts.share(count, all_hosts, each))
     assert [chosen.count(host) for host in all_hosts] == expected
+
+
+@pytest.fixture
+def ray_hosts(tmp_path: Path, said: list[str]) -> hosts.RayHosts:
+    """The hosts of a run that wants 2 to 5 simulators. It has not connected to a cluster."""
+    run, config, _ = new_run("pendulum", ["cluster.simulators=[2, 5]"], tmp_path / "run", cluster=True)
+    return hosts.RayHosts("auto", run, config, said.append)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def host(number: str, cpus: float, gpus: float = 0.0) -> hosts.Host:
+    return hosts.Host(number, "10.0.0.1", cpus, gpus, True)
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"),
+    [
+        ([host("a", 2.0)], [{"CPU": 2.0}]),
+        ([host("a", 1.0, 1.0), host("b", 4.0)], [{"CPU": 1.0, "GPU": 1.0}]),
+        ([host("a", 1.0, 1.0), host("b", 5.0)], None),
+        ([host("a", 8.0)], None),  # a single host runs all processes
+    ],
+)
+def test_the_autoscaler_is_asked_once_for_cores_that_the_hosts_lack(
+    ray_hosts: hosts.RayHosts,
+    present: list[hosts.Host],
+    expected: list[dict[str, float]] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run wants the whole host of the learner, and 5 cores for simulators."""
+    requests: list[Any] = []
+    monkeypatch.setattr(hosts, "request_resources", lambda bundles=None: requests.append(bundles))
+    ray_hosts._hosts = {item.node: item for item in present}
+    ray_hosts._wait_for_hosts()
+    ray_hosts._wait_for_hosts()
+    assert requests == ([[*expected, *[{"CPU": 1.0}] * 5]] if expected else [])
+    ray_hosts._withdraw_request()
+    assert requests[1:] == ([None] if expected else [])
+
+
+class Silent:
+    """A question to a host that has joined and does not answer."""
+
+    late = False
+
+    def settled(self, wait: float) -> bool:
+        assert wait == 0.0
+        return self.late
+
+    def answer(self) -> None:
+        raise hosts.GetTimeoutError
+
+
+def test_a_silent_host_delays_nobody_and_is_left_out(
+    ray_hosts: hosts.RayHosts, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent, asked = Silent(), []
+    nodes = [{"NodeID": "b", "Alive": True, "Resources": {}, "NodeManagerAddress": "10.0.0.2"}]
+    monkeypatch.setattr(hosts.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(hosts, "ask_probe", lambda number, *_: asked.append(number) or silent)
+    ray_hosts._keys.create("run")
+    ray_hosts._find_hosts()
+    ray_hosts._find_hosts()
+    silent.late = True
+    ray_hosts._find_hosts()
+    ray_hosts._find_hosts()
+    assert (asked, ray_hosts._hosts) == (["b"], {})
+    assert said == ["host 10.0.0.2 of the cluster does not answer; the run does not use it"]

@@ -13,35 +13,8 @@ from typing import Any
 import pytest
 
 from td3_robot.runtime import metrics
-from tests.cluster.conftest import Cluster
+from tests.cluster.conftest import Cluster, nothing_is_left
 from tests.conftest import Command, poll_until
-
-SMALL = (
-    "cluster.simulators=4",
-    "network.hidden=[64, 64]",
-    "learner.batch_size=64",
-    "learner.learning_starts=500",
-    "learner.precision=fp32",
-    "learner.compile=false",
-    "checkpoint.every=1000",
-)
-
-
-@pytest.fixture
-def train(command: Callable[..., Command], cluster: Cluster) -> Callable[..., Command]:
-    def start(*overrides: str, options: tuple[str, ...] = ("pendulum", "--out", "run")) -> Command:
-        sets = [word for item in (*SMALL, *overrides) for word in ("--set", item)]
-        words = ("train", *options, "--log-every", "0.5", "--cluster", cluster.address)
-        return command(*words, *sets, environment=cluster.environment)
-
-    return start
-
-
-def nothing_is_left(cluster: Cluster, run: Path) -> None:
-    poll_until(lambda: not cluster.left_behind(), lambda: f"left behind: {cluster.left_behind()}")
-    assert not (run / "keys").exists()
-    facts = json.loads((run / "run.json").read_text())
-    assert (facts["keys"], facts["endpoints"], facts["sockets"]) == (None, {}, None)
 
 
 @pytest.mark.slow
@@ -67,7 +40,7 @@ def test_four_simulators_on_two_hosts_learn_the_pendulum(
 def test_training_survives_the_loss_of_each_host(
     train: Callable[..., Command], cluster: Cluster, tmp_path: Path
 ) -> None:
-    """First a host with simulators is lost, then the learner's host. Last, Ctrl-C, and another training continues."""
+    """A host with simulators is lost, then the learner's host. After Ctrl-C, another training continues the run."""
     run = train("evaluation.every=0", "total_steps=100_000")
     run.wait_for_steps(1200)
     [robots] = {cluster.host_of("policy-0"), cluster.host_of("policy-1")} - {0}
@@ -111,7 +84,7 @@ def test_simulators_join_with_a_host_and_leave_with_it(
 ) -> None:
     """The learner runs on the host with 4 cores. So there is room for 2 simulators, and for 2 more on a third host.
 
-    A person watches a simulator on another host meanwhile.
+    Meanwhile a person watches a simulator on another host.
     """
     run = train("cluster.simulators=[1, 4]", "evaluation.every=0", "total_steps=1_000_000")
     run.wait_for("^ready: .*policy-0.*sim-1$")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from td3_robot.config.schema import Config
+from td3_robot.config.cluster import ClusterConfig
+from td3_robot.config.schema import Config, EndpointsConfig
 from td3_robot.errors import RunFolderError
 from td3_robot.messages import Status
 from td3_robot.runtime.run_folder import RunFolder
@@ -51,6 +52,35 @@ def test_endpoints_come_from_the_run_file(tmp_path: Path) -> None:
     assert run.endpoint("policy", Config()) == "ipc:///tmp/p"
     run.write_run(starts=2)
     assert run.read_run() == {"endpoints": {"policy": "ipc:///tmp/p"}, "starts": 2}
+
+
+def test_operators_find_each_policy_server_of_a_cluster(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", Config())
+    run.write_run(endpoints={"policy": "ipc:///tmp/p"})
+    assert run.policy_servers(Config()) == ["ipc:///tmp/p"]
+    assert run.policy_servers(Config(), "sim-0") == ["ipc:///tmp/p"]
+    one, two = "tcp://10.0.0.1:5001", "tcp://10.0.0.2:5002"
+    names = {"policy-0": one, "sim-0": one, "sim-1": one, "policy-1": two, "sim-2": two}
+    run.write_run(endpoints={"learner": "tcp://10.0.0.3:5003", "monitor": "tcp://10.0.0.3:5004", **names})
+    assert run.policy_servers(Config()) == [one, two]
+    assert [run.policy_servers(Config(), target) for target in ("policy-1", "sim-1")] == [[two], [one]]
+    with pytest.raises(RunFolderError, match="no process is named 'sim-9'; allowed: policy-0, policy-1, sim-0, sim-1"):
+        run.policy_servers(Config(), "sim-9")
+
+
+def test_a_server_of_a_cluster_binds_the_configured_address(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", Config())
+    run.write_run(
+        endpoints={"policy": "ipc:///tmp/p", "policy-1": "tcp://10.0.0.1:5001", "learner": "tcp://[fd00::1]:5003"}
+    )
+    assert run.to_bind("policy", Config(), "policy-1") == ["ipc:///tmp/p", "tcp://10.0.0.1:5001"]
+    assert run.to_bind("policy", Config(), "policy-2") == ["ipc:///tmp/p"]
+    for address, host in (("0.0.0.0", "0.0.0.0"), ("eth1", "eth1"), ("::", "[::]")):
+        config = Config(cluster=ClusterConfig(bind=address))
+        assert run.to_bind("policy", config, "policy-1") == ["ipc:///tmp/p", f"tcp://{host}:5001"]
+        assert run.to_bind("learner", config) == [f"tcp://{host}:5003"]
+        named = Config(cluster=config.cluster, endpoints=EndpointsConfig(learner="tcp://127.0.0.1:1"))
+        assert run.to_bind("learner", named) == ["tcp://127.0.0.1:1"]
 
 
 def test_damaged_run_file_reads_as_empty(tmp_path: Path) -> None:

@@ -415,6 +415,35 @@ def test_socket_files_need_no_keys(
     pump(lambda got: bool(got[0] and got[1]), server, robot)
 
 
+def test_a_server_with_a_socket_file_and_tcp_needs_keys_for_tcp_only(
+    folders: Folders,
+    tmp_path: Path,
+    make_locked: Make,
+    make_server: Make,
+    make_client: Make,
+    make_step: Make,
+    pump: Make,
+) -> None:
+    """So a policy server on a cluster serves the simulators of its host and operators on other hosts."""
+    server, link = make_locked(folders[0]), make_server()
+    file, bound = (server.serve(endpoint, link) for endpoint in (f"ipc://{tmp_path}/policy", "tcp://127.0.0.1:*"))
+    near, far, stranger = make_locked(None), make_locked(folders[1]), make_locked(None)
+    near.connect(file, make_client("near"))
+    far.connect(bound, make_client("far"))
+    stranger.connect(bound, make_client("stranger"))
+    pump(lambda got: bool(got[1] and got[2]), server, near, far)
+    assert not [message for _, message in listen(_QUIET, stranger, server) if isinstance(message, Welcome)]
+    owners = {peer.name: peer.owner for peer in server.peers("policy")}
+    assert owners == {"near": "", "far": folders[1].identity().public}
+    assert near.send("policy", make_step(1, source="near"))
+    assert far.send("policy", make_step(1, source="far"))
+    got, *_ = pump(lambda got: sum(isinstance(message, Step) for _, message in got[0]) == 2, server, near, far)
+    assert {message.source for _, message in got if isinstance(message, Step)} == {"near", "far"}
+    folders[0].revoke("robot-7")
+    pump(lambda got: any(isinstance(message, Bye) for _, message in got[0]), server)
+    assert [peer.name for peer in server.peers("policy")] == ["near"]
+
+
 def test_processes_with_the_same_keys_trust_each_other(
     folders: Folders, make_locked: Make, make_server: Make, make_client: Make, pump: Make
 ) -> None:

@@ -1,0 +1,67 @@
+"""Connects to a Ray cluster, and asks its hosts what they can do."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from td3_robot.cluster.agent import Agent
+from td3_robot.cluster.host import Question
+from td3_robot.errors import NodeError, UsageError
+from td3_robot.util.version import __version__
+
+_CONNECT = 5.0  # seconds within which the head of the cluster accepts a connection
+
+
+def check_address(address: str) -> None:
+    """Check that a cluster may be at an address. Ray itself would wait for minutes.
+
+    Raises:
+        UsageError: the address is malformed, or nothing answers there.
+    """
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise UsageError(f"--cluster is {address!r}; allowed: auto, or HOST:PORT with a port from 1 to 65535")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT).close()
+    except OSError as error:
+        raise UsageError(f"--cluster is {address!r}: nothing answers there ({error.strerror or error})") from None
+
+
+def connect(address: str) -> None:
+    """Connect to the cluster.
+
+    Raises:
+        NodeError: there is no cluster.
+    """
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # Ray raises many types: ConnectionError, ValueError, RuntimeError, …
+        advice = "start one on this machine: ray start --head, or ray start --address HEAD:PORT"
+        raise NodeError(f"--cluster is {address!r}: {first_line(error)}; {advice}") from None
+
+
+def ask_probe(node: str, file: Path, content: str) -> Question:
+    """Run :func:`probe` on a host. ``node`` is the number of the host in Ray."""
+    asking: Any = ray.remote(probe)
+    where = NodeAffinitySchedulingStrategy(node, soft=False)
+    return Question(asking.options(num_cpus=0, scheduling_strategy=where).remote(str(file), content))
+
+
+def probe(file: str, content: str) -> tuple[str, bool]:
+    """Return the version of this program on a host, and whether the host reads the run folder."""
+    return __version__, Agent.sees(file, content)
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error says in one line: the cause of an error on another host, else the first line."""
+    cause = getattr(error, "cause", None) or error
+    lines = [line for line in str(cause).splitlines() if line.strip()]
+    return lines[0].strip()[:200] if lines else type(cause).__name__

@@ -1,0 +1,55 @@
+"""A training as a job of Ray: ``ray job submit`` and ``ray job stop``."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import SMALL, Head, free_address, free_port
+from tests.conftest import poll_until
+
+STEPS = re.compile(r"^([\d,]+)/[\d,]+ steps", re.MULTILINE)
+
+
+@pytest.fixture
+def head(folder: Path) -> Iterator[Head]:
+    """A head with Ray's dashboard, which accepts jobs."""
+    for module in ("aiohttp", "aiohttp_cors", "colorful", "opencensus", "prometheus_client", "smart_open"):
+        pytest.importorskip(module, reason="needs ray[default], which is not installed")
+    port = str(free_port())
+    options = ("--num-cpus", "3", "--include-dashboard", "true", "--dashboard-port", port)
+    made = Head(folder, free_address(), *options, RAY_JOB_STOP_WAIT_TIME_S="120")
+    made.dashboard = f"http://127.0.0.1:{port}"
+    yield made
+    made.close()
+
+
+@pytest.mark.slow
+def test_a_training_is_a_job_of_ray(head: Head, tmp_path: Path) -> None:
+    """The job trains until ``ray job stop`` ends it. It has a checkpoint then."""
+    run = tmp_path / "run"
+    sets = ("cluster.simulators=2", "evaluation.every=0", "total_steps=1_000_000", "checkpoint.every=0")
+    words = [word for item in (*SMALL, *sets) for word in ("--set", item)]
+    training = [sys.executable, "-m", "td3_robot.cli.main", "train", "pendulum", "--out", str(run), "--cluster", "auto"]
+
+    def job(verb: str, *arguments: str) -> str:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "job", verb, "--address", head.dashboard, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def steps() -> int:
+        return max((int(found.replace(",", "")) for found in STEPS.findall(job("logs", "walker"))), default=0)
+
+    job("submit", "--submission-id", "walker", "--no-wait", "--", *training, "--log-every", "0.5", *words)
+    poll_until(lambda: steps() >= 700, lambda: job("logs", "walker"), 300)
+    job("stop", "walker")
+    assert "STOPPED" in job("status", "walker").upper()
+    assert list((run / "checkpoint").glob("checkpoint-*.safetensors"))
+    assert "stopped; everything learned is saved; continue" in job("logs", "walker")
+    poll_until(lambda: not head.left_behind(), lambda: f"left behind: {head.left_behind()}")
