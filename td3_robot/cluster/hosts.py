@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -25,11 +26,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from td3_robot.cluster.agent import Agent
 from td3_robot.cluster.host import ANSWER, LOST, Host
+from td3_robot.cluster.stored_learner import MODULE
 from td3_robot.config.schema import Config
 from td3_robot.errors import NodeError, UsageError
 from td3_robot.runtime.hosts import NoRoomError, Running, Start, ThisMachine
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.runtime.storage import LONGEST, Repeated, Storage, retried
 from td3_robot.topics import LISTENERS
 from td3_robot.transport.keys import KeyFolder
 from td3_robot.util.version import __version__
@@ -69,6 +72,10 @@ class RayHosts:
         self._given_up: set[str] = set()  # policy servers whose host was lost, and whose simulators are absent
         self._looked_at = 0.0
         self._keys = KeyFolder(run.path.resolve() / "keys")
+        self._storage = Storage(config.cluster.storage) if config.cluster.storage else None
+        self._stored_on: tuple[Host, str] | None = None  # host and folder of the learner, with a storage
+        self._following = contextlib.ExitStack()  # copies files from the storage
+        self._complete = True  # whether the storage has all files of the learner
 
     def __enter__(self) -> RayHosts:
         with contextlib.ExitStack() as resources:
@@ -82,6 +89,8 @@ class RayHosts:
             self._find_hosts()
             resources.callback(self._end)
             self._where[LEARNER] = self._host_for_learner()
+            if self._storage:
+                self._begin_storage(self._storage)
             words = shlex.join(["td3-robot", "train", "--resume", str(self._run.path), "--cluster", self._address])
             self._say(f"if Ray's head dies, the run ends with everything learned saved; to continue it: {words}")
             self._resources = resources.pop_all()
@@ -90,7 +99,35 @@ class RayHosts:
     def __exit__(self, *_: object) -> None:
         self._resources.close()
 
+    def _begin_storage(self, storage: Storage) -> None:
+        """Copy the run folder to the storage. From then on, copy metrics and policies from there to the run folder."""
+        copied: dict[str, str] = {}
+
+        def last() -> None:
+            storage.pull(self._run.path, copied=copied)
+            storage.remember(self._run, newer=not self._complete)
+
+        storage.claim(self._run, newer=False)
+        storage.push(self._run.path, {})
+        storage.remember(self._run, newer=True)
+        follow = Repeated(lambda: storage.pull(self._run.path, checkpoints=False, copied=copied), last, self._say)
+        self._following.enter_context(follow)
+
+    def _end_storage(self) -> None:
+        """Copy the last files of the learner to the storage, and all files from there to the run folder."""
+        if self._stored_on:
+            host, folder = self._stored_on
+            self._complete = not host.lost
+            try:
+                if not host.lost:
+                    ray.get(host.agent.copy.remote(folder), timeout=LONGEST)
+            except LOST as error:
+                self._complete = False
+                self._say(f"host {host.address} of the cluster: {first_line(error)}")
+        self._following.close()
+
     def _end(self) -> None:
+        self._end_storage()
         for host in self._hosts.values():
             if host.agent is not None and not host.lost:
                 with contextlib.suppress(*LOST):
@@ -139,11 +176,11 @@ class RayHosts:
 
     def _host_for_learner(self) -> Host:
         """Choose the learner's host, and start its agent."""
-        able = [host for host in self._hosts.values() if host.sees_run and not host.lost]
+        able = [it for it in self._hosts.values() if (it.sees_run or self._storage) and not it.lost]
         if not able:
             raise NodeError(
                 f"no host of the cluster sees the run folder {str(self._run.path)!r}; the learner needs it for its "
-                "checkpoints; name a folder on shared storage: --out DIR"
+                "checkpoints; name a folder on shared storage (--out DIR), or set cluster.storage"
             )
         host = max(able, key=lambda it: (it.gpus > 0, it.cpus))
         self._begin(host, self._config.cluster.learner_cpus, min(host.gpus, 1.0))
@@ -244,21 +281,34 @@ class RayHosts:
             host = self._where[server]
             with contextlib.suppress(*LOST):
                 if server == LEARNER:
-                    return host.start(start, str(self._run.path.resolve()))
+                    return self._start_learner(host, start)
                 folder = f"{host.folder}/{server}"
-                self._write_run(host, server, folder)
+                self._write_run(host, folder)
                 return host.start(start, folder)
 
-    def _write_run(self, host: Host, server: str, folder: str) -> None:
-        """Write the run folder of a policy server and its simulators: configuration, endpoints and keys."""
-        mine = {"endpoints": {**self._endpoints, "policy": f"ipc://{folder}/policy"}, "keys": f"{folder}/keys"}
+    def _start_learner(self, host: Host, start: Start) -> Running:
+        if not self._storage:
+            return host.start(start, str(self._run.path.resolve()))
+        folder = f"{host.ask('disk')}/{LEARNER}"
+        self._stored_on = host, folder
+        self._write_run(host, folder)
+        environment = {**start.environment, MODULE: start.module}
+        return host.start(start._replace(module="td3_robot.cluster.stored_learner", environment=environment), folder)
+
+    def _write_run(self, host: Host, folder: str) -> None:
+        """Write the run folder of some processes of a host: configuration, endpoints, keys and storage."""
+        mine = {
+            "endpoints": {**self._endpoints, "policy": f"ipc://{folder}/policy"},
+            "keys": f"{folder}/keys",
+            "storage": self._run.read_run().get("storage"),
+        }
         secret, public = self._keys.secret_file, self._keys.public_file
         host.ask(
             "write",
             {
-                f"{server}/config.yaml": self._config.to_yaml().encode(),
-                f"{server}/run.json": json.dumps(mine).encode(),
-                **{f"{server}/keys/{file.name}": file.read_bytes() for file in (secret, public)},
+                f"{folder}/config.yaml": self._config.to_yaml().encode(),
+                f"{folder}/run.json": json.dumps(mine).encode(),
+                **{f"{folder}/keys/{file.name}": file.read_bytes() for file in (secret, public)},
             },
         )
 
@@ -268,6 +318,8 @@ class RayHosts:
         self._find_hosts()
         if server == LEARNER:
             self._where[LEARNER] = self._host_for_learner()
+            if self._storage:
+                retried(partial(self._storage.claim, self._run, newer=True))
             self._publish_learner()
             self._run.write_run(endpoints={**self._run.read_run().get("endpoints", {}), **self._endpoints})
             self._restart_others()
