@@ -127,6 +127,19 @@ def test_a_pull_makes_a_folder_equal_to_the_storage(claimed: Storage, run: Path,
     assert all((other / name).read_bytes() == (run / name).read_bytes() for name in names(other))
 
 
+def test_a_storage_without_folders_and_renames_works(run: Path, tmp_path: Path) -> None:
+    """In this file system of fsspec, a move is a copy and a removal, as in object storage."""
+    made = Storage(f"memory://{tmp_path}")
+    made.claim(RunFolder(run), newer=False)
+    copied: dict[str, str] = {}
+    for steps in (1000, 2000, 3000):
+        save(run, steps)
+        made.push(run, copied)
+    made.pull(tmp_path / "other")
+    assert names(tmp_path / "other") == {*LEARNED, SECOND, THIRD}
+    assert (tmp_path / "other" / THIRD).read_bytes() == (run / THIRD).read_bytes()
+
+
 def test_a_name_that_leaves_the_folder_is_ignored(
     claimed: Storage, run: Path, place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
