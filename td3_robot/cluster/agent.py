@@ -15,15 +15,22 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from td3_robot.runtime.hosts import Lifeline
+from td3_robot.runtime.storage import Keeper, retried
 from td3_robot.transport import endpoints
 from td3_robot.util import files
 
 _LONGEST_OUTPUT = 1 << 20  # bytes of output that one report holds
-_REMOVER = "import os, shutil, sys; os.read(int(sys.argv[1]), 1); shutil.rmtree(sys.argv[2], ignore_errors=True)"
-"""A program that waits for the end of the agent and then removes its folder."""
+_REMOVER = """
+import os, shutil, sys
+os.read(int(sys.argv[1]), 1)
+for folder in sys.argv[2:]:
+    shutil.rmtree(folder, ignore_errors=True)
+"""
+"""A program that waits for the end of the agent and of its processes, and then removes the agent's folders."""
 _STARTER = """
 import subprocess, sys
-process = subprocess.Popen(sys.argv[2:], pass_fds=[int(sys.argv[1])], stdin=subprocess.DEVNULL, stdout=sys.stderr)
+inherited = [int(word) for word in sys.argv[1].split(",")]
+process = subprocess.Popen(sys.argv[2:], pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=sys.stderr)
 print(process.pid, flush=True)
 print(process.wait(), flush=True)
 """
@@ -62,16 +69,23 @@ class Agent:
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix=endpoints.SOCKETS_PREFIX, dir=endpoints.socket_home()))
+        self._disk = Path(tempfile.mkdtemp(prefix=endpoints.SOCKETS_PREFIX))
         self._lifeline = Lifeline()
+        ended, alive = os.pipe()  # the pipe closes when the agent and its processes have ended
+        self._inherited = (self._lifeline.read_end, alive)
         self._nodes: dict[str, _Node] = {}
         # Ray limits the threads of its actors by this variable. The nodes choose their threads themselves.
         self._environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-        remover = [sys.executable, "-c", _REMOVER, str(self._lifeline.read_end), str(self._folder)]
-        self._remover = _Node(self._lifeline, remover, self._environment, self._folder / "remover.output")
+        remover = [sys.executable, "-c", _REMOVER, str(ended), str(self._folder), str(self._disk)]
+        self._remover = _Node(remover, self._environment, self._folder / "remover.output", (ended,))
 
     def folder(self) -> str:
         """Return the folder of this agent. Each policy server has its run folder there, shared with its simulators."""
         return str(self._folder)
+
+    def disk(self) -> str:
+        """Return another folder of this agent, which is on a disk. The learner has its run folder there."""
+        return str(self._disk)
 
     @staticmethod
     def sees(file: str, content: str) -> bool:
@@ -88,9 +102,9 @@ class Agent:
             return int(probe.getsockname()[1])
 
     def write(self, contents: Mapping[str, bytes]) -> None:
-        """Write files into the folder. Only this user may read them."""
+        """Write files, by their paths. Only this user may read them."""
         for name, content in contents.items():
-            path = self._folder / name
+            path = Path(name)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             files.write_atomically(path, content, 0o600)
 
@@ -101,9 +115,9 @@ class Agent:
             start: the process.
             run: path of its run folder on this host.
         """
-        environment = {**self._environment, **start.environment}
+        environment = self._lifeline.environment({**self._environment, **start.environment})
         output = self._folder / f"{start.name}.output"
-        self._nodes[start.name] = _Node(self._lifeline, start.command(run), environment, output)
+        self._nodes[start.name] = _Node(start.command(run), environment, output, self._inherited)
 
     def send_signal(self, name: str, number: int) -> None:
         self._nodes[name].send_signal(number)
@@ -112,28 +126,38 @@ class Agent:
         """Return the state of each process, with its new output."""
         return {name: node.report() for name, node in self._nodes.items()}
 
+    @staticmethod
+    def copy(run: str) -> None:
+        """Copy what an ended learner has not copied from its run folder to the storage.
+
+        Raises:
+            NodeError: the storage fails.
+        """
+        retried(Keeper(Path(run)).copy)
+
     def close(self) -> None:
-        """Kill the processes that still run, and remove the folder."""
+        """Kill the processes that still run, and remove the folders."""
         for node in self._nodes.values():
             node.send_signal(signal.SIGKILL)
             node.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for folder in (self._folder, self._disk):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Node:
-    """A process that follows a lifeline, and its starter."""
+    """A process and its starter. Both inherit file descriptors."""
 
     def __init__(
-        self, lifeline: Lifeline, command: Sequence[str], environment: Mapping[str, str], output: Path
+        self, command: Sequence[str], environment: Mapping[str, str], output: Path, inherited: Sequence[int]
     ) -> None:
         self._output = output
         with output.open("wb") as file:
             self._starter = subprocess.Popen(
-                [sys.executable, "-c", _STARTER, str(lifeline.read_end), *command],
+                [sys.executable, "-c", _STARTER, ",".join(map(str, inherited)), *command],
                 stdout=subprocess.PIPE,
                 stderr=file,
-                env=lifeline.environment(environment),
-                pass_fds=(lifeline.read_end,),
+                env=environment,
+                pass_fds=inherited,
                 start_new_session=True,
             )
         assert self._starter.stdout

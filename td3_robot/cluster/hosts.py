@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -24,11 +25,13 @@ from ray.util import get_node_ip_address
 from td3_robot.cluster.agent import Agent
 from td3_robot.cluster.connection import ask_probe, connect, first_line
 from td3_robot.cluster.host import ANSWER, LOST, Host, Question
+from td3_robot.cluster.stored_learner import MODULE
 from td3_robot.config.schema import Config
 from td3_robot.errors import NodeError, exit_code_of
 from td3_robot.runtime.hosts import NoRoomError, Running, Start, ThisMachine
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.runtime.storage import LONGEST, Repeated, Storage, retried
 from td3_robot.topics import LISTENERS
 from td3_robot.transport.endpoints import with_host
 from td3_robot.transport.keys import KeyFolder
@@ -74,6 +77,10 @@ class RayHosts:
         self._given_up: set[str] = set()  # policy servers whose host was lost, and whose simulators are absent
         self._looked_at = 0.0
         self._keys = KeyFolder(run.path.resolve() / "keys")
+        self._storage = Storage(config.cluster.storage) if config.cluster.storage else None
+        self._stored_on: tuple[Host, str] | None = None  # host and folder of the learner, with a storage
+        self._following = contextlib.ExitStack()  # copies files from the storage
+        self._complete = True  # whether the storage has all files of the learner
 
     def __enter__(self) -> RayHosts:
         with contextlib.ExitStack() as resources:
@@ -89,6 +96,8 @@ class RayHosts:
             resources.callback(self._withdraw_request)
             self._wait_for_hosts()
             self._where[LEARNER] = self._host_for_learner()
+            if self._storage:
+                self._begin_storage(self._storage)
             words = shlex.join(["td3-robot", "train", "--resume", str(self._run.path), "--cluster", self._address])
             self._say(f"if Ray's head dies, the run ends with everything learned saved; to continue it: {words}")
             self._resources = resources.pop_all()
@@ -97,7 +106,35 @@ class RayHosts:
     def __exit__(self, *_: object) -> None:
         self._resources.close()
 
+    def _begin_storage(self, storage: Storage) -> None:
+        """Copy the run folder to the storage. From then on, copy metrics and policies from there to the run folder."""
+        copied: dict[str, str] = {}
+
+        def last() -> None:
+            storage.pull(self._run.path, copied=copied)
+            storage.remember(self._run, newer=not self._complete)
+
+        storage.claim(self._run, newer=False)
+        storage.push(self._run.path, {})
+        storage.remember(self._run, newer=True)
+        follow = Repeated(lambda: storage.pull(self._run.path, checkpoints=False, copied=copied), last, self._say)
+        self._following.enter_context(follow)
+
+    def _end_storage(self) -> None:
+        """Copy the last files of the learner to the storage, and all files from there to the run folder."""
+        if self._stored_on:
+            host, folder = self._stored_on
+            self._complete = not host.lost
+            try:
+                if not host.lost:
+                    ray.get(host.agent.copy.remote(folder), timeout=LONGEST)
+            except LOST as error:
+                self._complete = False
+                self._say(f"host {host.address} of the cluster: {first_line(error)}")
+        self._following.close()
+
     def _end(self) -> None:
+        self._end_storage()
         for host in self._hosts.values():
             if host.agent is not None and not host.lost:
                 with contextlib.suppress(*LOST):
@@ -204,11 +241,11 @@ class RayHosts:
 
     def _best_for_learner(self) -> Host:
         """Return the best host for the learner. Raise NodeError if no host can run it."""
-        able = [host for host in self._hosts.values() if host.sees_run and not host.lost]
+        able = [it for it in self._hosts.values() if (it.sees_run or self._storage) and not it.lost]
         if not able:
             raise NodeError(
                 f"no host of the cluster sees the run folder {str(self._run.path)!r}; the learner needs it for its "
-                "checkpoints; name a folder on shared storage: --out DIR"
+                "checkpoints; name a folder on shared storage (--out DIR), or set cluster.storage"
             )
         return max(able, key=lambda it: (it.gpus > 0, it.cpus))
 
@@ -311,11 +348,11 @@ class RayHosts:
             host = self._where[server]
             with contextlib.suppress(*LOST):
                 if server == LEARNER:
-                    return host.start(start, str(self._run.path.resolve()))
+                    return self._start_learner(host, start)
                 if start.name == server:
                     self._publish(server, _free_endpoint(host))
                 folder = f"{host.folder}/{server}"
-                self._write_run(host, server, folder)
+                self._write_run(host, folder)
                 return host.start(start, folder)
 
     def _publish(self, server: str, endpoint: str | None) -> None:
@@ -329,26 +366,42 @@ class RayHosts:
                 self._endpoints[name] = endpoint
         self._run.write_run(endpoints=self._endpoints)
 
-    def _write_run(self, host: Host, server: str, folder: str) -> None:
-        """Write the run folder of a policy server and its simulators: configuration, endpoints and keys."""
-        mine = {"endpoints": {**self._endpoints, "policy": f"ipc://{folder}/policy"}, "keys": f"{folder}/keys"}
+    def _start_learner(self, host: Host, start: Start) -> Running:
+        if not self._storage:
+            return host.start(start, str(self._run.path.resolve()))
+        folder = f"{host.ask('disk')}/{LEARNER}"
+        self._stored_on = host, folder
+        self._write_run(host, folder)
+        environment = {**start.environment, MODULE: start.module}
+        return host.start(start._replace(module="td3_robot.cluster.stored_learner", environment=environment), folder)
+
+    def _write_run(self, host: Host, folder: str) -> None:
+        """Write the run folder of some processes of a host: configuration, endpoints, keys and storage."""
+        mine = {
+            "endpoints": {**self._endpoints, "policy": f"ipc://{folder}/policy"},
+            "keys": f"{folder}/keys",
+            "storage": self._run.read_run().get("storage"),
+        }
         secret, public = self._keys.secret_file, self._keys.public_file
         host.ask(
             "write",
             {
-                f"{server}/config.yaml": self._config.to_yaml().encode(),
-                f"{server}/run.json": json.dumps(mine).encode(),
-                **{f"{server}/keys/{file.name}": file.read_bytes() for file in (secret, public)},
+                f"{folder}/config.yaml": self._config.to_yaml().encode(),
+                f"{folder}/run.json": json.dumps(mine).encode(),
+                **{f"{folder}/keys/{file.name}": file.read_bytes() for file in (secret, public)},
             },
         )
 
     def _move(self, server: str) -> None:
         """Choose another host for the learner, or for a policy server and its simulators."""
         lost = self._where[server]
-        known = any(not host.lost and (host.sees_run or server != LEARNER) for host in self._hosts.values())
+        anywhere = bool(self._storage) or server != LEARNER
+        known = any(not host.lost and (host.sees_run or anywhere) for host in self._hosts.values())
         self._find_hosts(_JOIN if known else ANSWER)
         if server == LEARNER:
             self._where[LEARNER] = self._host_for_learner()
+            if self._storage:
+                retried(partial(self._storage.claim, self._run, newer=True))
             self._endpoints[LEARNER] = _free_endpoint(self._where[LEARNER])
             self._run.write_run(endpoints=self._endpoints)
             self._restart_others()

@@ -8,6 +8,7 @@ from td3_robot.config.section import NonNegative, Section
 
 _MOST = 64  # simulators
 _BIND = re.compile(r"[^\s:;\[\]/]+|[0-9a-fA-F:]*:[0-9a-fA-F:]*")  # an IPv4 address, name or interface; or IPv6
+_URL = re.compile(r"[a-z][\w+.-]*://[^\s*?\[\]]+")
 
 
 class ClusterConfig(Section, frozen=True):
@@ -23,6 +24,9 @@ class ClusterConfig(Section, frozen=True):
             it only where the two addresses differ.
         bind: the address or network interface that each host binds, for example ``0.0.0.0`` or ``eth1``; null for the
             address at which other hosts reach it. Set it only where the two addresses differ, for example behind NAT.
+        storage: URL of a folder to which the run copies the learner's files, for example ``s3://bucket/walker`` or
+            ``file:///mnt/walker``; null for none. With a URL, the learner can run on a host that does not see the run
+            folder. The package fsspec must know the protocol. Each run needs its own URL.
     """
 
     simulators: int | tuple[int, int] | None = None  # msgspec 0.22 cannot combine a limit and a tuple
@@ -31,6 +35,7 @@ class ClusterConfig(Section, frozen=True):
     wait_s: NonNegative = 0.0
     addresses: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
     bind: str | None = None
+    storage: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.simulators, int) and not 1 <= self.simulators <= _MOST:
@@ -41,9 +46,22 @@ class ClusterConfig(Section, frozen=True):
             raise ValueError(
                 f"cluster.simulators is [{low}, {high}]; allowed: two numbers from 1 to {_MOST}, lower first"
             )
-
         if self.bind is not None and not _BIND.fullmatch(self.bind):
             raise ValueError(f"cluster.bind is {self.bind!r}; allowed: an address or a network interface, without port")
+        if self.storage is not None:
+            self._check_storage(self.storage)
+
+    @staticmethod
+    def _check_storage(url: str) -> None:
+        protocol, _, rest = url.partition("://")
+        if ":" in rest.partition("/")[0].rpartition("@")[0]:
+            raise ValueError("cluster.storage contains a password; pass it in the environment of each host instead")
+        local = protocol in ("file", "local")
+        if not _URL.fullmatch(url) or protocol == "memory" or (local and not rest.startswith("/")):
+            raise ValueError(
+                f"cluster.storage is {url!r}; allowed: null, or the URL of a folder that all hosts reach, for example "
+                "s3://bucket/walker or file:///mnt/walker"
+            )
 
     def range(self, default: int) -> tuple[int, int]:
         """Return the lowest and the highest number of simulators. If the key is null, both are ``default``."""

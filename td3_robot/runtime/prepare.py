@@ -25,7 +25,7 @@ from td3_robot.learner.algorithms.table import ALGORITHMS, CONSUMES
 from td3_robot.learner.checkpointing import checkpoint
 from td3_robot.learner.machine_choices import resolve
 from td3_robot.policies import find_policy
-from td3_robot.runtime import launch
+from td3_robot.runtime import launch, storage
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import LINKS
@@ -120,6 +120,7 @@ def resumed_run(
     For the arguments see :func:`new_run`. Without a source, the run keeps its configuration.
     """
     run = RunFolder.open(folder)
+    storage.fetch(run)
     newest = max(run.checkpoints.glob("checkpoint-*.safetensors"), default=None)
     if newest and checkpoint.of_another_program(newest):
         raise UsageError(
@@ -137,7 +138,7 @@ def resumed_run(
     wanted = configuration.load(source or run.config_file, overrides, flags)
     declared = {override.partition("=")[0] for override in overrides}
     if cluster:
-        wanted = _on_cluster(wanted)
+        wanted = _on_cluster(wanted, run)
         declared |= {"simulators"}
     _check(wanted)
     config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task), before)
@@ -158,13 +159,20 @@ def _sizes(task: str) -> tuple[int, int]:
     return spec.observation_size, spec.action_size
 
 
-def _on_cluster(config: Config) -> Config:
-    """Set the number of simulators to its maximum on the cluster. Raise ConfigError if a cluster cannot run this."""
+def _on_cluster(config: Config, run: RunFolder | None = None) -> Config:
+    """Set the number of simulators to its maximum on the cluster. Raise ConfigError if a cluster cannot run this.
+
+    ``run`` is the run to resume.
+    """
     if config.timing == "lockstep":
         raise ConfigError("timing is 'lockstep', which trains on one machine only; with --cluster it must be free")
     for key in (*LINKS, "keys"):
         if value := getattr(config.endpoints, key):
             raise ConfigError(f"endpoints.{key} is {value!r}; with --cluster it must be null: each run makes its own")
+    if url := config.cluster.storage:
+        if config.learner.replay_storage == "file":
+            raise ConfigError("learner.replay_storage is 'file'; with cluster.storage it must be memory")
+        storage.check(url, run)
     return replace(config, simulators=config.cluster.range(config.simulators)[1])
 
 

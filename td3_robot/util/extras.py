@@ -29,6 +29,7 @@ _EXTRAS = {
     "starlette": "dashboard",
     "uvicorn": "dashboard",
     "ray": "cluster",
+    "fsspec": "cluster",
 }
 _ROS = ("rcl_interfaces", "rclpy", "std_srvs")
 """Modules of a ROS 2 installation, in addition to modules whose names end with ``_msgs``."""

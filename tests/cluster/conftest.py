@@ -43,10 +43,10 @@ class Cluster:
         address: address of the head.
     """
 
-    def __init__(self, folder: Path, cores: Sequence[str]) -> None:
+    def __init__(self, folder: Path, cores: Sequence[str], options: Sequence[str] = ()) -> None:
         self.folder = folder
         self.environment = {"TMPDIR": str(folder), "RAY_TMPDIR": str(folder), "XDG_RUNTIME_DIR": ""}
-        self._process = self._start(str(MACHINES), *cores)
+        self._process = self._start(str(MACHINES), *options, *cores)
         assert self._process.stdin
         assert self._process.stdout
         self._orders, self._answers = self._process.stdin, self._process.stdout
@@ -76,14 +76,19 @@ class Cluster:
 
     def host_of(self, name: str) -> int:
         """Return the number of the host on which a process of a training runs."""
-        words = {process: process.info["cmdline"] for process in self._running()}
-        [process] = [process for process, line in words.items() if line[line.index("--name") + 1] == name]
-        while process := process.parent():
+        process: psutil.Process | None = self.process(name)
+        while process := process and process.parent():
             line = process.cmdline()
             for number, node in enumerate(self._nodes):
                 if any(node in word for word in line):
                     return number
         raise AssertionError(f"{name} runs on no host")
+
+    def process(self, name: str) -> psutil.Process:
+        """Return the running process of a training that has this name."""
+        words = {process: process.info["cmdline"] for process in self._running()}
+        [process] = [process for process, line in words.items() if line[line.index("--name") + 1] == name]
+        return process
 
     def left_behind(self) -> list[str]:
         """Return the folders for sockets and keys that still exist, and the processes of trainings that still run."""
@@ -161,6 +166,16 @@ def folder() -> Iterator[Path]:
 def cluster(request: pytest.FixtureRequest, folder: Path) -> Iterator[Cluster]:
     """A cluster with the hosts of ``CORES``; a test may pass other hosts as an indirect parameter."""
     made = Cluster(folder, getattr(request, "param", CORES))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def blind_cluster(folder: Path, tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster with the hosts of ``CORES``. Only the head sees the files in ``tmp_path``."""
+    if subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may not make mount namespaces")
+    made = Cluster(folder, CORES, ("--hide", str(tmp_path)))
     yield made
     made.close()
 

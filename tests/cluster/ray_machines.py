@@ -1,28 +1,58 @@
 """A Ray cluster on this machine, as a program: ``python ray_machines.py CORES CORES …``, with the cores of each host.
 
+With ``--hide FOLDER`` before the cores, the hosts other than the head see an empty folder there. These hosts have their
+own mount namespace, which only root may make.
+
 It prints the address of the head. A line ``kill N`` on standard input kills all processes of host N at once. A line
 ``add CORES`` adds a host. The end of the input ends the cluster. All hosts have the same IP address.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
+import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from ray.cluster_utils import Cluster
+
+_CLONE_NEWNS, _MS_PRIVATE, _MS_REC = 0x00020000, 1 << 18, 1 << 14  # of sched.h and sys/mount.h
+
+
+@contextlib.contextmanager
+def hidden(folder: str) -> Iterator[None]:
+    """Hide the content of a folder from the processes that the block starts."""
+    system, cwd = ctypes.CDLL(None, use_errno=True), os.getcwd()
+
+    def call(name: str, *arguments: Any) -> None:
+        if getattr(system, name)(*arguments):
+            raise OSError(ctypes.get_errno(), name)
+
+    before = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY)
+    call("unshare", _CLONE_NEWNS)
+    call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
+    call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", 0, None)
+    yield
+    call("setns", before, _CLONE_NEWNS)
+    os.close(before)
+    os.chdir(cwd)
 
 
 def main() -> None:
     cluster = Cluster()
     nodes: list[Any] = []
+    hide, cores = (sys.argv[2], sys.argv[3:]) if sys.argv[1] == "--hide" else ("", sys.argv[1:])
 
     def add(cores: str) -> str:
-        nodes.append(cluster.add_node(num_cpus=int(cores), include_dashboard=False))
+        with hidden(hide) if hide and nodes else contextlib.nullcontext():
+            nodes.append(cluster.add_node(num_cpus=int(cores), include_dashboard=False))
         cluster.wait_for_nodes()
         return str(nodes[-1].node_id)
 
-    made = [add(cores) for cores in sys.argv[1:]]
+    made = [add(number) for number in cores]
     print(json.dumps({"address": cluster.address, "nodes": made}), flush=True)
     for line in sys.stdin:
         order, argument = line.split()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from td3_robot.runtime import metrics
-from tests.cluster.conftest import Cluster, nothing_is_left
+from tests.cluster.conftest import Cluster, nothing_is_left, start_training
 from tests.conftest import Command, poll_until
 
 
@@ -140,3 +140,82 @@ def test_a_sweep_uses_the_hosts_of_a_cluster(command: Callable[..., Command], cl
     assert (tmp_path / "s" / "sweep.png").exists()
     assert "final policy: mean return" in (tmp_path / "s" / "seed2.log").read_text()
     poll_until(lambda: not cluster.left_behind(), lambda: f"left behind: {cluster.left_behind()}")
+
+
+@pytest.fixture
+def stored(command: Callable[..., Command], blind_cluster: Cluster) -> Callable[..., Command]:
+    """Starts a training whose learner runs on a host that does not see the run folder, with a storage."""
+
+    def start() -> Command:
+        storage = f"cluster.storage=file://{place(blind_cluster)}"
+        run = start_training(command, blind_cluster, "total_steps=1_000_000", "evaluation.every=0", storage)
+        run.wait_for_steps(1200)
+        assert blind_cluster.host_of("learner") != 0
+        poll_until(lambda: newest(place(blind_cluster)), run.output)
+        return run
+
+    return start
+
+
+def place(cluster: Cluster) -> Path:
+    """Return the folder that all hosts see, and that plays the storage."""
+    return cluster.folder / "storage"
+
+
+def newest(folder: Path) -> int:
+    """Return the number of steps of the newest checkpoint in a folder; 0 without a checkpoint."""
+    found = (folder / "checkpoint").glob("checkpoint-*.safetensors")
+    return max((int(path.stem.removeprefix("checkpoint-")) for path in found), default=0)
+
+
+@pytest.mark.slow
+def test_a_learner_continues_from_the_storage_on_a_host_without_the_run_folder(
+    stored: Callable[..., Command], command: Callable[..., Command], blind_cluster: Cluster, tmp_path: Path
+) -> None:
+    """The learner has no time for a last checkpoint. Later, Ctrl-C; then the run continues on one machine."""
+    run = stored()
+    assert not newest(tmp_path / "run")
+    learner, host = blind_cluster.process("learner"), blind_cluster.host_of("learner")
+    learner.suspend()
+    saved = newest(place(blind_cluster))
+    blind_cluster.kill(host)
+    learner.kill()
+    run.wait_for("host .* was lost; learner continues on host")
+    run.wait_for_more_steps(500)
+    assert blind_cluster.host_of("learner") not in (0, host)
+    log = (tmp_path / "run" / "logs" / "learner.log").read_text()
+    assert f"continues from checkpoint-{saved:012d}.safetensors" in log
+    run.interrupt()
+    assert run.finish() == 130, run.output()
+    final: dict[str, Any] = json.loads((tmp_path / "run" / "final.json").read_text())
+    made = int(final["learner"]["figures"]["env_steps"])
+    assert newest(tmp_path / "run") == newest(place(blind_cluster)) == made
+    for name in ("metrics.jsonl", "policy.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (place(blind_cluster) / name).read_bytes()
+    assert {path.name for path in place(blind_cluster).iterdir()}.isdisjoint(
+        {"keys", "config.yaml", "run.json", ".part"}
+    )
+    nothing_is_left(blind_cluster, tmp_path / "run")
+    again = command("train", "--resume", "run", "--set", f"total_steps={made + 200}")
+    assert again.finish() == 0, again.output()
+    assert metrics.read(tmp_path / "run" / "metrics.jsonl", "evaluation")[-1]["env_steps"] >= made + 200
+
+
+@pytest.mark.slow
+def test_the_death_of_the_head_leaves_the_newest_checkpoint_in_the_storage(
+    stored: Callable[..., Command], command: Callable[..., Command], blind_cluster: Cluster, tmp_path: Path
+) -> None:
+    """The learner saves a last checkpoint and copies it. A resume without a cluster fetches it."""
+    run = stored()
+    saved = newest(place(blind_cluster))
+    blind_cluster.kill(0)
+    assert run.finish() != 0
+    left = blind_cluster.left_behind
+    poll_until(lambda: not [it for it in left() if "--incarnation" in it], left.__str__)
+    last = newest(place(blind_cluster))
+    assert last > saved
+    again = command("train", "--resume", "run", "--set", f"total_steps={last + 200}")
+    assert again.finish() == 0, again.output()
+    assert (
+        f"continues from checkpoint-{last:012d}.safetensors" in (tmp_path / "run" / "logs" / "learner.log").read_text()
+    )

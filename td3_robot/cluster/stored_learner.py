@@ -1,0 +1,36 @@
+"""A learner whose files are copied to the storage of the run: ``python -m td3_robot.cluster.stored_learner --run DIR``.
+
+The environment variable :data:`MODULE` names the module of the learner.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+
+from td3_robot.errors import Td3RobotError
+from td3_robot.runtime.storage import Keeper, Repeated
+
+MODULE = "TD3_ROBOT_LEARNER"
+
+
+def main() -> int:
+    # Until the learner handles it, Ctrl-C ends this process. Ray blocks SIGINT in its processes and their children.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    try:
+        keeper = Keeper(Path(sys.argv[sys.argv.index("--run") + 1]))
+    except Td3RobotError as error:
+        print(f"learner: {error}", file=sys.stderr)
+        return error.exit_code
+    with Repeated(keeper.copy, keeper.copy, logging.getLogger(__name__).warning):
+        runpy.run_module(os.environ.pop(MODULE), run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,321 @@
+"""Copies a learner's files to a URL and back, so that the learner can continue on another host of a cluster.
+
+The key ``cluster.storage`` is the URL. The package fsspec reads and writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from td3_robot.errors import ConfigError, NodeError
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.util import files
+
+PERIOD = 10.0
+"""Seconds between two copies."""
+PATIENCE = 60.0
+"""Seconds within which a copy that must not fail is tried again."""
+LONGEST = 600.0
+"""Seconds after which a process no longer waits for its last copy."""
+_CHECKPOINTS = "checkpoint/"
+_FILES = (
+    f"{_CHECKPOINTS}checkpoint-*.safetensors",
+    "metrics.jsonl",
+    "tensorboard/*",
+    "best.safetensors",
+    "policy.safetensors",
+)
+"""Patterns of the copied files."""
+_OWNER = "owner"  # file at the URL with the text of the training that may write there
+_PART = ".part"  # file at the URL for an unfinished upload
+_COPIED = ".copied"  # file in the learner's folder with the stamps of the files that are at the URL
+_RETRY = 1.0  # seconds
+_FAILURES = (NodeError, OSError)
+
+
+class NotOwnerError(NodeError):
+    """The storage belongs to another training, or to a later learner of this training."""
+
+
+class Storage:
+    """The folder at a URL. If it fails, each method raises NodeError.
+
+    Args:
+        url: value of ``cluster.storage``.
+        owner: ``RUN-TRAINING``, a random name of the run and one of its training.
+    """
+
+    def __init__(self, url: str, owner: str = "") -> None:
+        import fsspec  # imported here, because only the extra cluster installs it
+
+        self.url = url
+        self.owner = owner
+        with self._named():
+            self._system, self._root = fsspec.core.url_to_fs(url)
+
+    def claim(self, run: RunFolder, *, newer: bool) -> None:
+        """Become the owner. Processes of earlier owners then write no more.
+
+        Args:
+            run: the run folder; ``run.json`` remembers the owner.
+            newer: whether the storage may have newer files than the run folder.
+        """
+        name = _run_of(str(_facts(run).get("owner", ""))) or secrets.token_hex(4)
+        self.owner = f"{name}-{secrets.token_hex(4)}"
+        self.remember(run, newer=newer)
+        with self._named():
+            self._system.makedirs(self._root, exist_ok=True)
+            self._system.pipe_file(self._path(_OWNER), self.owner.encode())
+
+    def remember(self, run: RunFolder, *, newer: bool) -> None:
+        """Write to ``run.json`` whether the storage may have newer files than the run folder."""
+        run.write_run(storage={"url": self.url, "owner": self.owner, "newer": newer})
+
+    def push(self, folder: Path, copied: dict[str, str]) -> None:
+        """Copy changed files to the storage, and remove there the files that the folder no longer has.
+
+        A file appears at the storage only whole.
+
+        Args:
+            folder: folder of the learner.
+            copied: stamps of the copied files by name; this method updates them.
+        """
+        with self._named():
+            if (here := stamps(folder)) == copied:
+                return
+            self._check_owner()
+            for name, stamp in here.items():
+                if copied.get(name) != stamp:
+                    try:
+                        self._upload(folder / name, name)
+                    except FileNotFoundError:
+                        if (folder / name).exists():
+                            raise
+                        continue  # the learner has removed an old checkpoint
+                    copied[name] = stamp
+            for name in self._files().keys() - here.keys():
+                self._system.rm_file(self._path(name))
+            for name in copied.keys() - here.keys():
+                del copied[name]
+
+    def pull(self, folder: Path, *, checkpoints: bool = True, copied: dict[str, str] | None = None) -> None:
+        """Copy files from the storage, and remove the learner's files that the storage does not have.
+
+        Args:
+            folder: the run folder, or the folder of a learner.
+            checkpoints: if False, copy only the other files and remove nothing.
+            copied: states of the copied files by name; this method updates them. Files in the same state are skipped.
+        """
+        copied = {} if copied is None else copied
+        with self._named():
+            if checkpoints:
+                self._check_owner()
+            there = self._files()
+            for name, state in there.items():
+                if copied.get(name) != state and (checkpoints or not name.startswith(_CHECKPOINTS)):
+                    path = folder / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with files.replacing(path) as temporary:
+                        self._system.get_file(self._path(name), str(temporary))
+                    copied[name] = state
+            if checkpoints and any(name.startswith(_CHECKPOINTS) for name in there):
+                for name in stamps(folder).keys() - there.keys():
+                    (folder / name).unlink(missing_ok=True)
+
+    def probe(self) -> None:
+        """Write and remove a small file."""
+        path = self._path(f".probe-{secrets.token_hex(4)}")
+        with self._named():
+            self._system.makedirs(self._root, exist_ok=True)
+            self._system.pipe_file(path, b"written by td3-robot")
+            self._system.rm_file(path)
+
+    def holder(self) -> str:
+        """Return the owner that the storage names; empty without an owner."""
+        with self._named(), contextlib.suppress(FileNotFoundError):
+            return str(self._system.cat_file(self._path(_OWNER)).decode("utf-8", "replace"))
+        return ""
+
+    def _upload(self, file: Path, name: str) -> None:
+        path = self._path(name)
+        self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._system.put_file(str(file), self._path(_PART))
+        self._system.mv(self._path(_PART), path)
+
+    def _files(self) -> dict[str, str]:
+        """Return the state of each file of a learner at the storage, by name."""
+        self._system.invalidate_cache()
+        found = {
+            path.removeprefix(f"{self._root}/"): str(state)
+            for path, state in self._system.find(self._root, detail=True).items()
+        }
+        return {name: state for name, state in found.items() if _is_copied(name)}
+
+    def _check_owner(self) -> None:
+        if self.holder() != self.owner:
+            raise NotOwnerError(
+                f"cluster.storage is {self.url!r}, which on this host does not belong to this training: another one "
+                "has taken it, or this host reaches another folder"
+            )
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Turn each error of the block into a NodeError that names the key and the URL."""
+        try:
+            yield
+        except NodeError:
+            raise
+        except Exception as error:  # each protocol raises its own types
+            text = " ".join(str(error).split())[:200] or type(error).__name__
+            raise NodeError(f"cluster.storage is {self.url!r}: {text}") from error
+
+
+class Keeper:
+    """Copies a learner's files to the storage that ``run.json`` in its folder names.
+
+    Args:
+        folder: folder of the learner. If it is new, its files come from the storage first.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        facts = _facts(RunFolder(folder))
+        self._storage = Storage(facts["url"], facts["owner"])
+        self._folder = folder
+        self._file = folder / _COPIED
+        if not self._file.exists():
+            retried(lambda: self._storage.pull(folder))
+            self._write(stamps(folder))
+        self._copied: dict[str, str] = json.loads(self._file.read_text())
+
+    def copy(self) -> None:
+        """Copy what has changed. Raise NodeError if the storage fails."""
+        before = dict(self._copied)
+        try:
+            self._storage.push(self._folder, self._copied)
+        finally:
+            if self._copied != before:
+                self._write(self._copied)
+
+    def _write(self, copied: dict[str, str]) -> None:
+        files.write_atomically(self._file, json.dumps(copied).encode())
+
+
+class Repeated:
+    """Calls a function every :data:`PERIOD` seconds in a thread, and another function at the end of the block.
+
+    A call that fails is tried again. At the end, the block waits for these tries.
+
+    Args:
+        action: the function.
+        last: the function to call at the end.
+        report: gets one line at the first failure, one when the function works again, and one if ``last`` fails.
+    """
+
+    def __init__(self, action: Callable[[], None], last: Callable[[], None], report: Callable[[str], None]) -> None:
+        self._action = action
+        self._last = last
+        self._report = report
+        self._failures = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True, name="storage")
+
+    def __enter__(self) -> Repeated:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(LONGEST)
+
+    def _work(self) -> None:
+        while not self._stop.wait(PERIOD):
+            self._try()
+        try:
+            retried(self._last)
+        except _FAILURES as error:
+            self._report(f"{error}; the last copy failed, after {self._failures} earlier failures")
+
+    def _try(self) -> None:
+        try:
+            self._action()
+        except _FAILURES as error:
+            self._failures += 1
+            if self._failures == 1:
+                self._report(f"{error}; the training continues, and tries to copy every {PERIOD:g} s")
+        else:
+            if self._failures:
+                self._report(f"cluster.storage works again after {self._failures} failures")
+            self._failures = 0
+
+
+def retried(action: Callable[[], None], patience: float = PATIENCE) -> None:
+    """Call a function until it succeeds. After ``patience`` seconds, raise its NodeError or OSError."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return action()
+        except _FAILURES as error:
+            if isinstance(error, NotOwnerError) or time.monotonic() > end:
+                raise
+        time.sleep(_RETRY)
+
+
+def check(url: str, run: RunFolder | None) -> None:
+    """Check that a run may use a storage. ``run`` is a run to resume; None for a new run.
+
+    Raises:
+        ConfigError: the storage is not writable, or it holds another run.
+    """
+    try:
+        storage = Storage(url)
+        storage.probe()
+        holder = storage.holder()
+    except NodeError as error:
+        raise ConfigError(f"{error}; allowed: a folder in which this program can write and remove files") from None
+    if holder and _run_of(holder) != _run_of(str(_facts(run).get("owner", "")) if run else ""):
+        raise ConfigError(f"cluster.storage is {url!r}, which holds another run; allowed: an empty folder")
+
+
+def fetch(run: RunFolder) -> None:
+    """Copy newer files of an interrupted training on a cluster into its run folder, if there are any."""
+    facts = _facts(run)
+    if facts.get("newer"):
+        storage = Storage(facts["url"], facts["owner"])
+        with run.locked():
+            storage.pull(run.path)
+            storage.remember(run, newer=False)
+
+
+def stamps(folder: Path) -> dict[str, str]:
+    """Return a text for each file of a learner that changes with the file, by name."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if _is_copied(name) and path.is_file():
+            with contextlib.suppress(FileNotFoundError):
+                state = path.stat()
+                found[name] = f"{state.st_mtime_ns} {state.st_size}"
+    return found
+
+
+def _is_copied(name: str) -> bool:
+    return ".." not in name.split("/") and any(fnmatch.fnmatchcase(name, pattern) for pattern in _FILES)
+
+
+def _facts(run: RunFolder) -> dict[str, Any]:
+    return dict(run.read_run().get("storage") or {})
+
+
+def _run_of(owner: str) -> str:
+    return owner.partition("-")[0]

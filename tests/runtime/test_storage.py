@@ -1,0 +1,297 @@
+"""A learner's files get to the storage whole, come back whole, and no other training can disturb them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from td3_robot.config import loading as configuration
+from td3_robot.config.schema import Config
+from td3_robot.errors import ConfigError, NodeError
+from td3_robot.learner.checkpointing import checkpoint
+from td3_robot.runtime import storage
+from td3_robot.runtime.prepare import new_run, resumed_run
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.runtime.storage import Keeper, NotOwnerError, Repeated, Storage, retried, stamps
+
+pytest.importorskip("fsspec")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The folder that plays the storage."""
+    return tmp_path / "storage"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder with each kind of file that a learner writes, and with files that must stay on their host."""
+    folder = RunFolder.create(tmp_path / "run", Config()).path
+    save(folder, 1000)
+    for name in ("metrics.jsonl", "tensorboard/events.1", "best.safetensors", "policy.safetensors", "keys/run.secret"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+@pytest.fixture
+def claimed(run: Path, place: Path) -> Storage:
+    """A storage that belongs to the run."""
+    made = Storage(f"file://{place}")
+    made.claim(RunFolder(run), newer=False)
+    return made
+
+
+def save(folder: Path, steps: int) -> None:
+    (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+    checkpoint.save(folder / "checkpoint", steps, {"weights": np.arange(1000.0)}, {"parts": {}}, keep=2)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+LEARNED = {"metrics.jsonl", "tensorboard/events.1", "best.safetensors", "policy.safetensors"}
+FIRST, SECOND, THIRD = (f"checkpoint/checkpoint-{steps:012d}.safetensors" for steps in (1000, 2000, 3000))
+
+
+def test_only_files_of_the_learner_reach_the_storage(claimed: Storage, run: Path, place: Path) -> None:
+    claimed.push(run, {})
+    assert names(place) == {*LEARNED, FIRST, "owner"}
+    assert (place / FIRST).read_bytes() == (run / FIRST).read_bytes()
+
+
+def test_a_copy_takes_only_what_has_changed(claimed: Storage, run: Path, place: Path) -> None:
+    copied: dict[str, str] = {}
+    claimed.push(run, copied)
+    (place / "metrics.jsonl").write_text("an old copy")
+    claimed.push(run, copied)
+    assert (place / "metrics.jsonl").read_text() == "an old copy"
+    (run / "metrics.jsonl").write_text("a longer text")
+    save(run, 2000)
+    save(run, 3000)  # removes the first
+    claimed.push(run, copied)
+    assert names(place) == {*LEARNED, SECOND, THIRD, "owner"}
+    assert (place / "metrics.jsonl").read_text() == "a longer text"
+
+
+def test_a_half_upload_is_no_file_of_the_storage(
+    claimed: Storage, run: Path, place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def half(source: str, target: str) -> None:
+        content = Path(source).read_bytes()
+        Path(target).write_bytes(content[: len(content) // 2])
+        raise ConnectionResetError("the network was lost")
+
+    copied: dict[str, str] = {}
+    claimed.push(run, copied)
+    save(run, 2000)
+    with monkeypatch.context() as context:
+        context.setattr(claimed._system, "put_file", half)
+        with pytest.raises(NodeError, match=r"cluster.storage is 'file://.*': the network was lost"):
+            claimed.push(run, copied)
+    claimed.pull(tmp_path / "other")
+    assert names(tmp_path / "other") == {*LEARNED, FIRST}
+    claimed.push(run, copied)
+    assert names(place) == {*LEARNED, FIRST, SECOND, "owner"}
+
+
+def test_a_damaged_checkpoint_of_the_storage_is_survived(
+    claimed: Storage, run: Path, place: Path, tmp_path: Path
+) -> None:
+    """Some file systems can lose the end of a file. The learner then uses the checkpoint before."""
+    save(run, 2000)
+    claimed.push(run, {})
+    (place / SECOND).write_bytes((place / SECOND).read_bytes()[:-100])
+    claimed.pull(tmp_path / "other")
+    found = checkpoint.load_newest(tmp_path / "other" / "checkpoint")
+    assert found
+    assert found[0].name == Path(FIRST).name
+
+
+def test_a_pull_makes_a_folder_equal_to_the_storage(claimed: Storage, run: Path, tmp_path: Path) -> None:
+    claimed.push(run, {})
+    other = tmp_path / "other"
+    save(other, 3000)
+    claimed.pull(other, checkpoints=False)
+    assert names(other) == {*LEARNED, THIRD}
+    claimed.pull(other)
+    assert names(other) == {*LEARNED, FIRST}
+    assert all((other / name).read_bytes() == (run / name).read_bytes() for name in names(other))
+
+
+def test_a_storage_without_folders_and_renames_works(run: Path, tmp_path: Path) -> None:
+    """In this file system of fsspec, a move is a copy and a removal, as in object storage."""
+    made = Storage(f"memory://{tmp_path}")
+    made.claim(RunFolder(run), newer=False)
+    copied: dict[str, str] = {}
+    for steps in (1000, 2000, 3000):
+        save(run, steps)
+        made.push(run, copied)
+    made.pull(tmp_path / "other")
+    assert names(tmp_path / "other") == {*LEARNED, SECOND, THIRD}
+    assert (tmp_path / "other" / THIRD).read_bytes() == (run / THIRD).read_bytes()
+
+
+def test_a_name_that_leaves_the_folder_is_ignored(
+    claimed: Storage, run: Path, place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    claimed.push(run, {})
+    bad = {f"{place}/tensorboard/../../escaped": {"size": 1}}
+    monkeypatch.setattr(claimed._system, "find", lambda *_, **__: bad)
+    claimed.pull(tmp_path / "a" / "b")
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_only_the_newest_owner_writes(claimed: Storage, run: Path, place: Path, tmp_path: Path) -> None:
+    Storage(claimed.url).claim(RunFolder(run), newer=True)
+    with pytest.raises(NotOwnerError, match="does not belong to this training"):
+        claimed.push(run, {})
+    with pytest.raises(NotOwnerError):
+        retried(lambda: claimed.pull(tmp_path / "other"))  # without further tries
+    assert names(place) == {"owner"}
+
+
+def test_a_new_learner_begins_with_the_files_of_the_storage(claimed: Storage, run: Path, tmp_path: Path) -> None:
+    claimed.push(run, {})
+    folder = tmp_path / "learner"
+    folder.mkdir()
+    (folder / "run.json").write_text((run / "run.json").read_text())
+    Keeper(folder)
+    assert names(folder) == {*LEARNED, FIRST, "run.json", ".copied"}
+    save(folder, 2000)
+    Keeper(folder).copy()  # the learner was killed, and continues with its own files
+    claimed.pull(run)
+    assert names(run / "checkpoint") == {Path(FIRST).name, Path(SECOND).name}
+
+
+def test_a_storage_that_fails_for_a_while_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "PERIOD", 0.01)
+    lines: list[str] = []
+    calls = 0
+
+    def action() -> None:
+        nonlocal calls
+        calls += 1
+        if calls < 4:
+            raise NodeError("cluster.storage is 's3://b': no route")
+
+    with Repeated(action, lambda: lines.append("last"), lines.append):
+        wait_until(lambda: calls > 5)
+    assert lines == [
+        "cluster.storage is 's3://b': no route; the training continues, and tries to copy every 0.01 s",
+        "cluster.storage works again after 3 failures",
+        "last",
+    ]
+
+
+def test_the_last_copy_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_RETRY", 0.0)
+    calls: list[int] = []
+
+    def last() -> None:
+        calls.append(len(calls))
+        if len(calls) < 3:
+            raise OSError("no route")
+
+    with Repeated(lambda: None, last, calls.append):  # type: ignore[arg-type]
+        pass
+    assert calls == [0, 1, 2]
+
+
+def test_a_resume_fetches_what_an_interrupted_training_left(place: Path, tmp_path: Path) -> None:
+    """The storage has a newer checkpoint than the run folder. Later, the run folder is the newer one."""
+    run, config, _ = new_run("pendulum", [], tmp_path / "run")
+    run.write_run(config=config.to_yaml())
+    left = Storage(f"file://{place}")
+    left.claim(run, newer=True)
+    save(tmp_path / "learner", 2000)
+    left.push(tmp_path / "learner", {})
+    assert resumed_run(run.path, None, []).run.steps_made() == 2000
+    save(run.path, 3000)
+    storage.fetch(run)
+    assert run.steps_made() == 3000
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (
+            "nope://bucket/walker",
+            "cluster.storage is 'nope://bucket/walker': Protocol not known: nope; allowed: a folder",
+        ),
+        ("file:///proc/walker", "cluster.storage is 'file:///proc/walker': [Errno 2] No such file or directory"),
+    ],
+)
+def test_a_storage_that_cannot_be_written_is_named(url: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        new_run("pendulum", [f"cluster.storage={url}"], tmp_path / "run", cluster=True)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("s3fs") is not None, reason="s3fs is installed")
+def test_a_protocol_without_its_package_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.storage is 's3://bucket/walker': Install s3fs"):
+        new_run("pendulum", ["cluster.storage=s3://bucket/walker"], tmp_path / "run", cluster=True)
+
+
+def test_a_replay_buffer_in_a_file_does_not_fit_a_storage(place: Path, tmp_path: Path) -> None:
+    settings = [f"cluster.storage=file://{place}", "learner.replay_storage=file"]
+    with pytest.raises(
+        ConfigError, match=r"^learner\.replay_storage is 'file'; with cluster\.storage it must be memory"
+    ):
+        new_run("pendulum", settings, tmp_path / "run", cluster=True)
+
+
+def test_a_url_belongs_to_one_run(claimed: Storage, run: Path, tmp_path: Path) -> None:
+    """The run itself may continue. Another run is refused."""
+    storage.check(claimed.url, RunFolder(run))
+    with pytest.raises(ConfigError, match=r"which holds another run; allowed: an empty folder"):
+        new_run("pendulum", [f"cluster.storage={claimed.url}"], tmp_path / "new", cluster=True)
+    other = RunFolder.create(tmp_path / "other", Config())
+    Storage(f"file://{tmp_path / 'elsewhere'}").claim(other, newer=False)
+    with pytest.raises(ConfigError, match="holds another run"):
+        storage.check(claimed.url, other)
+
+
+@pytest.mark.parametrize(
+    "url", ["bucket/walker", "memory://walker", "file://walker", "s3://a b", "s3://b/*", "s3://", ""]
+)
+def test_a_malformed_url_is_named(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configuration.parse({"cluster": {"storage": url}})
+    assert f"cluster.storage is {url!r}; allowed: null, or the URL of a folder" in str(caught.value)
+
+
+def test_a_password_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError) as caught:
+        configuration.parse({"cluster": {"storage": "sftp://robot:hunter2@host/walker"}})
+    assert "cluster.storage contains a password" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/walker", "sftp://robot@host:22/a", "abfs://c@account.net/a", "file:///a"])
+def test_a_url_without_a_password_is_allowed(url: str) -> None:
+    assert configuration.parse({"cluster": {"storage": url}}).cluster.storage == url
+
+
+def test_run_json_has_no_more_than_url_and_owner(claimed: Storage, run: Path) -> None:
+    facts: dict[str, Any] = json.loads((run / "run.json").read_text())["storage"]
+    assert facts == {"url": claimed.url, "owner": claimed.owner, "newer": False}
+    assert set(stamps(run)) == {*LEARNED, FIRST}
+
+
+def wait_until(check: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < end
+        time.sleep(0.01)
