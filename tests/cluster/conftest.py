@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -112,7 +113,7 @@ class Cluster:
 
 
 class Head(Cluster):
-    """The head of a cluster, which ``ray start`` starts with more options and variables.
+    """The head of a cluster, which ``ray start`` starts with more options and variables. The cluster needs a token.
 
     Attributes:
         dashboard: address of Ray's dashboard, if it runs.
@@ -123,6 +124,9 @@ class Head(Cluster):
     def __init__(self, folder: Path, address: str, *options: str, **variables: str) -> None:
         self.folder = folder
         self.environment = {"TMPDIR": str(folder), "RAY_TMPDIR": str(folder), "XDG_RUNTIME_DIR": ""}
+        token = folder / "token"
+        token.write_text(secrets.token_hex(32))
+        self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
         self.address = address
         words = ("--head", "--block", "--port", address.rpartition(":")[2])
         self._process = self._start("-m", "ray.scripts.scripts", "start", *words, *options, **variables)

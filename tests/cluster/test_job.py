@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -39,7 +40,8 @@ def test_a_training_is_a_job_of_ray(head: Head, tmp_path: Path) -> None:
 
     def job(verb: str, *arguments: str) -> str:
         command = [sys.executable, "-m", "ray.scripts.scripts", "job", verb, "--address", head.dashboard, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        variables = {**os.environ, **head.environment}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
