@@ -57,7 +57,7 @@ class Registry:
         return list(self.rows)
 
     def check(self, name: str, label: str = "") -> None:
-        """Check that a row of this name exists. ``label``: what the error calls the name; empty: the table's kind.
+        """Check that a row of this name exists. The error uses ``label`` or, if it is empty, the table's kind.
 
         Raises:
             ConfigError: there is no such row. The error names the most similar row, or lists all rows.

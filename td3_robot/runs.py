@@ -76,7 +76,7 @@ class Run:
 
     @property
     def final_policy(self) -> Policy:
-        """The policy at the latest end of the training. A stopped training also has one.
+        """The policy from the last time that the training ended or was stopped.
 
         Raises:
             BundleError: the training has not ended yet, or nothing was learned.
@@ -210,7 +210,7 @@ def _train(prepared: Prepared, callback: Callback | None, progress: bool) -> Run
         if trained.exit_code == EXIT_GOOD:
             evaluate_final(prepared, trained.wall_s)
     if trained.signal:
-        signal.raise_signal(trained.signal)  # the supervisor caught it; Ctrl-C raises KeyboardInterrupt
+        signal.raise_signal(trained.signal)  # the supervisor caught it: now Ctrl-C raises KeyboardInterrupt
     return Run(folder.path.absolute())
 
 
@@ -249,7 +249,7 @@ def _settings(overrides: Mapping[str, Any] | None, **named: str | int | None) ->
 
 
 def _plain(value: Any) -> Any:
-    """Return the JSON value of a path, or of a number or an array of numpy."""
+    """Return the JSON value of a path, a numpy number or a numpy array."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if not hasattr(value, "tolist"):

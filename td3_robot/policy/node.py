@@ -33,7 +33,7 @@ from td3_robot.transport.link import ClientLink
 
 log = logging.getLogger(__name__)
 
-_SOON = 0.005  # seconds to the next turn while the examiner works, if nothing arrives
+_SOON = 0.005  # seconds that a turn waits for inputs while the examiner works
 _SWITCH = 0.0002
 """Seconds after which a thread passes the interpreter lock to a waiting thread. Hashing, number checks and file access
 release the lock. Only copying weights holds the lock, for 0.1 ms per megabyte."""
@@ -54,13 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--bundle", metavar="POLICY", help=f"with --config: policy to serve: {POLICY_HELP}")
     parser.add_argument("--frozen", action="store_true", help="refuse the weights of learners")
-    parser.add_argument("--explore", action="store_true", help="deployed: add the exploration noise of the weights")
+    parser.add_argument("--explore", action="store_true", help="with --config: add the noise that the policy asks for")
     parser.add_argument(
         "--state",
         type=Path,
         metavar="FILE",
-        help="deployed: file that keeps stops, faults and a freeze across a restart (default: the bundle's name with "
-        ".state added; a server with another configuration gets its own file)",
+        help="with --config: file that keeps stops, faults and a freeze across a restart (default: the bundle's name "
+        "with .state added; a second server of the same bundle gets its own file)",
     )
     parsed = parser.parse_args(arguments)
     return run_node("policy", parsed, lambda node: _serve(node, parsed))
@@ -171,8 +171,8 @@ class _Server:
         return core.lifecycle.state is State.FINALIZED
 
     def _report(self) -> Figures:
-        # The server is ready once its endpoint is bound: it need not wait for the weights, because the learner
-        # sends weights only after a simulator has joined.
+        # The server is ready as soon as its endpoint is bound. It does not wait for weights, because the learner
+        # sends the first weights only after a simulator has joined.
         core = self.core
         figures = {"weights_version": core.version, **self.rates.figures(time.monotonic())}
         return Figures("ready", core.lifecycle.trouble, figures, counters=dict(core.counters))

@@ -49,14 +49,14 @@ class Noise:
     output.
 
     Args:
-        seed: of the run; 0 to 2^64 - 1.
+        seed: the run's seed, 0 to 2^64 - 1.
         source, incarnation: as in the Step messages.
         robots, actions: N and A.
         parameters: a value for each of PARAMETERS.
 
     Attributes:
-        NUMBER: ``noise_kind`` of messages, and a word of the generator's counter. A noise of an installed package
-            chooses a number from 1000 to 2^32 - 1; lower numbers belong to the noises of this package.
+        NUMBER: identifies the noise, as ``noise_kind`` of messages and as a word of the generator's counter. A noise
+            of an installed package chooses a number from 1000 to 2^32 - 1. Lower numbers belong to this package.
         PARAMETERS: the parameters that a configuration can set, by name.
         shape: (steps, A), the shape of a block.
     """
@@ -103,7 +103,7 @@ class Noise:
         wanted = episode.tobytes() + number.tobytes()
         if wanted != self._drawn:  # almost always equal; comparing bytes is the fastest check
             robots = np.flatnonzero((self._episode != episode) | (self._number != number))
-            if len(robots):  # empty if a peer sends the episode _NOTHING_DRAWN
+            if len(robots):  # there are none if a peer sends the episode _NOTHING_DRAWN
                 self._values[robots] = self.draw(robots, episode, number)
                 self._episode[robots], self._number[robots] = episode[robots], number[robots]
             self._drawn = wanted
@@ -137,7 +137,7 @@ class Noise:
         """A block of independent numbers for each of R robots. Arguments and result are those of :meth:`draw`."""
         drawn = []
         for i in robots:
-            # The lowest counter word leaves 2^64 draws between blocks. NUMBER, block and episode are the other words.
+            # The lowest counter word counts the draws of a block. The other words are NUMBER, block and episode.
             counter = np.array([0, self.NUMBER, number[i], episode[i]], np.uint64)
             drawn.append(self.block(np.random.Generator(np.random.Philox(key=self._keys[i], counter=counter))))
         return np.stack(drawn)
@@ -210,7 +210,7 @@ class OrnsteinUhlenbeck(Gaussian):
     def draw(self, robots: NDArray[np.intp], episode: UInt64, number: UInt32) -> Float32:
         keep = 1.0 - self.parameters["theta"]
         lead = blocks_remembered(self.parameters["theta"])
-        blocks = np.zeros((len(robots), lead + 1, *self.shape), np.float32)  # 0 before the episode
+        blocks = np.zeros((len(robots), lead + 1, *self.shape), np.float32)  # numbers before the episode are 0
         for back in range(lead + 1):
             rows = np.flatnonzero(number[robots] >= back)
             if len(rows):
@@ -232,7 +232,7 @@ def gumbel(uniform: Float32) -> Float32:
 
 
 def blocks_remembered(theta: float) -> int:
-    """Return after how many blocks a drawn number has at most the weight 2^-24 in an Ornstein-Uhlenbeck process."""
+    """Return how many blocks it takes until the weight of a drawn number in the process is at most 2^-24."""
     return next(blocks for blocks in itertools.count() if (1.0 - theta) ** (BLOCK * blocks) <= 2.0**-24)
 
 
@@ -240,8 +240,8 @@ def robot_scales(scale: float | tuple[float, float], source: str, robots: int) -
     """The standard deviation of each robot's noise, float32[N, 1].
 
     Args:
-        scale: one scale for all robots; or a range [low, high]. Robot i gets part i of N equal parts of the range.
-        source: determines the position of each robot in its part, so that robots of different sources differ too.
+        scale: one scale for all robots; or a range [low, high] of N equal parts. The scale of robot i is in part i.
+        source: sets the place of a scale in its part, so that robots of different sources have different scales.
         robots: N.
     """
     low, high = scale if isinstance(scale, tuple) else (scale, scale)
@@ -254,7 +254,7 @@ class Explorer:
     """Computes the actions for one source, with the exploration that the current policy asks for.
 
     Args:
-        step: any Step of the source; its robots, actions and incarnation stay the same.
+        step: any Step of the source. All its Steps must have the same robots, actions and incarnation.
 
     Attributes:
         number: ``noise_kind`` of the newest actions.

@@ -61,7 +61,7 @@ class AtOnce(Noise):
         return np.ascontiguousarray(np.moveaxis(numbers.reshape(len(robots), self.shape[0], -1, 2), 3, 0))
 
     def joined(self, first: Float32, second: Float32) -> Float32:
-        """Join the numbers of the first and of the last channels, each float32[R, steps, P]: float32[R, steps, A]."""
+        """Join the numbers of the first and the last channels, float32[R, steps, P] each, to float32[R, steps, A]."""
         return np.concatenate([first, second], axis=2)[:, :, : self.shape[1]]
 
 

@@ -31,7 +31,7 @@ class AnswerRates:
 
     def received(self, inputs: Sequence[Input], period: float, now: float) -> None:
         """Note the inputs of a turn that begins at ``now`` (s); ``period``: the control period in seconds."""
-        self._turn = inputs, period, now  # the rest can wait until the Steps are answered
+        self._turn = inputs, period, now  # the server answers the Steps first; answered() does the rest
 
     def answered(self, now: float, *, answers: bool = True) -> None:
         """Note that the server has answered the Steps of this turn at ``now`` (s).
@@ -56,6 +56,6 @@ class AnswerRates:
             loop.report(log, f"answers to {name}", self._allowed)
 
     def figures(self, now: float) -> dict[str, float]:
-        """Return the figures of the source that misses the most answers; empty if no source was measured lately."""
+        """Return the figures of the source with the highest share of missed answers; empty without new measurements."""
         new = [loop.figures for loop in self._loops.values() if loop.figures and now - loop.measured < 3 * WINDOW_S]
         return max(new, key=lambda figures: (figures["missed_share"], figures["jitter_s"]), default={})

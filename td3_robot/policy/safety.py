@@ -17,7 +17,7 @@ from td3_robot.safety.state import SafetyState
 
 log = logging.getLogger(__name__)
 
-_AWAY = 1024  # maximum number of absent robots whose watches the server keeps, because no policy may move them
+_AWAY = 1024  # maximum number of watches that the server keeps for absent robots that no policy may move
 _STOPS = 1024  # maximum number of individually stopped robots
 _LONGEST_REASON = 500  # maximum number of characters of a reason in the state file
 
@@ -111,7 +111,7 @@ class Safety:
     # -- robots that leave ---------------------------------------------------------------------------------------
 
     def leave(self, name: str, farewell: Farewell) -> None:
-        """Forget the watch of a robot that left if the watch is active.
+        """A robot has left: forget its watch if the watch is active.
 
         Otherwise keep the watch, so that the robot cannot end a fault by leaving and returning. Also keep the watch of
         a robot that is lost during a reset: a source cannot send heartbeats while its ``reset()`` runs.
@@ -121,7 +121,7 @@ class Safety:
             self.watches[name] = watch  # at the end, because the order shows which robots left last
 
     def forget_absent_robots(self, here: Container[str]) -> None:
-        """Forget the watches of absent robots, except of the last _AWAY that left and of robots with a stop."""
+        """Forget the watches of absent robots. Keep those of stopped robots, and of the _AWAY others that left last."""
         away = [name for name, it in self.watches.items() if name not in here and not it.lifecycle.stopped]
         for name in away[:-_AWAY]:
             log.warning("%s: forgets robot %r, because %d absent robots left later", self.lifecycle.node, name, _AWAY)

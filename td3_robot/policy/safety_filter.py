@@ -1,4 +1,4 @@
-"""The filter between actor and wire: it changes the policy's action into one that the robot may apply.
+"""The filter after the actor. It changes the policy's action into one that the robot may apply.
 
 The filter has no memory. Every Step contains the action that the robot really applied, so a lost Action causes no
 later error, and a recorded Action can be computed again.

@@ -23,7 +23,7 @@ _RETRY = 1.0  # seconds between two attempts to write
 
 
 def default_path(bundle: Path, owner: str) -> Path:
-    """The state file of a server beside its policy.
+    """Return the path of a server's state file, in the folder of its policy.
 
     ``BUNDLE.state`` belongs to the first server of this policy. A server with another name or configuration file has
     its own state file, with a hash of ``owner`` in its name. So the stops of one server do not hold for another server.
@@ -51,7 +51,7 @@ class StateFile:
     until it succeeds.
 
     Args:
-        path: of the file. A missing file means an empty state.
+        path: path of the file. A missing file means an empty state.
         owner: name and configuration file of the server. A file that names another owner keeps that owner.
 
     Raises:

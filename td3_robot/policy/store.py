@@ -17,7 +17,7 @@ from td3_robot.safety.limits import SafetyConfig, joined
 log = logging.getLogger(__name__)
 
 _SPARE = 1 << 20  # maximum number of bytes of a policy besides its tensors
-_KEPT = 4  # versions to keep: in lock-step, one source may need a version when another source needs the next version
+_KEPT = 4  # versions to keep: in lock-step, two sources may need different versions at the same time
 _WITHDRAWN = 16  # withdrawn policies to remember
 
 
@@ -183,8 +183,8 @@ class PolicyStore:
     def roll_back(self, version: int = 0) -> Policy:
         """Serve an older policy again, withdraw the current policy, and freeze. Return the older policy.
 
-        The version 0 chooses the newest older policy that a person loaded. If no person loaded one, 0 chooses the
-        previous policy. Raises LifecycleError if the store holds no such policy.
+        Version 0 chooses the newest of the older policies that a person loaded. If there is none, version 0 chooses
+        the previous policy. Raises LifecycleError if the store holds no such policy.
         """
         before = self.serving
         if before is None:

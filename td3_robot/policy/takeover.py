@@ -17,7 +17,7 @@ from td3_robot.specs import Float32
 
 log = logging.getLogger(__name__)
 
-_MOST = 1024  # robots that operators have taken over; the Reply and the state file list them
+_MOST = 1024  # maximum number of robots that operators have taken over: the Reply and the state file list all of them
 
 Robot = tuple[str, int]
 """The name of a source, and the index of a robot in it."""
@@ -32,7 +32,7 @@ class _Takeover:
     Attributes:
         operator: the operator's process; ("", 0, "") after a restart of the server.
         action: float32[A] of the newest Teleop; None if the operator has sent no action, or has left.
-        received: time (s) of the newest Teleop; before the first Teleop, of the Command ``takeover``.
+        received: when the newest Teleop arrived (s); before the first Teleop: when the Command ``takeover`` arrived.
     """
 
     operator: Identity
@@ -50,7 +50,7 @@ class Takeovers:
     robot back, and a ``reset`` gives it back.
 
     Args:
-        store: names the robot's action channels.
+        store: the server's policies. They contain the robot's action channels and limits.
         deadline_s: the longest age of an operator's action, in seconds.
         lockstep: refuse every takeover, because a lock-step run must repeat exactly.
         counters: ``teleops`` counts the accepted actions of operators, and ``teleops_refused`` the refused actions.
@@ -114,7 +114,7 @@ class Takeovers:
         return []
 
     def leave(self, peer: Peer, bye: Bye) -> None:
-        """Give an operator's robots the safe action after its connection ended, until the operator sends again."""
+        """An operator's connection has ended: give its robots the safe action until the operator sends again."""
         if not self.held or Farewell.of(bye) is Farewell.RECONNECTED:
             return
         for (source, robot), takeover in self.held.items():
@@ -180,7 +180,7 @@ class Takeovers:
     # -- Steps ---------------------------------------------------------------------------------------------------
 
     def replace(self, name: str, action: Float32, safe: Float32, now: float) -> dict[str, str]:
-        """Replace the rows of robots that operators have taken over. Return ``operated`` of the Action.
+        """Replace the rows of robots that operators have taken over. Return the Action's field ``operated``.
 
         Args:
             action: float32[N, A], the policy's actions; changed in place.
@@ -205,7 +205,7 @@ class Takeovers:
     # -- reports and restarts ------------------------------------------------------------------------------------
 
     def detail(self) -> dict[str, str]:
-        """The robots that are taken over, as ``SOURCE/INDEX``, mapped to the operator."""
+        """The operator of each robot that is taken over, by ``SOURCE/INDEX``."""
         return {
             f"{source}/{robot}": takeover.operator[0] if takeover.here else "nobody: give it back, or take it over"
             for (source, robot), takeover in self.held.items()

@@ -53,7 +53,7 @@ class Watch:
         if problem is None and not again:  # a repeated Step is not new
             self.watchdog.feed(now)
         elif not again:
-            self.watchdog.arm(now)  # if all further observations are invalid: FAULT after the deadline
+            self.watchdog.arm(now)  # FAULT follows after the deadline if no valid observation comes
         return problem or (None if self.lifecycle.active else self.lifecycle.reason)
 
     def _take_phase(self, step: Step, period: float, now: float) -> None:
@@ -73,7 +73,7 @@ class Watch:
         return self.watchdog.check(now, why)
 
     def end_reset(self) -> None:
-        """Stop waiting for a reset. The deadline counts from the last Step of the episode."""
+        """Stop waiting for the end of a reset. The deadline begins at the last Step of the episode."""
         if self.resetting:
             self._ended, self.watchdog.deadline_s = None, self._deadline_s
 

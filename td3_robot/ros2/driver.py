@@ -85,8 +85,8 @@ class Condition(NamedTuple):
     """What the driver reports about itself.
 
     Attributes:
-        state: of the driver.
-        reason: of the last change of the state.
+        state: the driver's state.
+        reason: why the state changed last.
         welcomed: whether the policy server has welcomed the driver.
         moved: whether a policy or an operator moves the robot.
         origin: where the newest applied action comes from, for example ``policy`` or ``safe``.
@@ -104,9 +104,9 @@ class Condition(NamedTuple):
 
 
 class Desk:
-    """Carries out the requests of ROS through the policy server, like an operator, and follows the state of the driver.
+    """Carries out the requests of ROS, and follows the state of the driver.
 
-    An emergency stop also works without a server.
+    Like an operator, the desk sends the requests to the policy server. An emergency stop also works without a server.
 
     Attributes:
         condition: the newest condition of the driver.
@@ -148,7 +148,7 @@ class Desk:
             self.notify()
 
     def request(self, verb: str) -> str:
-        """Carry out configure, activate, deactivate, reset or shutdown. Return an error; empty if it is done."""
+        """Carry out configure, activate, deactivate, reset or shutdown. Return the error, or an empty text."""
         error = self._command(verb)
         if verb == "shutdown" and error:  # a driver must end even without a policy server
             log.warning("shutdown: %s; the driver ends itself", error)
@@ -159,7 +159,7 @@ class Desk:
         return error
 
     def stop(self) -> str:
-        """Stop the robot in an emergency, also without a policy server. Return an error; empty if it is stopped."""
+        """Stop the robot in an emergency, also without a policy server. Return the error, or an empty text."""
         self.robot.stopped_by = "emergency stop by a ROS service; the service reset ends it"
         with self._turned:
             rests = self._turned.wait_for(self._rests, _STOPPED)
@@ -186,7 +186,7 @@ class Desk:
             operator.ask(make_command(verb, node.name, "asked for through ROS 2"))
         except Td3RobotError as error:
             return str(error)
-        with self._turned:  # the driver answers in the middle of a turn
+        with self._turned:  # the driver answers in the middle of a turn: wait for the end of the turn
             turns = self._turns
             self._turned.wait_for(lambda: self._turns > turns, _TURN)
         return ""

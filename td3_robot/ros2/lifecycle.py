@@ -3,7 +3,7 @@
 The states of the driver and of the ROS node follow each other:
 
 ============= ============= ====================================
-driver        ROS           from ROS to the driver
+driver        ROS           request from ROS to the driver
 ============= ============= ====================================
 unconfigured  unconfigured  ``configure`` asks for configure
 inactive      inactive      ``activate`` asks for activate
@@ -12,7 +12,7 @@ fault         inactive      ``activate`` asks for activate
 finalized     finalized     ``shutdown`` asks for shutdown
 ============= ============= ====================================
 
-A request that the driver refuses fails in ROS, and the ROS node stays in its state. The driver
+If the driver refuses a request, the transition fails in ROS, and the ROS node keeps its state. The driver
 refuses ``cleanup``, because it keeps its configuration.
 """
 
@@ -66,7 +66,7 @@ _PATHS = {
     ("active", "unconfigured"): "deactivate",
     ("inactive", "unconfigured"): "cleanup",
 }
-"""Maps the pair of the ROS node's state and the state to reach to the next transition."""
+"""The next transition, by the present state of the ROS node and the state that the node must reach."""
 
 
 class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
@@ -144,7 +144,7 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
             if error := refusal if verb == "cleanup" else self._desk.request(verb):
                 log.warning("the ROS transition %s fails: %s", verb, error)
                 return TransitionCallbackReturn.FAILURE
-            self.executor.create_task(self.mirror)  # the driver may have left the state already
+            self.executor.create_task(self.mirror)  # follow the driver if it has already left the state
         self._ros_state = target
         return TransitionCallbackReturn.SUCCESS
 
@@ -209,7 +209,7 @@ def sensor_node(owner: DriverNode, inputs: Inputs, config: Ros2Config) -> Node:
     """Return a second node that receives the observations, even while a service of the first node waits for the policy
     server.
 
-    The second node uses the names that the first node resolves, so remapping rules for the first node hold for both.
+    The second node uses the topic names of the first node after remapping. So remapping rules hold for both nodes.
     """
     node = Node(
         f"{owner.get_name()}_sensors",

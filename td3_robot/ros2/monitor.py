@@ -63,14 +63,14 @@ def _publish(node: Node) -> None:
         printed.update(new)
         return all(say(printable(remark)) for remark in new)
 
-    with ros.spinning(ros_node):  # answers requests for the node's parameters
+    with ros.spinning(ros_node):  # the thread answers requests for the node's parameters
         node.listen(MONITOR, ACCEPTS)
         say(f"the ROS node {ros_node.get_fully_qualified_name()} publishes the messages")
         watch(node, receive, show)
 
 
 class Publishers:
-    """The ROS publishers of a node (``topics``, by name), created with the first message of each topic.
+    """The ROS publishers of a node, by topic (``topics``). The first message of a topic creates the publisher.
 
     Topics are relative, so that they follow the namespace of the node. Only ``/diagnostics`` is global.
     """

@@ -20,11 +20,13 @@ _EPILOG = """examples:
   td3-robot ros2 operator --config robot.yaml --target leg
   td3-robot ros2 operator --config robot.yaml --target leg --ros-args -r joy:=/left/joy
 
-Topics: ~/commands (std_msgs/Float64MultiArray): one number for each action channel, in its unit. joy (sensor_msgs/Joy):
-axis 0 moves channel 0 from its lower to its upper limit, and so on; only while the button is pressed.
+topics:
+  ~/commands (std_msgs/Float64MultiArray): one number for each action channel, in the unit of the channel
+  joy (sensor_msgs/Joy): while the button is pressed, axis 0 moves channel 0 from its lower to its upper limit,
+  axis 1 moves channel 1, and so on
 
-The robot gets the safe action while no message comes. At Ctrl-C it keeps the safe action: give it back with
-td3-robot node give_back. docs/how-to/take_over.md explains takeovers."""
+The robot gets the safe action while no message comes. After Ctrl-C the robot keeps the safe action: give the robot
+back with td3-robot node give_back. docs/how-to/take_over.md explains takeovers."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--target", required=True, metavar="NAME", help="name of the robot")
     add_index(parser)
     parser.add_argument(
-        "--button", type=integer(0, 1000), default=0, metavar="N", help="the button of joy (default: %(default)s)"
+        "--button", type=integer(0, 1000), default=0, metavar="N", help="index of the button (default: %(default)s)"
     )
     options = parser.parse_args(ours)
     [endpoint], keys = policy_servers(options)

@@ -1,4 +1,4 @@
-"""The values between ROS messages and channels: the newest observation, and the values of a command.
+"""Turns ROS messages into observations, and actions into the values of a command.
 
 This module imports no ROS package. It reads messages by the names of their fields.
 """

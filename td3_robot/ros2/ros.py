@@ -33,8 +33,9 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def running(words: Sequence[str]) -> Iterator[None]:
-    """Initialise rclpy for the block with arguments of ROS, from ``--ros-args`` on. The process keeps its signal
-    handlers.
+    """Initialise rclpy, and shut it down after the block. The process keeps its own signal handlers.
+
+    ``words`` are the arguments of ROS, from ``--ros-args`` on.
 
     Raises:
         ModuleNotFoundError: rclpy is missing.

@@ -1,4 +1,4 @@
-"""Compares all runs in a folder: learning curves with a band over the seeds, scores, and keys that differ."""
+"""Compares all runs in a folder: scores, configuration keys that differ, and learning curves with a band over seeds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compare(folder: Path) -> dict[str, Any]:
 def band(curves: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
     """The mean, lowest and highest value of the curves, at each step of any curve.
 
-    A curve counts only between its first and its last step.
+    A curve has values only between its first and its last step.
     """
     steps = sorted({step for curve in curves for step in curve["env_steps"]})
     whole = [curve for curve in curves if curve["env_steps"]]

@@ -27,7 +27,7 @@ MOVED = {
     "td3_robot.session.node": "td3_robot.recording.node",
     "td3_robot.session.monitor_node": "td3_robot.monitor.node",
 }
-"""Module name in a launch description of version 0.1.0, mapped to its present name."""
+"""Maps a module name in a launch description of version 0.1.0 to its present name."""
 
 
 class RestartRule(Section, frozen=True):

@@ -53,7 +53,7 @@ class LogQueue(QueueHandler):
         super().__init__(queue.SimpleQueue())
         self._descriptor = descriptor
         self._begin()
-        os.register_at_fork(after_in_child=self._begin)  # a fork does not copy the thread
+        os.register_at_fork(after_in_child=self._begin)  # a child needs its own thread, because a fork copies no thread
 
     def _begin(self) -> None:
         self.queue = queue.SimpleQueue()
@@ -67,7 +67,7 @@ class LogQueue(QueueHandler):
         try:
             return _line(self.format(record))
         except Exception as error:
-            return _line(f"{record.name}: {type(error).__name__} in a line of {record.pathname}:{record.lineno}")
+            return _line(f"{record.name}: {type(error).__name__} in the log call at {record.pathname}:{record.lineno}")
 
     def enqueue(self, record: logging.LogRecord, *, always: bool = False) -> None:
         """Queue a line. If the queue is full, drop and count it, unless ``always`` is set."""
@@ -131,7 +131,7 @@ def last_words(text: str) -> None:
 def descriptor() -> int | None:
     """Return the file descriptor of standard error; None if it is closed or not a file.
 
-    The number of a closed standard error may belong to another file.
+    A closed standard error has no descriptor: its old number may belong to another file now.
     """
     if not _is_open():
         return None

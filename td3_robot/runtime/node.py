@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 STATUS_PERIOD = 0.5  # seconds between two reports
 _LOOK_PERIOD = 1.0  # seconds between two checks whether the run has ended
 _IDLE = 0.05  # seconds that a core without work waits for input
-_POLL_ERROR = 0.002  # seconds by which polling can be late; ZeroMQ counts in milliseconds
+_POLL_ERROR = 0.002  # seconds by which polling can be late, because ZeroMQ measures time in milliseconds
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Node:
         return attach.beside(policy, link) if policy and not self.folder else ""
 
     def listen(self, link: str, accepts: dict[str, tuple[type[Message], ...]]) -> None:
-        """Serve the first free place of a link to monitors or recorders.
+        """Bind the first free place of a link, as a monitor or a recorder.
 
         Raises:
             ConfigError, RunFolderError: see :meth:`endpoint`.
@@ -230,7 +230,7 @@ class Node:
             self.outbox.add(core.step(inputs, time.monotonic()))
             self.outbox.flush()
             finished = after() or self._run_ended()
-            if time.monotonic() >= self._next_status:  # a report may take long to compute
+            if time.monotonic() >= self._next_status:  # only when due, because a report may take long to compute
                 self.status(report())
         self.outbox.close()
         self.status(report())

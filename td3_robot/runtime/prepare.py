@@ -60,7 +60,7 @@ def new_run(
         source: a configuration file, or the name of a shipped one; None for the defaults.
         overrides: configuration keys to change, each as ``KEY=VALUE``.
         out: the new run folder; None for ``runs/CONFIG-DATE-TIME``, or ``runs/TASK-DATE-TIME`` without a source.
-        flags: command-line option or argument that sets a key, by the full name of the key, for errors.
+        flags: maps the full name of a key to the command-line option or argument that sets it, for errors.
         cluster: whether the run trains on a cluster.
     """
     if out and re.match(r"\w+:/", str(out)):
@@ -77,7 +77,7 @@ def new_run(
     path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     RunFolder(path).check_new()
     _check(wanted)
-    config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task))  # can measure for seconds
+    config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task))  # measuring can take seconds
     if start := config.learner.start_from:
         try:
             policy = find_policy(start)
@@ -124,15 +124,15 @@ def resumed_run(
     newest = max(run.checkpoints.glob("checkpoint-*.safetensors"), default=None)
     if newest and checkpoint.of_another_program(newest):
         raise UsageError(
-            f"{newest.name} comes from A2C in version 0.1.0; this version cannot continue the run, but can use its "
-            "policies; start a new run"
+            f"{newest.name} comes from A2C in version 0.1.0; the present version can use the policies of this run, "
+            "but cannot continue the run; start a new run"
         )
     what = (flags or {}).get("total_steps", "total_steps")
     if what == "overrides":
         what = "overrides: total_steps"
     for override in overrides:
         key, _, text = override.partition("=")
-        if key == "total_steps" and text.isdecimal():  # first, because loading compares total_steps with other keys
+        if key == "total_steps" and text.isdecimal():  # before loading, which compares total_steps with other keys
             _check_steps(run, int(text), what)
     before = run.trained_with() or run.config()
     wanted = configuration.load(source or run.config_file, overrides, flags)
@@ -257,7 +257,7 @@ def thread_notices(learner: LearnerConfig, cores: int) -> Sequence[str]:
     if count > cores:
         return [f"{threads} and {machine}: the threads will wait for each other"]
     if learner.threads_in == "operators" and 2 <= count == cores:
-        return [f"{threads} in operators and {machine}: with threads_in critics, the threads wait less"]
+        return [f"{threads}, threads_in is operators, and {machine}: with threads_in critics, the threads wait less"]
     return []
 
 

@@ -95,7 +95,7 @@ def test_log_every_must_be_a_time(seconds: str, tmp_path: Path, capsys: pytest.C
             "cpu",
             ["learner.threads is 3 and this machine has 2 cores for all processes: the threads will"],
         ),
-        (2, "operators", "cpu", ["learner.threads is 2 in operators and this machine has 2 cores for all"]),
+        (2, "operators", "cpu", ["learner.threads is 2, threads_in is operators, and this machine has 2 cores"]),
         (1, "operators", "cpu", []),
         (9, "operators", "cuda", []),
     ],

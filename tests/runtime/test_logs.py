@@ -70,7 +70,7 @@ def test_a_mistake_in_a_log_call_raises_no_exception(pipe: tuple[int, int]) -> N
     log = logs.LogQueue(pipe[1])
     log.handle(logging.LogRecord("battery", logging.INFO, __file__, 1, "%.1f V", (None,), None))
     log.flush()
-    assert os.read(pipe[0], 1000).decode() == f"battery: TypeError in a line of {__file__}:1\n"
+    assert os.read(pipe[0], 1000).decode() == f"battery: TypeError in the log call at {__file__}:1\n"
 
 
 def test_a_non_blocking_descriptor_gets_every_line(pipe: tuple[int, int]) -> None:
