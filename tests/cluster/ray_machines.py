@@ -19,7 +19,7 @@ from typing import Any
 
 from ray.cluster_utils import Cluster
 
-_CLONE_NEWNS, _MS_PRIVATE, _MS_REC = 0x00020000, 1 << 18, 1 << 14  # of sched.h and sys/mount.h
+_CLONE_FS, _CLONE_NEWNS, _MS_PRIVATE, _MS_REC = 0x200, 0x20000, 1 << 18, 1 << 14  # of sched.h and sys/mount.h
 
 
 @contextlib.contextmanager
@@ -36,6 +36,7 @@ def hidden(folder: str) -> Iterator[None]:
     call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
     call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", 0, None)
     yield
+    call("unshare", _CLONE_FS)  # setns needs it, because Ray has started threads
     call("setns", before, _CLONE_NEWNS)
     os.close(before)
     os.chdir(cwd)
