@@ -108,7 +108,8 @@ class Supervisor:
         resources.callback(self.bus.close)
         accepts = {"node": (Status,)}
         link = ServerLink("supervisor", "supervisor", accepts, self.config.agreement(), secrets.randbits(63))
-        self.bus.serve(*self.run.to_bind("supervisor", self.config), link)
+        for endpoint in self.run.to_bind("supervisor", self.config):
+            self.bus.serve(endpoint, link)
 
     def _withdraw_endpoints(self) -> None:
         with contextlib.suppress(OSError):  # a full disk must not hide the original error
