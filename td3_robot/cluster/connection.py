@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -36,16 +37,20 @@ def check_address(address: str) -> None:
 
 
 def connect(address: str) -> None:
-    """Connect to the cluster.
+    """Connect to the cluster. Ray replaces signal handlers, so this function restores them.
 
     Raises:
         NodeError: there is no cluster.
     """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises many types: ConnectionError, ValueError, RuntimeError, …
         advice = "start one on this machine: ray start --head, or ray start --address HEAD:PORT"
         raise NodeError(f"--cluster is {address!r}: {first_line(error)}; {advice}") from None
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def ask_probe(node: str, file: Path, content: str) -> Question:

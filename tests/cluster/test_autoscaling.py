@@ -12,6 +12,12 @@ import pytest
 from tests.cluster.conftest import Head, free_address, nothing_is_left, start_training
 from tests.conftest import Command, poll_until
 
+PROVIDER = {
+    "type": "fake_multinode",
+    "use_node_id_as_ip": True,  # all hosts have the IP address of this machine
+    "disable_node_updaters": True,
+    "disable_launch_config_check": True,
+}
 WORKER = {"resources": {"CPU": 2}, "node_config": {}, "min_workers": 0, "max_workers": 1}
 UNUSED: dict[str, Any] = {
     "docker": {},
@@ -37,7 +43,7 @@ class AutoscalingCluster(Head):
         description = {
             "cluster_name": "fake",
             "max_workers": 1,
-            "provider": {"type": "fake_multinode", "gcs_address": address},
+            "provider": {**PROVIDER, "gcs_address": address},
             "available_node_types": {"ray.head.default": head, "worker": WORKER},
             "head_node_type": "ray.head.default",
             "idle_timeout_minutes": 0.05,
