@@ -1,8 +1,10 @@
-"""Compare ``threads: auto`` with ``precision: auto`` to every fixed choice: environment steps per second of a training.
+"""Compare the automatic choice of threads and precision with every fixed choice.
+
+The figures are environment steps per second of a training.
 
     python benchmarks/auto_choice.py [--threads 1 2] [--steps 3000] [--rounds 3] [--json]
 
-The trainings are those of ``td3-robot bench train``. The time in which ``auto`` measures does not count.
+The trainings are those of ``td3-robot bench train``. The figures exclude the time in which ``auto`` measures.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ AUTO = ("auto", "auto")
 
 
 def main() -> int:
-    description = "Compare threads and precision auto with every fixed choice. Takes minutes."
+    description = "Compare the automatic choice of threads and precision with every fixed choice. Takes minutes."
     options = train.options("python benchmarks/auto_choice.py", description).parse_args()
     report = train.measure(options, automatic)
     compare(report["results"])
@@ -31,7 +33,7 @@ def automatic(*, threads: Any, **sizes: Any) -> Contestants:
 
 
 def compare(results: list[dict[str, Any]]) -> None:
-    """Divide the speed of ``auto`` by that of the choice with the highest median."""
+    """Divide each speed by the speed of the fixed choice with the highest median."""
     fixed = [row for row in results if (row["kind"], row["threads"]) != AUTO]
     best = max(fixed, key=lambda row: float(row["steps_per_s"]))
     for row in results:

@@ -34,7 +34,7 @@ _OUTPUT = {"policy": Action.NAME, "learner": ADOPTED, "driver": Step.NAME, "reco
 
 
 class Robot(Processes):
-    """A policy server, a driver and a recorder, and a learner if the fault concerns it.
+    """A policy server, a driver and a recorder, and a learner if the fault concerns the learner.
 
     The file NAME.yaml configures the process NAME.
 
@@ -124,13 +124,13 @@ class Robot(Processes):
         return done.stdout
 
     def applied(self) -> list[tuple[float, float]]:
-        """Return monotonic time in s and torque in N·m of each command of the motor."""
+        """Return the monotonic time in s and the torque in N·m of each command to the motor."""
         path = self.folder / "applied"
         rows = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
         return [(int(row[0]) * 1e-9, float(row[1])) for row in rows if len(row) == 2]
 
     def wait_for_policy(self, moment: float, timeout: float) -> None:
-        """Wait until the policy has moved the robot after a moment of the monotonic clock."""
+        """Wait until the policy moves the robot later than ``moment`` of the monotonic clock."""
         _wait(
             "no action of the policy",
             lambda: any(when > moment and torque == POLICY for when, torque in self.applied()[-500:]),
@@ -165,7 +165,7 @@ def _wait(what: str, done: Callable[[], bool], timeout: float) -> None:
 
 
 def deploy(fault: str, process: str, folder: Path, steps: int) -> Result:
-    """Inject a fault into a recorded robot, and measure its effect. Restart a process that ends, as systemd does."""
+    """Inject a fault into a recorded robot, and measure its effect. If the process ends, restart it."""
     (folder / "disk").mkdir()
     with contextlib.ExitStack() as stack:
         if fault == "disk":
@@ -238,7 +238,7 @@ def _inject(robot: Robot) -> None:
 
 
 def _robot_figures(applied: Sequence[tuple[float, float]], at: float) -> Result:
-    """Return seconds from the fault to the safe action, and to the policy's next action after it."""
+    """Return the seconds from the fault to the safe action, and to the policy's first action after the safe action."""
     after = [(when - at, torque) for when, torque in applied if when > at]
     safe = next((when for when, torque in after if torque == SAFE), None)
     moved = [when for when, torque in after if torque == POLICY]

@@ -65,11 +65,11 @@ _LEFT_OUT = (
     ),
     ("clock", "learner", "deploy", "the clock of the learner has the same effect as that of the policy server"),
 )
-"""Cells that are left out: faults, processes, uses and the reason. The first row that fits a cell gives its reason."""
+"""Cells that are left out. A row: faults, processes, uses, reason. If several rows fit a cell, use the first reason."""
 
 
 def left_out(cell: Cell) -> str:
-    """Return the reason why a cell is left out; empty if it is measured."""
+    """Return why a cell is left out. The text is empty if the cell is measured."""
     rows = (
         why
         for *row, why in _LEFT_OUT
@@ -98,7 +98,7 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", metavar="CELL", help="cells FAULT/PROCESS/USE; * stands for every value")
     parser.add_argument("--out", type=Path, default=DATA / "faults.json", metavar="FILE", help="file of the results")
-    parser.add_argument("--quick", action="store_true", help="wait for less work before and after the fault")
+    parser.add_argument("--quick", action="store_true", help="wait for fewer Steps before and after the fault")
     parser.add_argument("--report", action="store_true", help="only write the table into the page")
     options = parser.parse_args()
     if options.report:
@@ -113,7 +113,7 @@ def main() -> int:
         and any(all(want in (_ANY, is_) for want, is_ in zip(one, cell, strict=True)) for one in wanted)
     ]
     if not chosen:
-        parser.error(f"--only is {options.only}; no cell has this name")
+        parser.error(f"--only is {options.only}; no cell matches it")
     report: harness.Report = {"machine": harness.describe("td3-robot", "numpy", "pyzmq"), "cells": {}}
     if options.out.exists():
         report["cells"] = json.loads(options.out.read_text())["cells"]

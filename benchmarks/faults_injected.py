@@ -83,8 +83,8 @@ def small_disk(folder: Path, megabytes: int = 64) -> Iterator[None]:
 def read(recordings: list[Path]) -> tuple[dict[str, list[int]], int]:
     """Return the receive times of each topic in wall-clock ns, and the number of Steps that the recordings lack.
 
-    The topic ADOPTED has each Action whose weights version differs from that of the Action before. A Step is missing if
-    the recordings have earlier and later Steps of its source, but not this Step.
+    The topic ADOPTED has the times at which the weights version of the Actions changes. A Step is missing if the
+    recordings have earlier and later Steps of its source, but not this Step.
     """
     times: dict[str, list[int]] = defaultdict(list)
     sequences: dict[tuple[str, int], set[int]] = defaultdict(set)
@@ -92,7 +92,7 @@ def read(recordings: list[Path]) -> tuple[dict[str, list[int]], int]:
     for path in recordings:
         with contextlib.suppress(SessionError):  # a full disk leaves empty files
             decode = info.decoder_of(path)
-            for entry in SessionFile(path).items():  # reads past the damage that a killed recorder leaves
+            for entry in SessionFile(path).items():  # a killed recorder leaves damage: items() continues after it
                 if not isinstance(entry, Entry):
                     continue
                 times[entry.topic].append(entry.received)
@@ -109,9 +109,9 @@ def read(recordings: list[Path]) -> tuple[dict[str, list[int]], int]:
 
 
 def longest_gap(times: list[int], since: int) -> float | None:
-    """Return the longest time in s between two messages after ``since`` (ns). None: there are no messages.
+    """Return the longest time in s between two messages after ``since`` (ns), or None without messages.
 
-    The last message before ``since`` also counts.
+    The first interval begins at the last message before ``since``.
     """
     found = times[max(0, bisect.bisect(times, since) - 1) :]
     return float(max(np.diff(found), default=0)) * 1e-9 if found else None

@@ -2,8 +2,8 @@
 
     python benchmarks/learner_peers.py [--networks 400-300] [--threads 2] [--repetitions 9] [--json]
 
-Two contestants compute only the matrix products of an update. No update can be faster than these products. Needs
-``pip install stable-baselines3``, and for SBX, which is Stable-Baselines3 in JAX, ``pip install sbx-rl``.
+Two contestants compute only the matrix products of an update. No update can be faster than these products. The
+script needs ``pip install stable-baselines3``. SBX is Stable-Baselines3 in JAX; it needs ``pip install sbx-rl``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def peers(hidden: Sequence[int], threads: int, device: str) -> Contestants:
 def compare(hidden: Sequence[int], speeds: Mapping[str, Sequence[float]], kind: str) -> dict[str, Any]:
     """Compare a contestant with the others. ``speeds``: updates per second of each contestant in each round."""
     alone = f"products {kind.rpartition(' ')[2]}"
-    critic, actor = products(hidden)  # every second update has an actor update
+    critic, actor = products(hidden)  # two critic updates, then one actor update
     gflop = sum(2 * m * k * n for m, k, n in critic + critic + actor) / 2e9
     return {
         "gflops": statistics.median(speeds[kind]) * gflop,
@@ -71,7 +71,7 @@ def stable_baselines_jax(hidden: Sequence[int], threads: int) -> Run:
     use_cores(threads)
     from sbx import TD3
 
-    return updates_of(TD3, hidden, "cpu")  # one call compiles its updates into one loop
+    return updates_of(TD3, hidden, "cpu")  # SBX compiles all updates of a call into one loop
 
 
 def updates_of(model_class: Any, hidden: Sequence[int], device: str) -> Run:
@@ -91,7 +91,7 @@ def updates_of(model_class: Any, hidden: Sequence[int], device: str) -> Run:
     buffer.observations[:, 0], buffer.actions[:, 0], buffer.rewards[:, 0] = observation, action, reward
     buffer.next_observations[:, 0] = next_observation
     buffer.full = True
-    # At its end, train() averages its losses in numpy. That waits for the device.
+    # At its end, train() averages its losses in numpy, so it returns only after the device has finished.
     return lambda updates: model.train(gradient_steps=updates, batch_size=BATCH)
 
 

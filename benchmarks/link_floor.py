@@ -122,7 +122,7 @@ def main() -> int:
     parser = harness.Options("python benchmarks/link_floor.py", "Measure a policy server that checks nothing.")
     parser.add_argument("--transport", choices=("ipc", "tcp"), default="ipc", help="(default: %(default)s)")
     parser.number("--robots", [1], "N", "numbers of robots")
-    parser.number("--trips", 8000, "N", "round trips of each kind")
+    parser.number("--trips", 8000, "N", "round trips to each server")
     parser.number("--spin", 0, "US", "realtime.spin_us of td3-robot's policy server", low=0)
     options = parser.parse_args()
     report: harness.Report = {"machine": harness.describe("td3-robot", "numpy", "pyzmq")}
@@ -135,7 +135,10 @@ def main() -> int:
 
 
 def measure(link: Link, robots: int, trips: int) -> dict[str, Any]:
-    """Measure round trips to each server; return percentiles. ``p50_over_echo`` is the median over the rounds."""
+    """Measure round trips to each server; return percentiles.
+
+    ``p50_over_echo``: each round gives the median time divided by that of the echo; this is the median of these ratios.
+    """
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
         kinds = {

@@ -39,7 +39,7 @@ _BOUNDS_MS = (1, 2, 5)
 def learn(publishing: Event, endpoint: str, bundle: Bundle, every: float, keys: str | None = None) -> None:
     """Publish a policy as new weights every ``every`` seconds while the event is set.
 
-    The versions are above those of the bundle and of the policy servers that have joined.
+    Each version is higher than the versions of the bundle and of all connected policy servers.
     """
     bus = Bus(keys=open_keys(keys))
     bus.serve(endpoint, ServerLink("learner", "learner", {"policy": ()}, {}, secrets.randbits(63)))
@@ -76,7 +76,7 @@ def deployed(folder: Path, hidden: tuple[int, ...]) -> Iterator[str]:
 def round_trips(robot: Robot, rate: float) -> list[int]:
     """Make round trips at a fixed rate for one turn. Return their times in ns.
 
-    If a round trip takes longer than a period, the next round trip begins late. Its time counts from its planned start.
+    If a round trip takes longer than a period, the next round trip begins late. Its time includes the delay.
     """
     trips: list[int] = []
     period = round(1e9 / rate)
@@ -97,7 +97,7 @@ def main() -> int:
     parser.number("--hidden", list(example.HIDDEN), "N", "widths of the actor")
     parser.number("--every", 0.1, "S", "seconds between new weights", low=0.001)
     parser.number("--rate", 500.0, "HZ", "rate of the robot")
-    parser.number("--seconds", 10, "N", "seconds of each kind")
+    parser.number("--seconds", 10, "N", "seconds with new weights, and the same number without")
     options = parser.parse_args()
     hidden = tuple(options.hidden)
     report: harness.Report = {

@@ -23,7 +23,7 @@ class Processes:
     """Processes by name. They run in ``folder``, and each has a log there.
 
     Attributes:
-        found: the newest process of each name, also children of the started commands.
+        found: the newest process of each name. :meth:`adopt_children` adds the children of commands.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,7 +62,7 @@ class Processes:
         self.found[name] = psutil.Process(process.pid)
 
     def adopt_children(self, name: str) -> None:
-        """Add the children of a command under their names in the run."""
+        """Add the children of a command to ``found``, with the names that they have in the run."""
         for child in self.found[name].children():
             words = child.cmdline()
             if "--name" in words:
@@ -85,7 +85,7 @@ class Processes:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
     def end(self) -> None:
-        """Stop the commands, the newest first. Then the recordings are complete."""
+        """Stop the commands, the newest first. After this call, the recordings are complete."""
         for process in reversed(self._started):
             process.terminate()
             try:

@@ -127,7 +127,7 @@ def measure(
 
 
 def report(stretches: Sequence[Stretch], recorded_bytes: int) -> dict[str, Any]:
-    """Compute the figures of whole blocks of four stretches."""
+    """Compute the figures of the report. Each block has four stretches."""
     blocks = [stretches[first : first + 4] for first in range(0, len(stretches), 4)]
     throughput, processor = [], []
     for block in blocks:
@@ -164,9 +164,9 @@ def _total(stretches: Sequence[Stretch], recorded: bool, *fields: str) -> float:
 def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
     """Median of independent values, and a confidence interval for the true median.
 
-    ``low`` is the k-th smallest value, ``high`` the k-th largest. k is the largest number for which the true median
-    lies outside of the interval with a probability of at most 5 % (sign test, binomial distribution). Fewer than six
-    values give no interval.
+    ``low`` is the k-th smallest value, and ``high`` is the k-th largest. The probability that the true median lies
+    outside of the interval must be at most 5 %, and k is as large as this allows (sign test, binomial distribution).
+    Fewer than six values give no interval.
     """
     ordered, count = sorted(values), len(values)
     outside, k = 2 * 0.5**count, 0

@@ -54,8 +54,8 @@ def _soak_table(data: Path, kind: str) -> list[str]:
     report = json.loads((data / f"{kind}.json").read_text())
     run = report["run"]
     lines = [
-        f"{report['minutes']:g} minutes of {KINDS[kind]}. First and last are medians of the first and the last tenth "
-        "of the samples after the warm-up.",
+        f"{report['minutes']:g} minutes of {KINDS[kind]}. The columns first and last show medians: of the first "
+        "tenth and of the last tenth of the samples after the warm-up.",
         "",
         "| process | memory, first | last | slope | files, first → last | threads, first → last |",
         "|---|--:|--:|--:|--:|--:|",
@@ -153,7 +153,7 @@ def write_faults(data: Path = DATA / "faults.json", page: Path = PAGE) -> None:
 
 
 def _grouped(cells: Sequence[str]) -> list[str]:
-    """Join the faults of one process and use, for example ``kill+stop/policy/train``; ``*`` stands for every fault."""
+    """Join the faults with the same process and use, for example ``kill+stop/policy/train``. ``*``: every fault."""
     faults: dict[str, list[str]] = defaultdict(list)
     for cell in cells:
         fault, _, place = cell.partition("/")

@@ -68,7 +68,7 @@ def microseconds(seconds: float, call: Callable[[ReplayBuffer], object], buffer:
 def main() -> int:
     parser = harness.Options("python benchmarks/replay_speed.py", "Measure full replay buffers.")
     parser.number("--transitions", 1_000_000, "N", "size of each buffer")
-    parser.number("--repetitions", 5, "N", "measurements of each kind")
+    parser.number("--repetitions", 5, "N", "measurements of each operation in each buffer")
     parser.number("--seconds", 1.0, "S", "length of one measurement", low=0.001)
     parser.add_argument("--folder", type=Path, metavar="DIR", help="folder of the file (default: a temporary folder)")
     options = parser.parse_args()

@@ -1,8 +1,8 @@
 """Measure the time from a JointState to the command that answers it, for the driver and for a plain rclpy echo node.
 
-Both nodes are separate processes and get the same messages. The driver reads the newest data once in each control
-period (10 ms), so its time includes a wait: 5 ms on average at 100 messages a second, and 1 ms at 500. Run the script
-with a Python that has rclpy:
+Both nodes are separate processes and get the same messages. The driver reads the newest message once in each control
+period (10 ms). So the time of the driver includes the time that this message waits: on average 5 ms at 100 messages per
+second, and 1 ms at 500 messages per second. Run the script with a Python that has rclpy:
 
     .venv/ros2/bin/python benchmarks/ros2_latency.py
 """
@@ -142,7 +142,7 @@ class Probe:
             now = time.perf_counter_ns()
             number = round(decode(message.data[0]) * _CYCLE)
             if 0 < number < _CYCLE and self._sent[number]:
-                # The driver may answer a message twice. Only the first answer counts.
+                # The driver may answer a message twice. Measure only the first answer.
                 self._taken.setdefault(topic, {}).setdefault(self._sent[number], now - self._sent[number])
             if len(self._taken) == 2:
                 self._answered.set()

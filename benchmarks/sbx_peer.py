@@ -1,4 +1,4 @@
-"""SBX in the benchmarks that compare with Stable-Baselines3."""
+"""Helpers for the benchmarks that measure SBX together with Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ SBX = ("sbx-rl", "jax") if importlib.util.find_spec("sbx") else ()
 
 
 def use_cores(count: int) -> None:
-    """Limit this process to the first cores. JAX has no setting for its threads: it starts one for each core."""
+    """Let this process use only ``count`` cores. JAX starts one thread for each core, and no setting changes this."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])

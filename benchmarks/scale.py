@@ -5,8 +5,8 @@
 
 The simulators replay recorded Steps of a walking robot: they compute no physics. The learner is the real process. All
 links are TCP connections with keys, as on a cluster. The results go to FILE, which is by default
-benchmarks/results/scale/scale.json. A run with ``--only`` keeps the other parts of the file. ``--report`` writes them
-into docs/explanation/scale.md.
+benchmarks/results/scale/scale.json. A run with ``--only`` keeps the other parts of the file. ``--report`` writes the
+results into docs/explanation/scale.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ROBOTS = (1, 4, 16, 64, 256, 1024)
 SERVERS = (1, 2, 4, 8, 16)
 RATE = 60.0  # Steps per second of a robot in real time
 PARTS = scale_page.MEASURED
-_PATIENCE = 240.0  # seconds within which a process is ready
+_PATIENCE = 240.0  # longest time in s to wait for a process
 _ATTEMPTS = 5
 _WARM_UP = 1.0  # seconds before the measurement
 _INTAKE = {"learner.learning_starts": 10**9}  # no updates: the learner only receives Steps
@@ -138,7 +138,7 @@ class _Bench:
         self._runs = self._incarnation = 0
 
     def growth(self) -> list[dict[str, Any]]:
-        """Sources in real time: from one source to more than the learner can serve."""
+        """Sources in real time. Their number grows until the learner cannot serve them all."""
         return self._cells([Load(sources, robots, RATE) for robots in (1, 16) for sources in SOURCES], _INTAKE)
 
     def full(self) -> list[dict[str, Any]]:
@@ -194,7 +194,7 @@ class _Bench:
 
     @contextlib.contextmanager
     def _learner(self, settings: dict[str, Any]) -> Iterator[_Learner]:
-        """Start a learner with keys, and serve its reports."""
+        """Start a learner with keys, and receive its reports."""
         self._runs += 1
         path = self._folder / str(self._runs)
         config = configuration.parse({}, [f"{key}={value}" for key, value in {**_COMMON, **settings}.items()])
@@ -233,7 +233,7 @@ class _Bench:
             sources = stack.enter_context(_process("sources", *words, str(load.sources), *replayed))
             _next_status(learner.bus, lambda status: status.counters.get("steps", 0) - begin.steps >= 20 * load.sources)
             time.sleep(_WARM_UP)
-            while learner.bus.receive(0.0):  # older reports
+            while learner.bus.receive(0.0):  # drop older reports
                 pass
             before, source_before = _moment(learner), sum(psutil.Process(sources.pid).cpu_times()[:2])
             after = before
@@ -259,7 +259,7 @@ class _Bench:
 
 @contextlib.contextmanager
 def _process(*words: str, follows: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """Start a process of scale_nodes.py, and kill it at the end. With ``follows``, it also ends with this process."""
+    """Start a process of scale_nodes.py, and kill it at the end. With ``follows``, it also ends with this script."""
     lifeline = Lifeline()
     process = subprocess.Popen(
         [sys.executable, str(NODES), *words],

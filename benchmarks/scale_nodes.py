@@ -3,7 +3,7 @@
     python benchmarks/scale_nodes.py learner|sources|policies OPTIONS
 
 One process runs all sources, and one process runs all policy servers. Each source and policy server has its own TCP
-connection with keys, as on a cluster. At SIGTERM, these two processes print their totals as one JSON object.
+connection with keys, as on a cluster. At SIGTERM, each of these two processes prints its totals as JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ClientLink
 
-_LOOK = 0.01  # seconds between two checks for Throttles while Steps are due
+_LOOK = 0.01  # seconds between two reads of Throttles, and between two tries to send a Step
 _BURST = 8  # Steps that a source sends at full speed before the next source has its turn
 _TCP_BYTES = struct.Struct("=120xQQ")  # tcpi_bytes_acked and tcpi_bytes_received of struct tcp_info
 

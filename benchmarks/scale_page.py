@@ -17,7 +17,7 @@ DATA = ROOT / "benchmarks" / "results" / "scale" / "scale.json"
 PAGE = ROOT / "docs" / "explanation" / "scale.md"
 PICTURE = ROOT / "docs" / "images" / "scale.png"
 RATE = 60.0  # Steps per second of a robot in real time
-THOUSAND = ((1000, 1), (63, 16), (16, 64))  # sources, and robots of each, for about 1,000 robots
+THOUSAND = ((1000, 1), (63, 16), (16, 64))  # (sources, robots of each source) for about 1,000 robots
 MEASURED = ("growth", "full", "robots", "weights", "updates", "costs", "ray")
 """Names of the parts that benchmarks/scale.py measures."""
 _HOSTS = 16
@@ -34,12 +34,12 @@ def write(report: Report) -> None:
 
 
 def lines(report: Report) -> Iterator[str]:
-    """Yield the parts that were measured, as text."""
+    """Yield all parts of the page as text. If measurements are missing, the text of the part says so."""
     for name, part in PARTS.items():
         try:
             text = list(part(report))
         except KeyError as missing:  # a run with --only has not measured this part
-            text = [f"needs the part {missing}"]
+            text = [f"not shown: the part {missing} was not measured"]
         yield from (f"== {name}", *text)
 
 
@@ -98,7 +98,7 @@ def _robots(report: Report) -> Iterator[str]:
 
 
 def _weights(report: Report) -> Iterator[str]:
-    yield "| policy servers | learner, ms | of this, output, ms | each server, ms | first to last server, ms |"
+    yield "| policy servers | learner, total ms | learner, output ms | each server, ms | first to last server, ms |"
     yield "|--:|--:|--:|--:|--:|"
     for cell in report["weights"]:
         yield (
@@ -109,7 +109,7 @@ def _weights(report: Report) -> Iterator[str]:
     yield ""
     yield (
         f"Each policy server costs the learner about {slope:.1f} ms for each set of weights of "
-        f"{_weights_bytes(report) / 1e6:.2f} MB. The rest of the second column is ten small updates."
+        f"{_weights_bytes(report) / 1e6:.2f} MB. The learner spends the other time on ten small updates."
     )
 
 
@@ -125,9 +125,9 @@ def _ray(report: Report) -> Iterator[str]:
 def _simulation(report: Report) -> Iterator[str]:
     costs = _costs(report)
     yield (
-        f"Fitted costs: {costs.turn * 1e6:.0f} µs for a turn, {costs.turn_source * 1e6:.1f} µs for each source in it, "
-        f"{costs.step * 1e6:.0f} µs for each Step, {costs.step_robot * 1e6:.2f} µs for each robot in it. The fit uses "
-        f"only cells with at most {_FITTED} sources; the other rows are predictions."
+        f"Fitted costs: {costs.turn * 1e6:.0f} µs for a turn, {costs.turn_source * 1e6:.1f} µs for each source in the "
+        f"turn, {costs.step * 1e6:.0f} µs for each Step, {costs.step_robot * 1e6:.2f} µs for each robot in the Step. "
+        f"The fit uses only cells with at most {_FITTED} sources; the other rows are predictions."
     )
     yield ""
     yield "| sources | robots of each | share of a core, measured | simulated | turns per Step, measured | simulated |"
@@ -186,7 +186,7 @@ def _thousand(report: Report) -> Iterator[str]:
 
 
 def _layout(report: Report, costs: scale_queues.Costs, sources: int, robots: int) -> dict[str, str]:
-    """Return the figures of a layout of sources, as text by name."""
+    """Return the figures of a layout of sources. The dictionary maps the name of a figure to its text."""
     steps = sources * RATE
     outcome = scale_queues.simulate(sources, robots, RATE, costs, seconds=5.0)
     wire = np.interp(robots, *_columns(report["robots"], "robots", "bytes"))
@@ -195,7 +195,7 @@ def _layout(report: Report, costs: scale_queues.Costs, sources: int, robots: int
     weights = _HOSTS * 5 * _weights_bytes(report)
     return {
         "Steps per second": f"{steps:,.0f}",
-        "learner, share of its main thread": f"above {outcome.busy:.0%}" if overloaded else f"{outcome.busy:.0%}",
+        "learner's main thread, share of a core": f"above {outcome.busy:.0%}" if overloaded else f"{outcome.busy:.0%}",
         "delay of a Step at the learner, p99": "grows" if overloaded else f"{outcome.delay_ms:.1f} ms",
         "network into the learner": f"{steps * wire * 8 / 1e6:,.0f} Mbit/s",
         f"network out, five sets of weights per second to {_HOSTS} hosts": f"{weights * 8 / 1e6:,.0f} Mbit/s",

@@ -1,7 +1,7 @@
 """A simulation of the learner's queue: sources in real time, and one thread that takes their Steps in turns.
 
-The learner's main thread takes all waiting Steps in one turn. So a turn costs ``turn + turn_source · sources``, and
-each Step in it costs ``step + step_robot · robots``. On a shared machine, other processes interrupt the thread.
+The learner's main thread takes all waiting Steps in one turn. A turn costs ``turn + turn_source · sources``. Each Step
+of the turn also costs ``step + step_robot · robots``. On a shared machine, other processes interrupt the thread.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _DRAIN = 0.001  # seconds in which the learner reads Steps before a turn
-_READ = 0.25  # share of the cost of a Step that the learner needs to read it
+_READ = 0.25  # reading a Step takes this share of the Step's whole cost
 _IDLE = 0.05  # seconds that a learner without Steps waits
 
 
@@ -79,7 +79,7 @@ def simulate(
     """Simulate sources that each send a Step every 1/rate seconds.
 
     Args:
-        share: share of the time for which a thread that wants to run gets a core.
+        share: when the thread wants to run, it has a core for this share of the time.
         run: seconds for which the thread keeps a core when other processes wait for the core.
     """
     rng = np.random.default_rng(0)

@@ -30,7 +30,7 @@ def free_port() -> int:
 def contestants(
     steps: Path, sources: int, robots: int, seconds: float
 ) -> tuple[dict[str, Callable[[], dict[str, float]]], dict[str, str]]:
-    """Return the programs that can run here by name, and the reasons why the others cannot."""
+    """Return two dictionaries by program name: what can run here, and why the other programs cannot."""
     found: dict[str, Callable[[], dict[str, float]]] = {}
     missing: dict[str, str] = {}
     if not machine.version("ray"):

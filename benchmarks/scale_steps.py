@@ -1,4 +1,4 @@
-"""Record the Steps of a walking robot for benchmarks/scale.py, and replay them as many robots."""
+"""Record the Steps of a walking robot for benchmarks/scale.py, and replay them as the Steps of many robots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIELDS = ("phase", "episode", "episode_step", "observation", "reward", "action"
 
 def record(file: Path, episodes: int = 2) -> float:
     """Record whole episodes of one robot. Return the processor time of one simulated step in s."""
-    from td3_robot_sims import tasks  # the sources need no simulator, and start faster without it
+    from td3_robot_sims import tasks  # imported here: the sources need no simulator, and start faster
     from td3_robot_sims.vector_env import VectorEnvironment
 
     from td3_robot.policies import load_policy

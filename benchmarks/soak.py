@@ -5,8 +5,8 @@
     python benchmarks/soak.py report
 
 ``train`` starts a training of Pendulum in real time (20 Hz), which records itself. ``deploy`` starts a policy server, a
-driver at 100 Hz, a recorder, and a learner that publishes new weights every second. Both have a monitor, and an
-operator who takes over the robot for 5 s in every 30 s.
+driver at 100 Hz, a recorder, and a learner that publishes new weights every second. Both runs have a monitor, and
+an operator who takes over the robot every 30 s, for 5 s.
 
 The samples go to ``DIR/KIND.csv`` (default: benchmarks/results/reliability). ``report`` draws the plots in docs/images
 from these files, and writes the tables into docs/explanation/reliability.md. The exit code is 1 if something grows.
@@ -49,15 +49,15 @@ TRAINING = (
     "learner.precision=fp32",
     "learner.compile=false",
     "learner.learning_starts=200",
-    "learner.buffer_size=5000",  # full within the warm-up, so that the buffer takes no more memory after it
+    "learner.buffer_size=5000",  # the buffer is full before the warm-up ends, and then takes no more memory
     "evaluation.every=0",
     "record.enabled=true",
 )
-WARM_UP = 0.25  # share of the time before the first sample that counts
+WARM_UP = 0.25  # share of the time; the samples in it are not judged
 MEMORY_MB_PER_H, MEMORY_SHARE = 4.0, 0.05
 """A process grows if the slope of its memory is above both bounds: MB per hour, and share of its memory per hour."""
 LATENCY_GROWTH = 1.5
-"""Bound of the median latency of the last tenth, divided by that of the first tenth and by the growth of the load."""
+"""Bound of the growth of the median latency, from the first tenth to the last, divided by the growth of the load."""
 
 _Sample = dict[str, float]
 """Columns of one sample: ``rss`` and ``uss`` in MB, ``files``, ``threads``, ``cpu`` in s, ``disk`` in MB, ``load``."""
@@ -135,7 +135,7 @@ def size(folder: Path) -> float:
 
 
 _Rows = dict[str, list[tuple[float, _Sample]]]
-"""Time in s and sample, by process. The row ``run`` has the disk and the latency."""
+"""Maps a process to its samples, each with its time in s. The key ``run`` has disk, load and latency."""
 
 
 def soak(kind: str, minutes: float, every: float, folder: Path) -> tuple[_Rows, float]:
@@ -156,7 +156,7 @@ def soak(kind: str, minutes: float, every: float, folder: Path) -> tuple[_Rows, 
 
 
 def add_latency(rows: _Rows, begun: float, every: float, recordings: Sequence[Path]) -> None:
-    """Add the latency between two samples to the row ``run``, in ms: median, 99th percentile and longest."""
+    """Add to each sample of ``run`` the latency until the next sample, in ms: median, 99th percentile and longest."""
     trips = latencies(recordings)
     for passed, sample in rows["run"]:
         within = trips[np.abs(trips[:, 0] - begun - passed - every / 2) < every / 2, 1]
@@ -192,7 +192,7 @@ def missing(recordings: Iterable[Path]) -> dict[str, int]:
 
 def main() -> int:
     parser = harness.Options("python benchmarks/soak.py", "Check that nothing grows in an hour.", ("train", "deploy"))
-    parser.add_argument("kind", choices=(*START, "report"), help="what to run, or report: make plots and tables")
+    parser.add_argument("kind", choices=(*START, "report"), help="what to run; report only makes plots and tables")
     parser.number("--minutes", 60.0, "N", "minutes to run", low=0.1)
     parser.number("--every", 10.0, "S", "seconds between samples", low=0.5)
     parser.add_argument("--out", type=Path, default=DATA, metavar="DIR", help=f"folder of the data (default: {DATA})")

@@ -1,4 +1,4 @@
-"""An operator for soak.py, who takes over a robot for 5 s in every 30 s.
+"""An operator for soak.py. The operator takes over a robot every 30 s, for 5 s.
 
 python soak_operator.py ENDPOINT ROBOT
 """

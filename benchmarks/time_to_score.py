@@ -3,9 +3,10 @@
     python benchmarks/time_to_score.py [CONTESTANT …] [--robots Walker2D Ant] [--seeds 0 1 2] [--steps 300000]
 
 Trainings run one after another, so that each has all cores. A training evaluates its policy every 5,000 steps with 10
-episodes. A score is reached when the mean of two successive evaluations reaches it. A training ends at the highest
-score of its robot, or after ``--steps``. Each training has a small file in ``benchmarks/results/time_to_score``, which
-exists before the training starts. The script skips finished trainings and repeats interrupted ones.
+episodes. A score is reached when the mean of two successive evaluations reaches it. A training ends when it reaches
+the highest score of its robot, or after ``--steps`` steps. The script writes a small file for each training into
+``benchmarks/results/time_to_score``, and creates it before the training starts. The script skips finished trainings and
+repeats interrupted ones.
 
 The peers train in one process, with the published robot and the settings of rl-zoo. Their clock stops during an
 evaluation. The clock of td3-robot does not stop, because its evaluator runs beside the training.
@@ -33,7 +34,8 @@ from td3_robot.bench import harness
 from td3_robot.util import machine
 
 DATA = Path(__file__).parent / "results" / "time_to_score"
-PACKAGES = ("td3-robot", "torch", "numpy", "pybullet", "stable-baselines3", "sb3-contrib", "sbx-rl", "jax")
+_PEERS = ("stable-baselines3", "sb3-contrib", "sbx-rl", "jax")
+PACKAGES = ("td3-robot", "torch", "numpy", "pybullet", *(name for name in _PEERS if machine.version(name)))
 
 Point = tuple[float, int, float]
 """An evaluation: seconds since the start, environment steps, and mean return."""
@@ -56,7 +58,7 @@ class Robot(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """Another package.
+    """A package and algorithm that we compare with td3-robot.
 
     Attributes:
         module: the module that holds the algorithm.
@@ -121,7 +123,7 @@ class Training:
 
     @property
     def done(self) -> bool:
-        """Whether the file is of a finished training."""
+        """Whether the file exists and belongs to a finished training."""
         return self.file.exists() and not json.loads(self.file.read_text(encoding="utf-8"))["partial"]
 
     def write(self, *, partial: bool = True) -> None:
@@ -147,14 +149,16 @@ def main() -> int:
     command, known = "python benchmarks/time_to_score.py", [OURS, *PEERS]
     description = "Compare the time until a policy is good. Takes many hours."
     parser = harness.Options(command, description, ("", "td3-robot sb3-td3 --seeds 0"))
-    parser.add_argument("contestants", nargs="*", metavar="CONTESTANT", help=f"default: all: {', '.join(known)}")
+    parser.add_argument("contestants", nargs="*", metavar="CONTESTANT", help=f"{', '.join(known)} (default: all)")
     parser.add_argument("--robots", nargs="+", choices=ROBOTS, default=list(ROBOTS), help="default: all")
     parser.number("--seeds", [0, 1, 2], "N", "seeds", low=0)
     parser.number("--steps", 300_000, "N", "environment steps of a training that does not reach its highest score")
     parser.number("--every", 5_000, "N", "environment steps between two evaluations")
     parser.number("--episodes", 10, "N", "episodes of an evaluation")
     parser.add_argument("--out", type=Path, default=DATA, metavar="DIR", help="folder of the results")
-    parser.add_argument("--runs", type=Path, default=Path("runs/time_to_score"), metavar="DIR", help="our run folders")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/time_to_score"), metavar="DIR", help="folder for the runs of td3-robot"
+    )
     options = parser.parse_args()
     for name in options.contestants:
         if name not in known:
@@ -206,7 +210,7 @@ def train_ours(training: Training, folder: Path) -> None:
         callback=look,
         progress=False,
     )
-    look(None)  # the evaluations of the last second
+    look(None)  # add the evaluations since the last callback
 
 
 def train_peer(training: Training) -> list[Point]:

@@ -24,10 +24,10 @@ class Topic:
             or any.
         rate: how often the publisher sends the message. The rate is text, because most rates depend on the
             configuration.
-        queue: what happens when the queue is full. *never drop*: a sender that may block waits; another sender drops
-            and counts the message. *keep latest*: the receiver empties its queue, uses the newest message and counts
-            the other messages. *never wait*: the sender drops and counts the message. *handshake*: the handshake
-            decides.
+        queue: what happens when the queue is full. *never drop*: the sender waits; a sender that may not wait drops and
+            counts the message. *keep latest*: the receiver empties its queue, uses the newest message and counts the
+            other messages. *never wait*: the sender drops and counts the message. *handshake*: the rules of the
+            handshake apply.
         recorded: which side copies the message to a recorder. *sent*: the publisher copies it once for all subscribers.
             *taken*: the subscriber copies it, because the publisher has no recorder. *no*: no side copies it.
     """

@@ -175,7 +175,7 @@ def test_an_old_server_counts_new_fields_and_logs_one_line(
             assert replies == []
     assert server.tally.counts == {"unknown-fields": 10}
     assert [record.message for record in caplog.records] == [
-        "ignored (unknown-fields, 1 so far): on link policy from sim-0: step has 3 fields more than this version knows"
+        "ignored (unknown-fields, 1 so far): on link policy from sim-0: step has 3 fields unknown to this version"
     ]
 
 

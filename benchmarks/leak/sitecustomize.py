@@ -1,7 +1,7 @@
 """Let a process reach its memory limit. Python imports this module in every process with this folder on PYTHONPATH.
 
-The process waits until the file in the environment variable LEAK contains its process id. Then the process gets no more
-address space, and a thread takes all free memory repeatedly. The process ends with an error, or continues without
+A thread waits until the file in the environment variable LEAK contains the id of the process. Then the thread forbids
+more address space, and takes all memory that is still free. The process ends with an error, or continues without free
 memory.
 """
 

@@ -23,7 +23,7 @@ from td3_robot.runtime.arguments import Parser
 
 ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- results: made by benchmarks/results/report.py -->", "<!-- end of results -->"
-PAGES = {"README.md": False, "docs/explanation/results.md": True}  # value: whether the page has every row
+PAGES = {"README.md": False, "docs/explanation/results.md": True}  # True: the page has every row
 
 Result = dict[str, Any]
 

@@ -1,6 +1,6 @@
 """``td3-robot bench sim``: simulation speed of this machine, and memory of a robot.
 
-All robots execute the same random actions. A reset counts as a step.
+All robots execute the same random actions. The benchmark counts a reset as a step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OURS = "td3_robot"
 SEED = 0
 
 Contestants = dict[tuple[str, int], Any]
-"""Robots by name and size. Each has ``close()`` and ``step(action)``, with float32[N, A].
+"""Maps name and size to robots, which have ``close()`` and ``step(action)``. The action is float32[N, A].
 
 ``step`` steps each robot, or resets it if its episode has ended.
 """
@@ -50,7 +50,7 @@ def options(command: str, description: str) -> harness.Options:
 
 def measure(options: argparse.Namespace, others: Callable[[str], Contestants] = lambda _: {}) -> Report:
     """Measure memory and speed of every task. ``others`` returns additional robots to measure for a task."""
-    # Measure memory first: the speed test frees memory, and a new robot would reuse it.
+    # Measure memory first. After the speed test, new robots would reuse freed memory, and seem to need less.
     used = {task: memory(task, options.resets) for task in TASKS}
     rows = {task: speeds(task, options, others(task)) for task in TASKS}
     return {

@@ -37,7 +37,7 @@ _EXAMPLES = """examples:
 """
 MAX_STEPS = EvaluationConfig().max_steps
 _FAST = {"libx264": ["-preset", "veryfast"], "libvpx-vp9": ["-deadline", "realtime", "-cpu-used", "8"]}
-"""Fast settings of the encoders. With their default settings, encoding takes half of the time of a video."""
+"""Fast settings of the encoders. With the default settings, half of the time for a video is encoding."""
 _FRAME_RATE = 30.0  # highest frame rate of a video, frames per second
 
 
@@ -82,7 +82,7 @@ def evaluate(
         task: a task such as ``Walker2D`` or ``gymnasium:Pendulum-v1``; None for the task of the training.
         episodes: number of episodes, at least 1.
         seed: seed of the starting states, at least 0. To compare policies, use the same seed.
-        max_steps: longest episode in steps, at least 1, for tasks without a time limit.
+        max_steps: number of steps after which an episode ends, at least 1, for tasks without a time limit.
         video: file to write the first episode to: .mp4, .mkv, .webm or .gif; None for no video.
 
     Raises:
@@ -134,7 +134,11 @@ def _parser() -> argparse.ArgumentParser:
         "--episodes", type=integer(1), default=10, metavar="N", help="number of episodes (default: %(default)s)"
     )
     parser.add_argument(
-        "--max-steps", type=integer(1), default=MAX_STEPS, metavar="N", help="longest episode (default: %(default)s)"
+        "--max-steps",
+        type=integer(1),
+        default=MAX_STEPS,
+        metavar="N",
+        help="most steps of an episode (default: %(default)s)",
     )
     parser.add_argument(
         "--seed", type=integer(), default=0, metavar="S", help="seed of the starting states (default: %(default)s)"
@@ -192,7 +196,7 @@ def _report(result: Evaluation, policy: Policy, options: argparse.Namespace) -> 
 
 
 def _plain(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a provenance whose configuration is plain values instead of YAML text."""
+    """Return the provenance with its configuration as plain values instead of YAML text."""
     if not isinstance(config := provenance.get("config"), str):
         return dict(provenance)
     with suppress(yaml.YAMLError, ValueError, RecursionError):
@@ -225,7 +229,7 @@ def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]
         if next(counter) % every == 0:
             try:
                 writer.append_data(environment.render())
-            except OSError as error:  # its other lines contain the encoder's command line
+            except OSError as error:  # the error's other lines contain the encoder's command
                 problem = f"{str(path)!r} cannot be written: {str(error).splitlines()[0]}"
                 raise ArgumentError("video", problem) from None
 

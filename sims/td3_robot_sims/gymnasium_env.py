@@ -29,7 +29,7 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
     The ``info`` of ``step`` holds the reward terms. The ``info`` of ``reset`` holds the values that randomization drew.
 
     Args:
-        task: a name of ``MODELS``.
+        task: the name of a robot in ``MODELS``.
         render_mode: None, ``rgb_array`` (pictures without a window) or ``human`` (PyBullet's window, in real time).
         width, height: size of a picture, in pixels.
         randomization: keys and values of the ``randomization:`` section of a configuration.

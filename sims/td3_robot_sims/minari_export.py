@@ -1,4 +1,4 @@
-"""Export a recording as a Minari dataset in HDF5, a format of offline reinforcement learning.
+"""Exports a recording as a Minari dataset: HDF5 data for offline reinforcement learning.
 
 See https://minari.farama.org. Minari 0.4 and later versions can read the dataset.
 """
@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import h5py  # noqa: F401 - minari imports it later, and its error is less clear
+import h5py  # noqa: F401 - minari imports it later, with a less clear error
 import minari
 import numpy as np
 from gymnasium import error, spaces
@@ -43,14 +43,15 @@ def name_of(path: Path) -> str:
 def check_name(name: str) -> None:
     """Check the name of a dataset. Raises UsageError if Minari does not accept it."""
     if not _NAME.fullmatch(name):
-        raise UsageError(f"--dataset is {name!r}; allowed: NAME-vN and FOLDER/NAME-vN, of letters, digits, '_', '-'")
+        raise UsageError(f"--dataset is {name!r}; allowed: NAME-vN or FOLDER/NAME-vN, with letters, digits, '_', '-'")
 
 
 def export(session: Session, root: Path, name: str) -> Counter[str]:
     """Write the dataset ``root/name``; ``root`` is Minari's MINARI_DATASETS_PATH.
 
-    A missing Step splits an episode into two; their metadata ``begun`` and ``end`` show this. The first of the two ends
-    with a truncation, because the robot did not fail. Minari's own collector does the same.
+    A missing Step splits an episode into two parts. The metadata ``begun`` and ``end`` of the parts show this. The
+    first part ends with a truncation, because the robot did not fail. Minari's own collector also truncates such
+    an episode.
 
     Returns:
         The numbers of episodes, of whole episodes (with beginning and end), of steps, and of the Steps that are not
@@ -103,7 +104,7 @@ def summary(counts: Counter[str]) -> str:
         (cut, f"{cut} episodes without their beginning or end"),
         (counts["missed"], f"{counts['missed']} Steps missing in {counts['gaps']} places"),
         (counts["late"], f"{counts['late']} Steps came too late"),
-        (counts["alone"], f"{counts['alone']} observations alone, in no episode"),
+        (counts["alone"], f"{counts['alone']} observations that belong to no episode"),
     )
     whole = f"{counts['episodes']} episodes, {counts['steps']} steps"
     return "; ".join([whole, *(text for count, text in losses if count)])

@@ -29,8 +29,8 @@ def _simulate_alone(node: Node) -> None:
     if not node.supervised:
         _check_guest(node)
     where = f"a simulator of that name takes part in the run in {str(node.run.path)!r}"
-    # Of two simulators with the same name, servers accept only the newer one. A supervised simulator waits for the end
-    # of the previous process, which may not have noticed yet that its run has ended.
+    # Of two simulators with the same name, servers accept only the newer one. A supervised simulator waits until the
+    # previous process ends, because that process may notice late that its run has ended.
     patience = _PATIENCE if node.supervised else 0.0
     what = f"simulator {node.name} {node.run.path.resolve()}"
     with claim(what, f"--name is {node.name!r}: {where}", patience, lambda: node.stop_signal):

@@ -16,7 +16,7 @@ TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, SimulatorSt
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every simulator whose recording begins with its start.
+    """Replay every simulator that was recorded from the start of its process.
 
     Raises:
         SessionError: the recording is damaged, or cannot come from a simulator.

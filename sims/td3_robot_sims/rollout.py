@@ -29,7 +29,7 @@ def episodes(environment: Environment, actor: Actor, count: int, seed: int, max_
         max_steps: the length at which an episode ends, for tasks without a time limit.
 
     Yields:
-        None after each reset and each step, but an Episode after the last step of an episode.
+        After the last step of an episode, its Episode. After a reset and after any other step, None.
 
     Raises:
         NodeError: a reward is not finite.

@@ -24,7 +24,7 @@ _ROBOTS = "fleet."  # prefix of the names of the robots' arrays; it is fixed, be
 
 
 def encode(envs: VectorEnvironment, transitions: int, step: Step | None) -> bytes:
-    """Encode the state of a simulator; ``step`` is its newest published Step, None before the first.
+    """Encode the state of a simulator; ``step`` is its newest published Step; None before the first Step.
 
     Raises:
         BundleError: the state does not fit into a message.
@@ -43,7 +43,7 @@ def encode(envs: VectorEnvironment, transitions: int, step: Step | None) -> byte
 
 
 def restore(payload: bytes, envs: VectorEnvironment) -> tuple[int, Step | None, list[str]]:
-    """Return the robots to a state from :func:`encode`.
+    """Set the robots to a state that :func:`encode` has encoded.
 
     Returns:
         The number of transitions, the newest Step (None before the first), and a reason for each robot that cannot be

@@ -60,7 +60,7 @@ def spec(task: str) -> RobotSpec:
 
 
 def check(task: str, randomization: RandomizationConfig) -> RobotSpec:
-    """Return the robot specification of a task that must support ``randomization``.
+    """Check that a task supports ``randomization``, and return its robot specification.
 
     Raises:
         ConfigError: see :func:`make`.
@@ -88,7 +88,7 @@ def refuse_import(task: str, file: str, remedy: str) -> None:
     Args:
         task: name of the task.
         file: name of the file in the error.
-        remedy: how to allow the import, for the error. ``{task}`` and ``{module}`` stand for their names.
+        remedy: how to allow the import, for the error. ``{task}`` and ``{module}`` stand for the names of both.
 
     Raises:
         ConfigError: the task's name contains a module that this process has not imported.

@@ -1,4 +1,4 @@
-"""A pool of threads that divide the calls of one function among them."""
+"""A pool of threads that share the calls of one function."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class ThreadPool:
         """Call ``call`` once with each number below ``count``; return when all calls have ended.
 
         Raises:
-            BaseException: the interrupt of the wait. Without an interrupt, the exception of the call with the lowest
-                number.
+            BaseException: the exception that interrupted the wait. Without an interrupt, the exception of the failed
+                call with the lowest number.
         """
         numbers = iter(range(count))  # next() is atomic
         failures: dict[int, BaseException] = {}

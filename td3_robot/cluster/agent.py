@@ -36,7 +36,8 @@ print(process.wait(), flush=True)
 """
 """A program that starts another program, and prints its process number and later its exit code.
 
-When an actor ends, Ray kills its children. It does not kill their children, so a learner can save its checkpoint.
+When an actor ends, Ray kills its child processes, but not their child processes. So a learner can save its
+checkpoint.
 """
 _KILLED = -int(signal.SIGKILL)
 
@@ -74,7 +75,7 @@ class Agent:
         ended, alive = os.pipe()  # the pipe closes when the agent and its processes have ended
         self._inherited = (self._lifeline.read_end, alive)
         self._nodes: dict[str, _Node] = {}
-        # Ray limits the threads of its actors by this variable. The nodes choose their threads themselves.
+        # Ray sets OMP_NUM_THREADS, which limits the threads of its actors. The nodes choose their threads themselves.
         self._environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         remover = [sys.executable, "-c", _REMOVER, str(ended), str(self._folder), str(self._disk)]
         self._remover = _Node(remover, self._environment, self._folder / "remover.output", (ended,))
@@ -84,12 +85,12 @@ class Agent:
         return str(self._folder)
 
     def disk(self) -> str:
-        """Return another folder of this agent, which is on a disk. The learner has its run folder there."""
+        """Return the second folder of this agent. It is on a disk. The learner has its run folder there."""
         return str(self._disk)
 
     @staticmethod
     def sees(file: str, content: str) -> bool:
-        """Return whether this host can read a file and finds this content."""
+        """Return whether this host can read a file, and the file has this content."""
         try:
             return Path(file).read_text(encoding="utf-8") == content
         except OSError:
@@ -102,7 +103,7 @@ class Agent:
             return int(probe.getsockname()[1])
 
     def write(self, contents: Mapping[str, bytes]) -> None:
-        """Write files, by their paths. Only this user may read them."""
+        """Write files. ``contents`` maps their paths to their bytes. Only this user may read the files."""
         for name, content in contents.items():
             path = Path(name)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -128,7 +129,7 @@ class Agent:
 
     @staticmethod
     def copy(run: str) -> None:
-        """Copy what an ended learner has not copied from its run folder to the storage.
+        """After the end of a learner, copy the remaining files from its run folder to the storage.
 
         Raises:
             NodeError: the storage fails.

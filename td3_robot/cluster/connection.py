@@ -16,11 +16,11 @@ from td3_robot.cluster.host import Question
 from td3_robot.errors import NodeError, UsageError
 from td3_robot.util.version import __version__
 
-_CONNECT = 5.0  # seconds within which the head of the cluster accepts a connection
+_CONNECT = 5.0  # seconds to wait until the head of the cluster accepts a connection
 
 
 def check_address(address: str) -> None:
-    """Check that a cluster may be at an address. Ray itself would wait for minutes.
+    """Check that something answers at an address. Without this check, Ray would wait for minutes.
 
     Raises:
         UsageError: the address is malformed, or nothing answers there.
@@ -66,7 +66,7 @@ def probe(file: str, content: str) -> tuple[str, bool]:
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error says in one line: the cause of an error on another host, else the first line."""
+    """Return the first line of an error. If the error comes from another host, use its cause."""
     cause = getattr(error, "cause", None) or error
     lines = [line for line in str(cause).splitlines() if line.strip()]
     return lines[0].strip()[:200] if lines else type(cause).__name__

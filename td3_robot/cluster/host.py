@@ -17,7 +17,7 @@ from td3_robot.cluster.agent import Agent, Program, Report
 from td3_robot.runtime.hosts import Running
 
 ANSWER = 60.0
-"""Seconds within which a host answers."""
+"""Seconds to wait for the answer of a host."""
 LOST = (RayError, GetTimeoutError)
 """Errors of a call to a host that has died, or that does not answer."""
 _PERIOD = 0.1  # seconds between two reports of a host
@@ -32,7 +32,7 @@ class Question:
         self._end = time.monotonic() + ANSWER
 
     def settled(self, wait: float) -> bool:
-        """Wait for the answer. Return whether it has come, or can no longer come in time."""
+        """Wait for the answer. Return True if it has come, or if the time for it is over."""
         left = max(0.0, self._end - time.monotonic())
         return bool(ray.wait([self._reference], timeout=min(wait, left))[0]) or wait >= left
 
@@ -48,7 +48,7 @@ class Host:
     Attributes:
         node: number of the host in Ray.
         address: the address at which other hosts reach this host.
-        cpus, gpus: how many the host has.
+        cpus, gpus: numbers of cores and of GPUs of the host.
         sees_run: whether the host can read the run folder.
         lost: whether the host, or its agent, has died.
     """
@@ -105,7 +105,7 @@ class Host:
         return True
 
     def start(self, start: Program, run: str) -> Running:
-        self._take(wait=True)  # a report from before the start does not count
+        self._take(wait=True)  # take an old report now: it may hold the exit code of an earlier process
         self.ask("start", start, run)
         self._codes[start.name], self._logs[start.name] = None, start.log
         return _Remote(self, start.name)

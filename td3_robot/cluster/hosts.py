@@ -1,7 +1,8 @@
 """The hosts of a Ray cluster as hosts of a run.
 
-The learner runs on the host with a GPU, or else with the most cores. Each other host gets one policy server and a share
-of the simulators, so observations and actions stay on the host. Recorder and evaluator run beside the supervisor.
+The learner runs on a host with a GPU, if there is one. Among several such hosts, or without a GPU, it runs on the host
+with the most cores. Each other host gets one policy server and a share of the simulators, so observations and actions
+stay on the host. Recorder and evaluator run beside the supervisor.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from td3_robot.util.version import __version__
 LEARNER, POLICY, SIMULATOR = "learner", "policy", "sim"
 """Names of processes in the launch description. All other processes run beside the supervisor."""
 _LOOK = 2.0  # seconds between two looks for hosts that have joined
-_JOIN = 5.0  # seconds for which a move waits for the answers of hosts that have joined
+_JOIN = 5.0  # seconds to wait for answers of new hosts when a process must move to another host
 _SAY = 30.0  # seconds between two messages while the run waits for hosts
 _PAUSE = 1.0  # seconds between two looks while the run waits for hosts
 
@@ -67,18 +68,18 @@ class RayHosts:
         self._asked: dict[str, tuple[Mapping[str, Any], Question]] = {}  # hosts that have not answered yet
         self._refused: set[str] = set()  # numbers of hosts that the run cannot use
         self._requested: list[dict[str, float]] = []  # what Ray's autoscaler was asked for
-        self._where: dict[str, Host] = {}  # by name of the learner or of a policy server
-        self._policy_of: dict[str, str] = {}  # policy server of each simulator and policy server
+        self._where: dict[str, Host] = {}  # hosts of the learner and of the policy servers, by process name
+        self._policy_of: dict[str, str] = {}  # maps a simulator to its policy server, and a server to itself
         self._endpoints: dict[str, str] = {}
         self._least, self._most = config.cluster.range(config.simulators)
-        self._policy: Process  # of the launch description
+        self._policy: Process  # the policy server in the launch description
         self._simulators: dict[str, Process] = {}  # by name
         self._absent: list[Process] = []  # simulators for which the cluster has no room now
         self._given_up: set[str] = set()  # policy servers whose host was lost, and whose simulators are absent
         self._looked_at = 0.0
         self._keys = KeyFolder(run.path.resolve() / "keys")
         self._storage = Storage(config.cluster.storage) if config.cluster.storage else None
-        self._stored_on: tuple[Host, str] | None = None  # host and folder of the learner, with a storage
+        self._stored_on: tuple[Host, str] | None = None  # host and folder of the learner; None without a storage
         self._following = contextlib.ExitStack()  # copies files from the storage
         self._complete = True  # whether the storage has all files of the learner
 
@@ -99,7 +100,7 @@ class RayHosts:
             if self._storage:
                 self._begin_storage(self._storage)
             words = shlex.join(["td3-robot", "train", "--resume", str(self._run.path), "--cluster", self._address])
-            self._say(f"if Ray's head dies, the run ends with everything learned saved; to continue it: {words}")
+            self._say(f"if Ray's head dies, the run saves all that it learned, and ends; to continue it: {words}")
             self._resources = resources.pop_all()
         return self
 
@@ -180,7 +181,7 @@ class RayHosts:
                 self._say(f"{error}; the run does not use it")
 
     def _examined(self, node: Mapping[str, Any], question: Question) -> Host:
-        """Return a host after a look at its version. Raise NodeError if the run cannot use the host."""
+        """Check the version of a host, and return the host. Raise NodeError if the run cannot use it."""
         has, shown = node["Resources"], node["NodeManagerAddress"]
         address = self._config.cluster.addresses.get(shown, shown)
         try:
@@ -194,7 +195,7 @@ class RayHosts:
         return Host(node["NodeID"], address, has.get("CPU", 0.0), has.get("GPU", 0.0), sees)
 
     def _wait_for_hosts(self) -> None:
-        """Ask Ray's autoscaler for the cores that the run can use. Wait until the hosts have the cores that it needs.
+        """Ask Ray's autoscaler for the cores that the run can use. Wait for the cores that the run needs.
 
         Raises:
             NodeError: a signal asked the run to stop; or see :meth:`_find_hosts` and :meth:`_best_for_learner`.
@@ -356,9 +357,9 @@ class RayHosts:
                 return host.start(start, folder)
 
     def _publish(self, server: str, endpoint: str | None) -> None:
-        """Publish the endpoint at which operators reach a policy server, under the names of it and of its simulators.
+        """Publish the endpoint at which operators reach a policy server and its simulators.
 
-        Without an endpoint, withdraw these names.
+        If ``endpoint`` is None, remove the published endpoint.
         """
         for name in (name for name, owner in self._policy_of.items() if owner == server):
             self._endpoints.pop(name, None)

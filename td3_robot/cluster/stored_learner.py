@@ -19,7 +19,7 @@ MODULE = "TD3_ROBOT_LEARNER"
 
 
 def main() -> int:
-    # Until the learner handles it, Ctrl-C ends this process. Ray blocks SIGINT in its processes and their children.
+    # Ctrl-C ends this process until the learner handles Ctrl-C. Ray blocks SIGINT in its processes and their children.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     try:

@@ -13,5 +13,5 @@ from td3_robot.runtime.process import LIFELINE, follow_lifeline
 
 if __name__ == "__main__":
     follow_lifeline()
-    os.environ.pop(LIFELINE, None)  # the processes of the training follow the training
+    os.environ.pop(LIFELINE, None)  # the processes of the training end with the training, not with the sweep
     sys.exit(main(["train", *sys.argv[1:]]))

@@ -6,7 +6,7 @@ These messages are enough to replay a core bit for bit:
 =============== =====================================================================================================
 Start           construction arguments, and state restored from disk; the node records one Start
 Turn            the inputs and the time of one call of ``step``
-RobotReport     the robot's refusals, problem and stop reason (not in its Steps): an input of a driver's core
+RobotReport     the robot's refusal, problem and stop reason, which no Step holds: an input of a driver's core
 MotorCommand    the action that the robot's motors get: an output of a driver's core
 Latches         ``safety_state`` of a policy server's core after a turn; the server's state file also holds it
 =============== =====================================================================================================
@@ -66,7 +66,7 @@ class RecordedCore:
 
 
 class PolicyObserver:
-    """An observer of a policy server's core. Returns each new safety state, and LifecycleChanges that no link sends."""
+    """An observer of a policy server's core. Returns new safety states, and LifecycleChanges that no link sends."""
 
     def __init__(self, core: PolicyCore) -> None:
         self._core = core
@@ -79,7 +79,7 @@ class PolicyObserver:
             sent = {id(message) for _, message in outputs}
             facts += [change for change in self._core.changes if id(change) not in sent]
         state = self._core.safety_state
-        if state is not self._state and state != self._state:  # identity first, because it is fast
+        if state is not self._state and state != self._state:  # the check of identity is faster, so it comes first
             facts.append(Latches(state.plain()))
         self._state = state
         return facts
@@ -89,7 +89,7 @@ class RecordedBody:
     """Wraps a driver's robot and notes its calls. :meth:`observe` is the observer of the driver's core.
 
     Args:
-        body: a ``td3_robot.driver.body.Body``. The wrapper has all its attributes.
+        body: a ``td3_robot.driver.body.Body``. The wrapper has all attributes of this body.
     """
 
     def __init__(self, body: Any) -> None:

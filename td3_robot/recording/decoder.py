@@ -30,7 +30,7 @@ class Decoder:
 
     Attributes:
         sizes: N, O and A of each known source.
-        unknown_fields: number of messages, by topic, with fields that this version does not know and ignores.
+        unknown_fields: by topic, the number of messages with unknown fields. The decoder ignores these fields.
     """
 
     def __init__(self, label: str) -> None:
@@ -53,7 +53,7 @@ class Decoder:
             raise SessionError(f"{self.label}: {entry.publisher}/{entry.topic} {entry.sequence}: {error}") from None
         if extra := codec.extra_fields(type(message), entry.payload):
             if not self.unknown_fields[entry.topic]:
-                text = "%s: %s messages have %d fields more than this version knows; it ignores them"
+                text = "%s: %s messages have %d fields unknown to this version; it ignores them"
                 log.warning(text, self.label, entry.topic, extra)
             self.unknown_fields[entry.topic] += 1
         return message

@@ -13,7 +13,7 @@ REASON = "written_because"  # key in the metadata: why the recorder wrote its ri
 CONFIG = "config.yaml"  # name of the attachment with the resolved configuration
 METRICS = "metrics.jsonl"  # name of the attachment with the learning metrics of a finished run
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
-"""Number of older messages of each publisher and link that a new file repeats, so that the file is readable alone."""
+"""By topic: how many older messages of each publisher and link a new file repeats. So the file is readable alone."""
 ON_THE_WAY_NS = 500_000_000
 """Maximum delay of a message to the recorder, in ns. Nodes send messages in groups, which delays the first messages."""
 
@@ -55,7 +55,7 @@ class Entry:
 
     @property
     def stream(self) -> tuple[str, int, str]:
-        """The stream of the message; ``sequence`` counts within it."""
+        """The stream of the message. Each stream has its own ``sequence``."""
         return self.publisher, self.incarnation, self.topic
 
     @property

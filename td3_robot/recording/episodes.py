@@ -86,7 +86,7 @@ class Episodes:
     """Splits the Steps of any number of sources into episodes, with the learner's rules for consecutive Steps."""
 
     def __init__(self) -> None:
-        self._alone = 0  # number of Steps of a robot without a neighbour; no episode contains them
+        self._alone = 0  # number of a robot's Steps without a Step directly before or after; no episode contains them
         self._assemblers: dict[str, Assembler] = {}
         self._open: dict[tuple[str, int], list[Step]] = {}
 

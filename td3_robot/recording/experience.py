@@ -60,6 +60,6 @@ def spec_of(session: Session) -> RobotSpec:
 
 
 def check(path: Path, spec: RobotSpec) -> None:
-    """Raise a SessionError if the recording is of another robot."""
+    """Raise a SessionError if the robot in the recording does not fit ``spec``."""
     if difference := spec.difference(spec_of(Session([path]))):
         raise SessionError(f"{str(path)!r} is of another robot: {difference}")

@@ -31,7 +31,7 @@ from td3_robot.runtime.progress import Working
 _BATCH = 5000  # number of rows to write to a Parquet file together
 _WITHOUT_TABLES = {"ros2": "all that ROS 2 can hold", "foxglove": "all messages", "minari": "steps"}
 """Formats without tables, and the messages that they convert."""
-_VIEWERS = ("ros2", "foxglove")  # formats of viewers; the module FORMAT_messages has the converter
+_VIEWERS = ("ros2", "foxglove")  # formats for viewers; the module FORMAT_messages converts to the format
 _EXAMPLES = """examples:
   td3-robot export session.mcap --out tables
   td3-robot export session.mcap --out tables --format parquet --topics step action
@@ -40,14 +40,14 @@ _EXAMPLES = """examples:
   td3-robot export session.mcap --out ~/.minari/datasets --format minari --dataset walker2d/mine-v0
 
 Each topic becomes a table. A message about several robots has a row for each robot. Each channel is a column.
-Maps and lists become JSON text. A field of bytes becomes its number of bytes.
+Maps and lists become JSON text. For a field of bytes, the table holds the number of bytes.
 """
 
 Row = dict[str, Any]
 
 
 class CsvTable:
-    """A CSV file with a header line. ``columns`` are the types of the columns by name."""
+    """A CSV file with a header line. ``columns`` maps the name of each column to its type."""
 
     def __init__(self, path: Path, columns: Mapping[str, str]) -> None:
         self._file = path.open("x", newline="", encoding="utf-8")
@@ -58,7 +58,7 @@ class CsvTable:
 
 
 class ParquetTable:
-    """A Parquet file with the same interface."""
+    """A Parquet file, with the methods of :class:`CsvTable`."""
 
     def __init__(self, path: Path, columns: Mapping[str, str]) -> None:
         import pyarrow
@@ -98,7 +98,7 @@ _TYPES = {"u32": "uint32", "u64": "uint64", "i64": "int64", "f64": "float64", "b
 
 
 def _columns(row: Row, message: Message) -> dict[str, str]:
-    """The Arrow type of each column of a row of a message. The column of a channel is FIELD.NAME."""
+    """The Arrow type of each column in a message's row. The column of a channel has the name FIELD.NAME."""
     types = dict(_HEAD)
     for name, wire in wire_fields(type(message)).items():
         types[name] = np.dtype(wire.dtype).name if wire.kind == "array" else _TYPES.get(wire.kind, "string")
@@ -158,7 +158,7 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
 
 
 def check_one_kind(session: Session, topics: Sequence[str]) -> dict[str, Names]:
-    """The channel names of each source, for the tables of these topics. If ``topics`` is empty: for all tables.
+    """Check the tables of these topics, or all tables if ``topics`` is empty. Returns the channel names of each source.
 
     Raises:
         SessionError: a table has channels as columns, and the robots have different channels.
@@ -249,10 +249,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the tables, made if missing")
     parser.add_argument("--format", default="csv", choices=[*FORMATS, *_WITHOUT_TABLES], help="(default: csv)")
     parser.add_argument("--dataset", metavar="NAME-vN", help="name for --format minari (default: FILE-v0)")
-    parser.add_argument("--links", metavar="FILE", help="for --format foxglove: links of your own robot")
+    parser.add_argument("--links", metavar="FILE", help="for --format foxglove: file with the links of your robot")
     parser.add_argument("--topics", nargs="+", default=[], metavar="TOPIC", help="(default: all)")
     parser.add_argument("--force", action="store_true", help="replace files that exist")
-    parser.add_argument("--json", action="store_true", help="print the rows of each table as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the numbers of rows as one JSON object")
     options = parser.parse_args(arguments)
     if options.links and options.format != "foxglove":
         raise UsageError(f"--links draws a robot; it needs --format foxglove, not {options.format}")

@@ -11,7 +11,7 @@ from td3_robot.recording.entries import Entry
 from td3_robot.safety.lifecycle import State
 from td3_robot.transport import codec
 
-_MOST = 200  # maximum number of different faults to keep, so that invented faults of a peer cannot fill the memory
+_MOST = 200  # maximum number of different faults to keep, because a peer could invent faults and fill the memory
 
 
 def failure(message: Message) -> str | None:
@@ -50,7 +50,7 @@ class Faults:
         self._others = 0
 
     def add(self, entry: Entry, message: Message) -> str | None:
-        """Count the fault in a message, if there is one. Returns the text of a fault that it has counted."""
+        """Count the fault in a message, if there is one. Returns its text; None for a repetition or too many faults."""
         what = failure(message)
         if isinstance(message, Refused) and message.code != "hello":
             what = f"{entry.publisher} refused a peer on link {entry.link}: {message.reason}"
@@ -68,7 +68,10 @@ class Faults:
         return what
 
     def report(self, begin: int) -> list[dict[str, Any]]:
-        """The faults in order of first time. ``first_s`` is in seconds after ``begin`` (ns since 1970)."""
+        """The faults, in the order in which they first appeared.
+
+        ``first_s`` is the time of the first appearance, in seconds after ``begin`` (ns since 1970).
+        """
         rows = [
             {"what": what, "first_s": round((first - begin) * 1e-9, 3), "count": count}
             for what, (first, count) in self._found.items()

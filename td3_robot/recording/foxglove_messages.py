@@ -110,7 +110,7 @@ class Converter(viewer_file.Converter):
             yield from self._log(time, name, message.state, message.reason, failed=message.state == "fault")
 
     def layout(self) -> bytes:
-        """Return the shipped layout, for the first robot instead of ``sim-0``."""
+        """Return the shipped layout, with the name of the first robot in place of ``sim-0``."""
         first = next((source.robots[0] for source in self._sources.values() if source.robots), None)
         if first is None:
             return LAYOUT.read_bytes()

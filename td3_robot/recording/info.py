@@ -138,7 +138,7 @@ def examine(path: Path, timeline: Timeline | None = None) -> dict[str, Any]:
         metadata.pop("task", None)
     damages = file.all_damages
     if unfinished := file.being_written():
-        damages = [damage for damage in damages if damage.offset < file.read]  # the writer adds the rest
+        damages = [damage for damage in damages if damage.offset < file.read]  # the recorder will write the rest
     try:
         host = json.loads(metadata.pop("host", "null"))
     except ValueError:
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--check", action="store_true", help="exit with 1 if the file is damaged")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--timeline", action="store_true", help="also show events and gaps, with their times")
-    words = "with --timeline --json: the robot whose channels the object contains (default: the first one)"
+    words = "with --timeline --json: show channels of this robot (default: the first)"
     parser.add_argument("--robot", metavar="SOURCE/N", help=words)
     options = parser.parse_args(arguments)
     if options.robot and not (options.timeline and options.json):

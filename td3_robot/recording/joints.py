@@ -1,6 +1,6 @@
 """Finds the joints of a robot by the names and units of its channels.
 
-The ROS 2 and the Foxglove conversion share it. ``docs/how-to/view_recordings.md`` lists the names.
+The conversions to ROS 2 and to Foxglove use this module. ``docs/how-to/view_recordings.md`` lists the names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Joints:
     """The joints of a robot, found by the names and units of its channels.
 
     Attributes:
-        measured: names of the joints in joint_states; empty without any position or velocity.
+        measured: names of the joints in joint_states; empty if no channel is a joint's position or velocity.
         driven: names of the joints that actions drive.
         unmapped: names of the channels that belong to no joint.
     """
@@ -62,7 +62,7 @@ class Joints:
 
         Args:
             observation: observation of one robot, shape (O,), in the units of its channels.
-            action: the applied action of this robot, shape (A,). It gives the efforts that no channel measures.
+            action: the applied action of this robot, shape (A,). It gives the efforts if no channel measures them.
         """
         rows = observation, observation, observation if self._effort_observed else action
         return _values(self.measured, self._state_fields, rows)
@@ -77,16 +77,17 @@ def _values(
 ) -> Iterator[Float64]:
     """Yield the values of each field. A joint without a value gets NaN; a field without values is empty.
 
-    ``fields`` and ``rows`` have an item for position, velocity and effort: the index of each joint's value, the values.
+    ``fields`` and ``rows`` have three items each: for position, velocity and effort. An item of ``fields`` maps a joint
+    to the index of its value in the item of ``rows``.
     """
     for joints, row in zip(fields.values(), rows, strict=True):
         yield np.array([row[joints[name]] if name in joints else math.nan for name in names if joints], np.float64)
 
 
 def _driven_place(channel: Channel) -> Place | None:
-    """Return the joint that an action channel drives, and the field of the command; None without a joint.
+    """Return the joint that an action channel drives, and the field of the command; None if it drives no joint.
 
-    ``hip.torque`` and ``hip_torque`` drive ``hip``. In a name without such a last word, the unit decides.
+    ``hip.torque`` and ``hip_torque`` drive ``hip``. If the last word names no field, the unit of the channel decides.
     """
     joint, _, word = channel.name.replace("_", ".").rpartition(".")
     if word in _FIELDS:
@@ -95,7 +96,7 @@ def _driven_place(channel: Channel) -> Place | None:
 
 
 def _measured_place(channel: Channel, driven: Collection[str]) -> Place | None:
-    """Return the joint and field of an observation channel; None without a joint.
+    """Return the joint and field of an observation channel; None if it belongs to no joint.
 
     ``hip.position`` always belongs to the joint ``hip``. Other names belong to a joint only if an action drives this
     joint, because a robot also measures heights, forces on its feet and angles of its body.
@@ -108,7 +109,7 @@ def _measured_place(channel: Channel, driven: Collection[str]) -> Place | None:
 
 
 def _indices(places: Iterable[Place | None], robot: str) -> dict[str, dict[str, int]]:
-    """Return the index of the channel of each joint, for each field. The robot names a joint without a name."""
+    """For each field, return the channel index of each joint. A joint without a name gets the name of the robot."""
     result: dict[str, dict[str, int]] = {"position": {}, "velocity": {}, "effort": {}}
     for index, place in enumerate(places):
         if place:

@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 _PAUSE = 0.1  # seconds to sleep if no message arrived, because waking up takes more time than writing a message
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _DRAIN = 10.0  # maximum time (s) to wait at the end for the last messages of a run's nodes
-_DRAIN_CALLS = 100  # number of receive calls after _DRAIN; each call returns up to some hundred messages
+_DRAIN_CALLS = 100  # number of receive calls after _DRAIN; each call returns at most a few hundred messages
 _SHORT_RING = (
-    "the recorder notices a silent node after %g s; a ring this short has then dropped the node's last messages; use a "
-    "longer ring"
+    "the recorder notices a silent node only after %g s; by then, this short ring has dropped the node's last "
+    "messages; use a longer ring"
 )
 _EXAMPLES = """examples:
   td3-robot record walk.mcap --run runs/walker2d
@@ -100,7 +100,7 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
             with contextlib.suppress(OSError):  # the run may end before its first metrics
                 metrics.append(Attachment(METRICS, "application/jsonl", node.run.metrics_file.read_bytes()))
     except BaseException:
-        with contextlib.suppress(OSError):  # raise the first error instead
+        with contextlib.suppress(OSError):  # raise the first error, not this one
             recorder.close(time.monotonic())
         raise
     recorder.close(time.monotonic(), metrics)
@@ -147,7 +147,7 @@ def _drain(node: Node, recorder: Recorder, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and node.bus.peers(RECORDER):
         recorder.step(node.bus.receive(0.05), time.monotonic())
-    for _ in range(_DRAIN_CALLS):  # the deadline may have passed while this process was paused
+    for _ in range(_DRAIN_CALLS):  # messages may still wait if this process was paused until the deadline
         recorder.step(node.bus.receive(0.0), time.monotonic())
     if node.supervised and (silent := sorted(peer.name for peer in node.bus.peers(RECORDER))):
         log.warning("no Bye from %s: its last messages may be missing", ", ".join(silent))

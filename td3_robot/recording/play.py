@@ -51,7 +51,7 @@ def scheduled(
         duration: seconds of the recording to play; None for all.
     """
     for entry in entries:
-        offset = max(0, entry.received - origin) * 1e-9 - start  # clocks can go back
+        offset = max(0, entry.received - origin) * 1e-9 - start  # a clock that goes back would give less than 0
         if duration is not None and offset > duration:
             return
         if offset >= 0:
@@ -63,7 +63,7 @@ class Pause:
 
     def __init__(self, paused: bool) -> None:
         self.paused = paused
-        self._paused_s = 0.0  # of earlier pauses
+        self._paused_s = 0.0  # total seconds of the earlier pauses
         self._since = time.monotonic()
 
     def toggle(self) -> None:
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--topics", nargs="+", metavar="TOPIC", help="(default: step; all if only --monitor is given)")
     add("--rate", type=real(above=True), default=1.0, metavar="X", help="factor of the speed (default: 1)")
     add("--loop", action="store_true", help="play repeatedly; each loop is a new start of the robot")
-    add("--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher, not a topic, another name")
+    add("--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher (not a topic) a new name")
     add("--start", type=real(unit="s"), default=0.0, metavar="S", help="skip the first S seconds of the recording")
     add("--duration", type=real(above=True, unit="s"), metavar="S", help="play S seconds of the recording")
     add("--paused", action="store_true", help="begin paused")
@@ -193,7 +193,7 @@ def _renamed(remap: Sequence[str], session: Session, topics: Sequence[str]) -> d
             raise UsageError(f"--remap is {item!r}; it must be OLD=NEW")
         if old not in publishers:
             known = printable(", ".join(publishers))
-            raise UsageError(f"--remap {item}: no publisher in the recording is {old!r}; publishers: {known}")
+            raise UsageError(f"--remap {item}: the recording has no publisher {old!r}; its publishers: {known}")
         check_name(f"--remap {item}: NEW", new)
         if old in names:
             raise UsageError(f"--remap {item}: {old!r} has the new name {names[old]!r} already")

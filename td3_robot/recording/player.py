@@ -23,7 +23,7 @@ from td3_robot.transport.link import HEARTBEAT_PERIOD, ClientLink, ServerLink
 
 _LINKS = ("policy", "learner")
 _PLAYED = (Step, Action, Throttle, Weights)  # no Commands, because only people may give Commands
-_INCARNATIONS = 1000  # added to the recorded incarnations in each loop
+_INCARNATIONS = 1000  # each loop adds this number to the recorded incarnations
 _ACCEPTED: dict[str, tuple[type[Message], ...]] = {
     **dict.fromkeys(ROBOT_ROLES, (Step,)),
     "policy": (),
@@ -33,7 +33,7 @@ _ACCEPTED: dict[str, tuple[type[Message], ...]] = {
 
 @cache
 def playable() -> dict[str, list[tuple[str, bool]]]:
-    """The links of each topic, and whether the server of the link publishes the topic."""
+    """The links of each topic. The bool tells whether the server of the link publishes the topic."""
     found: dict[str, list[tuple[str, bool]]] = {}
     for row in TOPICS:
         if row.link in _LINKS and row.message in _PLAYED:
@@ -75,7 +75,7 @@ class Player:
         self._served: set[str] = set()
         self._buses: dict[str, Bus] = {}
         self._hellos: dict[str, Entry] = {}  # first Hello of each robot, for a monitor
-        # By publisher and topic: the incarnation, its first number, and the newest number.
+        # By publisher and topic: the incarnation, the number to add to its sequences, and the newest number.
         self._numbers: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._keys = keys
         # Times of the last receive, and of the first receive after the newest long pause.
@@ -127,7 +127,7 @@ class Player:
     def silent_since(self, then: float) -> str:
         """The first link whose server has been silent since ``then`` (s, of ``time.monotonic``); empty if none.
 
-        The link to a monitor does not count, because a monitor may leave.
+        This method ignores the link to a monitor, because a monitor may leave.
         """
         if self._looked_since > then:
             return ""

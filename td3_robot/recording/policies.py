@@ -31,7 +31,7 @@ _decode = msgspec.msgpack.Decoder(Head).decode
 
 
 def head_of(entry: Entry) -> Head | None:
-    """The head of a Weights message; None for another message, and for damaged bytes."""
+    """The head of a Weights message; None if the message has another type or damaged bytes."""
     if entry.topic != Weights.NAME:
         return None
     try:

@@ -37,7 +37,7 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class Link(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A link that a joint turns. While its joint is at 0, it is parallel to its parent.
+    """A link that a joint turns. If the joint angle is 0, the link is parallel to its parent.
 
     Attributes:
         name: name of its joint, or ``torso``. The channel ``NAME.position`` observes the angle of the joint.
@@ -107,8 +107,8 @@ class Poses:
     """Computes the pose of one robot, step by step.
 
     Height, attitude and joints follow from one observation. The place on the floor is the sum of the observed
-    velocities since the beginning of the episode. The heading is correct while the target is far away, as in PyBullet.
-    A robot whose observation lacks one of the channels in _TORSO has a fixed base.
+    velocities since the beginning of the episode. The heading is correct only if the target is far away. In PyBullet,
+    the target is far away. A robot whose observation lacks one of the channels in _TORSO has a fixed base.
 
     Args:
         spec: a specification for which :func:`known` is true.
@@ -124,7 +124,7 @@ class Poses:
         self._place = np.zeros(2)
 
     def walk(self, observations: Float32, first: NDArray[np.bool_]) -> Float64:
-        """Return the place on the floor after each of some successive steps, float64[T, 2], in m.
+        """Return the place on the floor after each of T successive steps, float64[T, 2], in m.
 
         Args:
             observations: observations of the robot, float32[T, O], in the units of its specification.
@@ -170,7 +170,7 @@ class Poses:
 
 
 def ends(robot: Robot, pose: Pose) -> Float64:
-    """Return where the shapes of a robot, in the order of :func:`radii`, begin and end: float64[T, S, 2, 3], in m."""
+    """Return begin and end of each shape of a robot, float64[T, S, 2, 3], in m. The order is that of :func:`radii`."""
     places = [
         pose.positions[:, index, None] + np.array([shape.begin, shape.end]) @ pose.rotations[:, index].swapaxes(-1, -2)
         for index, link in enumerate(robot.links)

@@ -27,7 +27,7 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 def _begins(path: Path) -> int:
-    """Received time (ns) of the first message of a part, without messages that the part repeats from older parts."""
+    """The received time (ns) of the first new message of a part. Messages repeated from older parts are not new."""
     received = 0
     for entry in SessionFile(path).entries():
         received = entry.received
@@ -152,7 +152,7 @@ class Session:
 
     @property
     def read_share(self) -> float:
-        """The share, 0 to 1, of the current file that has been read."""
+        """How much of the current file has been read, from 0 to 1."""
         return self._file.read / self._file.size if self._file.size else 0.0
 
     def _items(self) -> Iterator[Item]:

@@ -27,7 +27,7 @@ class Recorder:
         path: the first file; the next files are ``NAME_1.mcap``, ``NAME_2.mcap``, ….
         facts: metadata and attachments of every file.
         config: when to begin a new file, or how many seconds the ring keeps.
-        epoch: zero of the clock of :meth:`step`, in ns since 1970.
+        epoch: the time when the clock of :meth:`step` was 0, in ns since 1970.
 
     Raises:
         OSError: a file cannot be written. Every method raises it.
@@ -77,7 +77,7 @@ class Recorder:
         if reason is None:
             return
         if not self._config.ring_s:
-            log.info("%s does nothing without --ring-s: the recorder writes everything at once", reason)
+            log.info("%s does nothing without --ring-s: the recorder writes each message immediately", reason)
         elif not self._pending:
             self._pending = reason
             self._not_before = max(self._not_before, self._now + ON_THE_WAY_NS * 1e-9)

@@ -22,7 +22,7 @@ _EXAMPLES = """examples:
   td3-robot recover session.mcap --out mended.mcap
 
 Exit codes:
-  0  no message was lost: the file is whole and was not copied, or the copy has a new index in place of a damaged one
+  0  no message was lost: the file is whole and was not copied, or only its index was damaged and the copy has a new one
   3  data may be lost, and the report lists it
 """
 

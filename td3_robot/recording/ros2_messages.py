@@ -23,8 +23,8 @@ from td3_robot.specs import Channel, Float32, Float64, RobotSpec
 
 _STORE = get_typestore(Stores.ROS2_HUMBLE)
 _OK, _ERROR = 0, 2  # levels of a DiagnosticStatus
-_LONGEST = 90  # characters of the name of a node or a channel
-_SHOWN = 5  # number of channels that a remark names
+_LONGEST = 90  # maximum length of the name of a node or a channel, in characters
+_SHOWN = 5  # maximum number of channels that a remark lists
 
 
 class Draft(NamedTuple):
@@ -33,7 +33,7 @@ class Draft(NamedTuple):
     Attributes:
         type: name of the type, for example ``std_msgs/msg/Float64``.
         message: the message, in the classes of rosbags.
-        latched: whether a new subscriber also gets the newest older message. Rare messages need this.
+        latched: whether a new subscriber also gets the last message from before. Rare messages need this.
     """
 
     topic: str
@@ -160,12 +160,12 @@ class _Source:
         """Return why channels have no place in a JointState. The text is empty if each channel has a place."""
         unmapped = self._joints.unmapped
         if not self._known:
-            return f"no specification names its channels; {self._robots[0]}/observation and /action have numbers"
+            return f"no specification names its channels; {self._robots[0]}/observation and /action number them"
         if not unmapped:
             return ""
         what = f"{len(unmapped)} of {self.size[1] + self.size[2]} channels are in no joint message"
         if not self._joints.measured:
-            what = f"no {self._robots[0]}/joint_states, because no channel names a joint as JOINT.position does"
+            what = f"no {self._robots[0]}/joint_states, because no channel has a name like JOINT.position"
         shown = ", ".join(unmapped[:_SHOWN]) + (", …" if len(unmapped) > _SHOWN else "")
         return f"{what}: {shown}; the topics observation and action hold every channel"
 

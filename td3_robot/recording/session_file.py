@@ -108,7 +108,7 @@ class SessionFile:
                 return
             opcode, length = _HEAD.unpack(head)
             if length > self.size - offset - _HEAD.size:
-                self._damaged(offset, f"a record of {length} bytes begins here, but the file ends before the record")
+                self._damaged(offset, f"a record of {length} bytes begins here, but the file ends within it")
                 return
             body = file.read(length)
             if opcode == Opcode.DATA_END and length == 4:  # with another length, the record is damaged
@@ -182,7 +182,7 @@ class SessionFile:
             body = begin + _HEAD.size
             begin = body + length
             if begin > len(data):
-                raise ValueError(f"it contains a record of {length} bytes, but ends before this record")
+                raise ValueError(f"it contains a record of {length} bytes, but ends within this record")
             if opcode == Opcode.MESSAGE:
                 if length < _MESSAGE.size:
                     raise ValueError(f"it contains a message record of only {length} bytes")
@@ -204,7 +204,7 @@ class SessionFile:
             self._damaged(offset, f"{unknown} messages in it belong to channels whose names were in a damaged record")
 
     def _resolved(self, entry: Entry, data: bytes, offset: int) -> Entry:
-        """The Weights entry for a reference in the chunk at ``offset`` with the records ``data``.
+        """The Weights entry for a reference. The reference's chunk begins at ``offset`` and has the records ``data``.
 
         The entry has no policy if the file does not hold the policy.
         """
@@ -250,7 +250,7 @@ def _unpacked(chunk: Chunk) -> bytes:
         return data
     if chunk.compression == "zstd":
         if zstandard.frame_content_size(chunk.data) != size:
-            raise ValueError(f"it declares {size} bytes, but holds another number of bytes")
+            raise ValueError(f"it declares {size} bytes, but does not hold this number of bytes")
         return zstandard.ZstdDecompressor().decompress(chunk.data, size)
     return chunk.data
 

@@ -1,4 +1,4 @@
-"""Collects what happened when in a recording: faults, gaps, changes of state, commands, and channels over time."""
+"""Collects the events of a recording (faults, gaps, changes of state, commands), and a robot's channels over time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = (("observation", "observations"), ("action", "actions"))
 
 
 class Timeline:
-    """The events of a recording, and the channels of one robot at regular Steps.
+    """The events of a recording, and the channels of one robot at every n-th Step.
 
     Args:
         robot: ``SOURCE/N``, robot N (from 0) of a source; None selects the first robot with a Step.
@@ -29,13 +29,13 @@ class Timeline:
         self._begin = 0  # ns since 1970
         self._events: list[tuple[int, str, str]] = []  # received time (ns since 1970), kind, text
         self._counts: Counter[str] = Counter()
-        self._stamps: dict[tuple[str, str], int] = {}  # stamp of the newest change of a node to a state
+        self._stamps: dict[tuple[str, str], int] = {}  # by node and state: stamp of the newest change
         self._specs: dict[str, dict[str, Any]] = {}
         self._robots: dict[str, int] = {}  # number of robots of each source
         self._rows: list[tuple[int, list[float | None]]] = []  # time (ns since 1970), values
         self._steps = 0  # Steps of the selected robot
         self._every = 1  # n; the rows are every n-th Step
-        self._offset: int | None = None  # ns from the source's clock to the recorder's clock
+        self._offset: int | None = None  # the recorder's clock minus the source's clock, in ns
         self._sizes: tuple[int, int] | None = None  # O and A of the rows
 
     def add_entry(self, entry: Entry, missing: int) -> None:
@@ -62,7 +62,7 @@ class Timeline:
             self._add_step(entry, message)
 
     def _add_change(self, entry: Entry, change: LifecycleChange, fault: str | None) -> None:
-        """Note a change of state once. Several nodes may publish it."""
+        """Note a change of state once, although several nodes may publish it."""
         key = change.node, change.state
         if self._stamps.get(key) == change.stamp:
             return
@@ -157,7 +157,7 @@ def _about(channels: Any, index: int, kind: str) -> dict[str, str]:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") if names else "none, it has no Step"
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") if names else "none, as it has no Steps"
 
 
 def event_line(event: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ _CHANNELS = {"O": "observations", "A": "actions"}
 
 
 def robot_of(message: Message) -> RobotSpec | None:
-    """The robot in the Hello of a source; None for another message, and for a Hello that a server refuses."""
+    """The robot in the Hello of a source; None if the message has another type, or a server would refuse the Hello."""
     if not isinstance(message, Hello) or message.role not in ROBOT_ROLES:
         return None
     with contextlib.suppress(ConfigError):

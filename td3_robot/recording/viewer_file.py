@@ -57,7 +57,7 @@ class Converter(ABC):
 
     @abstractmethod
     def convert(self, entry: Entry, message: Message) -> Iterator[Draft]:
-        """Yield the messages for a message. A message whose type is not in ``converted`` yields nothing."""
+        """Yield the viewer's messages for a recorded message. Yield nothing if its type is not in ``converted``."""
 
     def layout(self) -> bytes | None:
         """Return a file with panels for the converted messages; None if the viewer has no such file."""
@@ -80,7 +80,7 @@ def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[
     sources = topics - {Hello.NAME}
     if not recorded & sources:
         allowed = ", ".join(sorted(sources))
-        raise SessionError(f"{str(session.paths[0])!r} holds no message to convert; needed is one of {allowed}")
+        raise SessionError(f"{str(session.paths[0])!r} holds no message to convert; it must hold one of {allowed}")
     for _, hello in reversed(list(session.robots())):  # the first Hello may come after the first Step
         converter.learn(hello)
     counts: Counter[str] = Counter()

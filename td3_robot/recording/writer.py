@@ -23,7 +23,7 @@ PROFILE = "td3-robot"
 
 
 class _File(io.FileIO):
-    """A file whose write errors name its path."""
+    """A file that adds its path to its write errors."""
 
     def write(self, data: Any, /) -> int:
         with files.naming(Path(str(self.name))):

@@ -93,7 +93,7 @@ def _compare(session: Session, part: Replayed, exact: bool | None, report: Outco
     if not part.expected and (part.older or not part.got):
         if part.got:
             what = f"{len(part.got)} {part.topic} of {part.stream}"
-            report.notes.append(f"{what}: the node's version did not record this topic")
+            report.notes.append(f"{what}: the node had an older version, which did not record this topic")
         return
     other = None if exact is not None else machines.difference(part.made or session.metadata, part.packages)
     to_the_bit = exact if exact is not None else other is None
@@ -109,10 +109,10 @@ def main(arguments: Sequence[str]) -> int:
     about = "Run the policy server, drivers, simulators and the learner on recorded inputs, and compare their outputs."
     parser = Parser(prog="td3-robot replay", description=about, epilog=_EXAMPLES)
     add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE", help="recordings, each one a session")
-    add("--core", action="append", default=[], choices=list(CORES), help="only this core (repeatable)")
+    add("files", nargs="+", type=Path, metavar="FILE", help="recordings; each file is one session")
+    add("--core", action="append", default=[], choices=list(CORES), help="replay only this core (repeatable)")
     add("--parts", action="store_true", help="the files are the parts of one session")
-    add("--exact", action="store_true", default=None, help="compare to the bit, also on another machine")
+    add("--exact", action="store_true", default=None, help="compare to the bit, even recordings of another machine")
     add("--update", action="store_true", help="show differences, then rewrite the files")
     words = "import MODULE first, for your own task (repeatable)"
     add("--import", action="append", default=[], dest="modules", metavar="MODULE", help=words)
@@ -157,7 +157,7 @@ def _replay(paths: Sequence[Path], options: argparse.Namespace) -> tuple[int, bo
 
 
 def not_compared(session: Session, reports: Sequence[Outcome]) -> dict[str, int]:
-    """The number of messages of each topic that were not compared. Start and Turn do not count: they are inputs."""
+    """The number of messages of each topic that were not compared. Start and Turn are left out: they are inputs."""
     left: Counter[str] = Counter()
     for (_, _, topic), count in session.counts.items():
         left[topic] += count if topic not in (Start.NAME, Turn.NAME) else 0

@@ -43,7 +43,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     SimulatorState.NAME: ("source", "incarnation", "answers"),
 }
 """The fields that form the key of a message, by topic. Messages of other topics form pairs by position."""
-_SHOWN = 10  # number of differences to keep; the comparison only counts further differences
+_SHOWN = 10  # number of differences to keep; further differences are only counted
 _AXES = {"N": "robot", "O": "channel", "A": "channel", "E": "episode"}
 _WIDTH, _HEIGHT = 60, 5
 
@@ -72,7 +72,7 @@ class Comparison:
     Attributes:
         compared: number of pairs of messages.
         first: the first differences, in recorded order.
-        counts: number of messages that differ, by field; also counts ``missing``, ``not expected``, ``order``.
+        counts: number of messages that differ, by field name, or by ``missing``, ``not expected`` or ``order``.
         places: the Step at which the node sent each message, by the key of the message.
         errors: by field, the largest error in each compared message; infinite for values that are not numbers.
     """
@@ -203,7 +203,7 @@ def _within(expected: Any, got: Any) -> tuple[str, Any, Any]:
 def _differing(expected: NDArray[Any], got: NDArray[Any], tolerance: float, exact: bool) -> NDArray[np.bool_]:
     """bool array of the same shape: True where the arrays differ.
 
-    Two NaNs count as equal. If ``exact``, their bits must be equal, too.
+    Two NaNs are equal. If ``exact``, their bits must be equal, too.
     """
     if exact or expected.dtype.kind != "f":
         unsigned = f"u{expected.dtype.itemsize}"

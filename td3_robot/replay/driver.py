@@ -45,7 +45,7 @@ class ReplayedBody(OneRobot):
         self._report()
         if self._newest_report.refused:
             return None
-        if self._taken == len(self._steps):  # an extra call, which the comparison of Steps reports
+        if self._taken == len(self._steps):  # no recorded Step is left; the comparison of Steps reports this
             self.phase[:] = Phase.MID
             return 1
         step = self._steps[self._taken][1]

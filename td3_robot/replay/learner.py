@@ -38,7 +38,7 @@ from td3_robot.replay.transitions import Transition, add_transitions
 TOPICS = (Weights.NAME, Throttle.NAME, SimulatorState.NAME)
 """The topics that replay compares if it can repeat the learner's computations."""
 _COUNTED = ("begun", "transitions", "gaps", "missed", "cut")
-_NEVER = 2**40  # environment steps: beyond any recording
+_NEVER = 2**40  # environment steps; no recording has so many
 _PACKAGES = ("numpy", "torch")
 _TIMED = ("wall_s", "steps_per_s", "updates_per_s")
 _CONTINUED = "it continued from a checkpoint or a replay file, which the recording does not contain"
@@ -106,7 +106,7 @@ class _Recording:
 
     Attributes:
         hellos: the first Hello of each source, by name.
-        statuses: for each learner, its last Status that counts any Steps.
+        statuses: for each learner, its last Status with a number of Steps above 0.
     """
 
     def __init__(self, session: Session) -> None:
@@ -148,7 +148,7 @@ class _Recording:
         if missing := self.unknown():
             return missing
         if len(self._sources) != 1:
-            return "the recording does not show in which order it received the Steps of several sources"
+            return "the recording does not show in which order the learner received the Steps of several sources"
         if self._undelivered:
             return "some Steps did not reach the learner"
         expected: dict[Key, int] = {}
@@ -301,7 +301,7 @@ def _compare_counters(
     status = recording.statuses.get(key)
     counted: dict[int, dict[str, int]] = {}
     if status is None:
-        why: str | None = "the recording has no Status of this learner that counts Steps"
+        why: str | None = "the recording has no Status of this learner with a number of Steps"
     elif life and not life.setting("new", bool):
         why = _CONTINUED
     elif life and learner:

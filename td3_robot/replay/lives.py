@@ -29,7 +29,7 @@ from td3_robot.topics import RECORDER
 from td3_robot.transport import codec, turns
 from td3_robot.transport.tap import Deduplicator
 
-_MEMORY = 256_000_000  # maximum size in bytes of the messages to keep, because later Turns may name them
+_MEMORY = 256_000_000  # maximum size in bytes of the kept messages; later Turns may name these messages
 _OVERHEAD = 2000  # bytes that a message needs in memory in addition to its payload
 _LATER = ("told", "latches")  # topics that older recordings lack; ``offers`` in a Start lists a node's topics
 
@@ -68,7 +68,7 @@ class Life:
         packages: numbers must have the same bits only if the versions of these packages are the same.
         recorded: recorded messages by topic, each with the number of turns that had begun before it.
         replayed: replayed messages by topic, each with the number of its turn.
-        where: for each message, by its ``id``: the newest Step that the core had received by then, as text.
+        where: maps the ``id`` of a message to the newest Step that the core had received at that time, as text.
         turns: number of replayed turns.
         stopped: the reason why replay stopped before the last turn; empty after a replay of all turns.
         left: whether the recording has a Bye of the node.
@@ -266,7 +266,7 @@ def _place(turn: Turn) -> str:
 
 
 def replay(session: Session, role: str, topics: Collection[str], make: Make) -> tuple[dict[Key, Life], list[str]]:
-    """Replay all lives of a role that are recorded from their first turn, side by side.
+    """Replay the lives of a role that are recorded from their first turn. Replay them side by side.
 
     Returns:
         These lives, and notes about the other lives.

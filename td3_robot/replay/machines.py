@@ -1,4 +1,4 @@
-"""Compares this machine with the recording machine.
+"""Compares this machine with the machine that made the recording.
 
 Replayed numbers must have the same bits only if both machines are alike.
 """

@@ -20,7 +20,7 @@ class Replayed:
         got: the replayed messages.
         reference: an attachment with ``got``; only for topics that are not in MESSAGES.
         stream: the publisher and its incarnation.
-        where: for each message, by its ``id``: the Step at which the node sent it, as text.
+        where: maps the ``id`` of a message to the Step at which the node sent the message, as text.
         older: True if the recorded node did not offer this topic. Then replay can compare only with a reference.
         made: metadata of the machine that made the reference, if known.
     """
@@ -58,7 +58,7 @@ class Outcome:
     taken_s: float = 0.0
 
     def add(self, comparison: Comparison, how: str) -> None:
-        """Add a comparison. Merge it with an earlier comparison of the same topic and exactness."""
+        """Add a comparison. If an earlier comparison has the same topic and ``how``, merge the two."""
         for known, known_how in self.comparisons:
             if (known.topic, known_how) == (comparison.topic, how):
                 known.add(comparison)

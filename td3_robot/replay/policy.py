@@ -126,7 +126,8 @@ class _LostTurns:
             if not message.payload:  # the recording leaves this policy out
                 return
             self._weights[message.version] = message
-            if entry.node == (self._life.name, self._life.incarnation):  # a server records only what a person loaded
+            # A server records only the weights that a person loaded.
+            if entry.node == (self._life.name, self._life.incarnation):
                 self._loaded[message.version] = message
         elif isinstance(message, Step):
             self._steps[message.source, message.incarnation, message.sequence] = message

@@ -30,9 +30,7 @@ from td3_robot.transport import codec
 Content = TypeVar("Content")
 _machine = msgspec.json.Decoder(dict[str, str]).decode
 _payloads = msgspec.msgpack.Decoder(list[bytes]).decode
-_MADE = (
-    "made/"  # the name of the attachment that describes the machine of a reference is _MADE and the reference's name
-)
+_MADE = "made/"  # the attachment made/NAME describes the machine that made the reference NAME
 
 
 def expected(session: Session, part: Replayed) -> Replayed:
@@ -50,7 +48,7 @@ def expected(session: Session, part: Replayed) -> Replayed:
 
 
 def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
-    """Rewrite the only file of a session with new references. Returns the changes as text; empty if there are none.
+    """Write new references into the only file of a session. Returns the changes as text; empty if there are none.
 
     Messages, metadata and all other attachments do not change.
 

@@ -37,7 +37,7 @@ def add_transitions(
     expected = _reference(session)
     if expected is None:
         what = "no reference" if learned else "no learner and no reference"
-        outcome.notes.append(f"transitions: the recording has {what} to compare with; replay --update adds one")
+        outcome.notes.append(f"transitions: the recording has {what} to compare with; replay --update adds a reference")
     names = list(wire_fields(Transition))
     columns = {name: np.stack([getattr(item, name) for item in got]) for name in names if got}
     made = Attachment(REFERENCE, "application/x-safetensors", safetensors.numpy.save(columns))

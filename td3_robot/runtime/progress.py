@@ -16,7 +16,7 @@ from td3_robot.messages import Status
 _REWRITE_PERIOD = 0.5  # seconds
 _SETTLED = 10.0  # seconds from the start of a learner until its speed is typical
 _LEAST_IMPORTANT = ("stale", "ratio", "updates", "speed", "steps", "return")
-"""Parts that a narrow terminal omits, in this order. From ``steps`` it omits only the word, not the numbers."""
+"""Parts that the line omits on a narrow terminal, in this order. For ``steps`` it keeps the numbers."""
 
 
 class Progress:
@@ -25,7 +25,7 @@ class Progress:
     Args:
         total_steps: environment steps of the whole training.
         line_period: seconds between two lines if the stream is not a terminal.
-        steps_made: environment steps before a resume. The learner may continue from a checkpoint with fewer steps.
+        steps_made: environment steps that the run made before a resume. The checkpoint may have fewer steps.
     """
 
     def __init__(self, stream: TextIO, total_steps: int, line_period: float = 10.0, steps_made: int = 0) -> None:

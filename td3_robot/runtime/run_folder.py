@@ -72,7 +72,7 @@ class RunFolder:
         return run
 
     def config(self) -> Config:
-        """Read the configuration of the run. A folder of keys in ``run.json`` replaces the configured folder."""
+        """Read the configuration of the run. If ``run.json`` names a folder of keys, use this folder."""
         keys = self.read_run().get("keys")
         return configuration.load(self.config_file, [f"endpoints.keys={json.dumps(keys)}"] if keys else [])
 
@@ -101,7 +101,7 @@ class RunFolder:
         return any(self.checkpoints.glob("checkpoint-*"))
 
     def steps_made(self) -> int:
-        """Return the highest number of environment steps in ``final.json`` and the checkpoint names; else 0."""
+        """Return the number of environment steps: the highest in ``final.json`` and checkpoint names, or 0."""
         made = 0
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             made = int(json.loads(self._final_file.read_text())["learner"]["figures"]["env_steps"])
@@ -131,7 +131,7 @@ class RunFolder:
         return str(endpoint)
 
     def to_bind(self, link: str, config: Config, name: str = "") -> list[str]:
-        """Return the endpoints that the server of a link binds. Raise RunFolderError as :meth:`endpoint` does.
+        """Return the endpoints that the server of a link binds. May raise RunFolderError, see :meth:`endpoint`.
 
         A policy server on a cluster has a second endpoint, for operators on other hosts. On a cluster, ``cluster.bind``
         replaces the host of each TCP endpoint.
@@ -163,7 +163,7 @@ class RunFolder:
         return [found[target]] if target else list(dict.fromkeys(found.values()))
 
     def _on_cluster(self) -> dict[str, str]:
-        """The endpoints for operators on a cluster, by name of each policy server and of each source that it serves."""
+        """Map each policy server and each of its sources, by name, to the endpoint for operators on a cluster."""
         found = self.read_run().get("endpoints", {})
         return {name: str(endpoint) for name, endpoint in found.items() if name not in LINKS}
 

@@ -22,9 +22,9 @@ from td3_robot.util import files
 PERIOD = 10.0
 """Seconds between two copies."""
 PATIENCE = 60.0
-"""Seconds within which a copy that must not fail is tried again."""
+"""Seconds for which the program repeats a failed copy that must succeed."""
 LONGEST = 600.0
-"""Seconds after which a process no longer waits for its last copy."""
+"""Maximum time in seconds that a process waits for its last copy."""
 _CHECKPOINTS = "checkpoint/"
 _FILES = (
     f"{_CHECKPOINTS}checkpoint-*.safetensors",
@@ -34,7 +34,7 @@ _FILES = (
     "policy.safetensors",
 )
 """Patterns of the copied files."""
-_OWNER = "owner"  # file at the URL with the text of the training that may write there
+_OWNER = "owner"  # file at the URL; it names the training that may write there
 _PART = ".part"  # file at the URL for an unfinished upload
 _COPIED = ".copied"  # file in the learner's folder with the stamps of the files that are at the URL
 _RETRY = 1.0  # seconds
@@ -50,7 +50,7 @@ class Storage:
 
     Args:
         url: value of ``cluster.storage``.
-        owner: ``RUN-TRAINING``, a random name of the run and one of its training.
+        owner: ``RUN-TRAINING``: a random name of the run, and a random name of the training.
     """
 
     def __init__(self, url: str, owner: str = "") -> None:
@@ -62,7 +62,7 @@ class Storage:
             self._system, self._root = fsspec.core.url_to_fs(url)
 
     def claim(self, run: RunFolder, *, newer: bool) -> None:
-        """Become the owner. Processes of earlier owners then write no more.
+        """Become the owner. After this call, processes of earlier owners begin no new copies.
 
         Args:
             run: the run folder; ``run.json`` remembers the owner.
@@ -80,9 +80,9 @@ class Storage:
         run.write_run(storage={"url": self.url, "owner": self.owner, "newer": newer})
 
     def push(self, folder: Path, copied: dict[str, str]) -> None:
-        """Copy changed files to the storage, and remove there the files that the folder no longer has.
+        """Copy changed files to the storage. From the storage, remove the files that the folder no longer has.
 
-        A file appears at the storage only whole.
+        An unfinished upload has a temporary name, so a copied file is always complete.
 
         Args:
             folder: folder of the learner.
@@ -111,7 +111,7 @@ class Storage:
 
         Args:
             folder: the run folder, or the folder of a learner.
-            checkpoints: if False, copy only the other files and remove nothing.
+            checkpoints: if False, copy no checkpoints, and remove nothing.
             copied: states of the copied files by name; this method updates them. Files in the same state are skipped.
         """
         copied = {} if copied is None else copied
@@ -162,8 +162,8 @@ class Storage:
     def _check_owner(self) -> None:
         if self.holder() != self.owner:
             raise NotOwnerError(
-                f"cluster.storage is {self.url!r}, which on this host does not belong to this training: another one "
-                "has taken it, or this host reaches another folder"
+                f"cluster.storage is {self.url!r}, which does not belong to this training: another training or a "
+                "later learner has taken it, or this URL is another folder on this host"
             )
 
     def _path(self, name: str) -> str:
@@ -288,7 +288,7 @@ def check(url: str, run: RunFolder | None) -> None:
 
 
 def fetch(run: RunFolder) -> None:
-    """Copy newer files of an interrupted training on a cluster into its run folder, if there are any."""
+    """If the storage may have newer files of an interrupted training, copy them into the run folder."""
     facts = _facts(run)
     if facts.get("newer"):
         storage = Storage(facts["url"], facts["owner"])
@@ -298,7 +298,7 @@ def fetch(run: RunFolder) -> None:
 
 
 def stamps(folder: Path) -> dict[str, str]:
-    """Return a text for each file of a learner that changes with the file, by name."""
+    """Return a text for each file of a learner, by name. If the file changes, the text changes, too."""
     found: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

@@ -39,7 +39,7 @@ _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_TURN = 1.0  # seconds; a longer turn means that the supervisor itself was suspended
 _SILENCE = 0.05  # after this many seconds without a report, the supervisor expects no more reports
 _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
-_STARTS = 1000  # incarnation numbers for each start of the run; each restart of a process uses one
+_STARTS = 1000  # each start of the run reserves this many incarnation numbers; each restart of a process uses one
 
 Watch = Callable[[dict[str, Status]], bool | None]
 """Callback that gets the newest Status of each process, about ten times a second. It returns False to stop the run."""
@@ -71,7 +71,7 @@ class Supervisor:
         self.signal = 0
         self._interrupts = 0
         self._exit_code = 0  # the highest exit code of all processes
-        self._clock = 0.0  # seconds that the supervisor has run; time during which it was suspended does not count
+        self._clock = 0.0  # seconds that the supervisor has run, without the time of suspensions
 
     def __enter__(self) -> Supervisor:
         facts = self.run.read_run()
@@ -158,7 +158,7 @@ class Supervisor:
 
     @property
     def restarts(self) -> dict[str, int]:
-        """Name of each restarted process, mapped to its number of restarts."""
+        """Maps the name of each restarted process to its number of restarts."""
         return {child.name: len(child.deaths) for child in self.children if child.deaths}
 
     def _add_joined(self) -> None:
@@ -170,7 +170,7 @@ class Supervisor:
                 child = Child(process, self.run, self._hosts)
                 child.incarnation = self._first
                 self.children.append(child)
-            self._start(child)  # if its host was lost, _restart has counted this death and a new incarnation
+            self._start(child)  # if the old host was lost, _restart has counted the death and raised the incarnation
 
     def _start(self, child: Child) -> None:
         """Start a process. If no host has room for it, the run continues without it."""
@@ -197,7 +197,7 @@ class Supervisor:
                 self._restart(child, code)
 
     def _restart(self, child: Child, code: int) -> None:
-        """Restart a process that died. If it died too often, raise NodeError, or continue if it is not essential."""
+        """Restart a process that died. If it died too often, do not restart it: raise NodeError if it is essential."""
         what = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if not child.died_too_often():
             reason = "" if code in STOPPED_CODES or code < 0 else f" ({child.last_log_line()})"
@@ -252,7 +252,7 @@ class Supervisor:
             self._say(f"{child.name} ended with exit code {code}; see {child.log}")
 
     def _await_last_report(self, child: Child) -> None:
-        """Wait for the last report of a process that ended with code 0. The report may arrive later."""
+        """Wait for the last report of a process that ended with code 0. It may arrive after the process has ended."""
         deadline = time.monotonic() + _LAST_REPORT
         while child.state is not ChildState.FINISHED and not self._interrupts and time.monotonic() < deadline:
             self._listen(_SILENCE)

@@ -12,9 +12,9 @@ _RETRY = 0.1  # seconds until the next attempt after systemd did not accept a no
 class Notifier:
     """Notifies systemd once that the service is ready, then regularly that its loop still runs.
 
-    systemd sets the environment variables: ``NOTIFY_SOCKET`` is its socket, ``WATCHDOG_USEC`` the longest allowed time
-    between two notifications in µs, and ``WATCHDOG_PID`` the process that it watches. Without a socket the notifier
-    does nothing.
+    systemd sets the environment variables. ``NOTIFY_SOCKET`` is the socket of systemd. ``WATCHDOG_USEC`` is the longest
+    allowed time between two notifications, in µs. ``WATCHDOG_PID`` is the process that systemd watches. Without a
+    socket the notifier does nothing.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:

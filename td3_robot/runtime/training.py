@@ -34,7 +34,7 @@ def train(
 ) -> Trained:
     """Run the processes of a training until its end. The caller holds the lock of the run folder.
 
-    ``resume`` is the command that continues a stopped training, for the user.
+    ``resume`` is the command that continues a stopped training. It is shown to the user.
 
     Raises:
         NodeError: a process cannot run, or died too often.
@@ -73,7 +73,7 @@ def train(
 def finished(prepared: Prepared) -> dict[str, Any] | None:
     """Return the evaluation of the final policy; None if the run is not finished.
 
-    A run is also not finished if its changed configuration asks for more steps.
+    A run is not finished either if its configuration now asks for more steps.
     """
     run, config, _ = prepared
     evaluations = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.is_file() else []
@@ -103,7 +103,7 @@ def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
     if skipped := count("evaluations_skipped") + count("evaluations_pending"):
         progress.say(f"{skipped} evaluations during training were skipped or came too late; see the evaluator's log")
     if missed := count("missed"):
-        progress.say(f"{missed} published Steps never reached the learner, in {count('gaps')} gaps")
+        progress.say(f"{missed} published Steps never reached the learner; their sequence has {count('gaps')} gaps")
     return missed
 
 

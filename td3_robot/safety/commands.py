@@ -14,7 +14,10 @@ from td3_robot.util.text import one_line
 log = logging.getLogger(__name__)
 
 Verbs = Mapping[str, Callable[[Command, float], None]]
-"""For each verb: a function of the Command and the time in seconds. To refuse, it raises a Td3RobotError."""
+"""Maps each verb to its function. The function gets the Command and the time in seconds.
+
+To refuse the Command, the function raises a Td3RobotError.
+"""
 
 
 def carry_out(

@@ -38,7 +38,7 @@ class Cause(str, Enum):
     """Why no policy moves a robot. The cause decides which command or event lets a policy move the robot again."""
 
     STOP = "stop"  # an emergency stop: only a reset ends it
-    FAULT = "fault"  # an error, or a missing feed
+    FAULT = "fault"  # an error, or missing data
     INACTIVE = "inactive"  # no person has activated the node
 
     __str__ = str.__str__
@@ -204,7 +204,7 @@ class Watchdog:
             self.lifecycle.recover(f"{self.what}s have come for {self.recovery_s * 1e3:.0f} ms", now)
 
     def check(self, now: float, why: str | None = None) -> bool:
-        """If the deadline has passed, take the lifecycle to FAULT and return True. ``why``: why no feed came."""
+        """If the deadline has passed, take the lifecycle to FAULT and return True. ``why`` says why no feed came."""
         if self.due is None or now <= self.due:
             return False
         assert self.deadline_s is not None

@@ -32,11 +32,11 @@ class SafetyConfig(Section, frozen=True):
     """Safety settings. All are off by default. A setting that is off does not change any bit of an action.
 
     A setting for actions is one value for all channels, or a map from channel name to value. A map does not restrict
-    the channels that it does not name. Units are those of the channels.
+    the channels that it does not name. Each value has the unit of its channel.
 
     Attributes:
-        limits: [low, high] of the action. In a map they must be inside the specification's limits. One value for all
-            channels is cut to the specification's limits.
+        limits: [low, high] of the action. The pairs of a map must be inside the specification's limits. One pair for
+            all channels is cut to these limits.
         out_of_limit: what happens if the policy's action with its noise is outside the limits. This check comes before
             ``low_pass`` and ``rate``. ``clamp``: the robot gets the nearest action within the limits. ``stop``: an
             emergency stop of this robot. The default is ``clamp``, also for channels that a map does not name.
@@ -47,8 +47,8 @@ class SafetyConfig(Section, frozen=True):
         refuse_out_of_range: no policy answers an observation outside the specification's range.
         frozen_ms: no policy answers an observation in which no bit has changed for longer than this time.
         observation_deadline_ms: the policy server's watchdog: FAULT after this time without a valid observation.
-        reset_timeout_ms: the longest ``reset()`` of a robot. Between the last Step of an episode and the first Step of
-            the next episode, the policy server's watchdog waits for this time. The default is 30 s.
+        reset_timeout_ms: the longest time that ``reset()`` of a robot takes. Between the last Step of an episode and
+            the first Step of the next episode, the policy server's watchdog waits for this time. The default is 30 s.
         action_deadline_ms: the driver's watchdog: FAULT after this time without an Action.
         hang_ms: if a method of the robot runs longer than this, the driver calls the robot's ``stop`` and ends.
         recovery: ``manual``: only an explicit activate leaves FAULT. ``automatic``: FAULT also ends when the missing
@@ -85,7 +85,7 @@ class SafetyConfig(Section, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class Envelope:
-    """Settings joined and resolved for one robot.
+    """The limits that all settings together give for one robot.
 
     Attributes:
         low, high: float32[A], limits of the action, inside the specification's limits.
@@ -118,7 +118,7 @@ class Envelope:
     guarded: bool
 
     def safe_action(self, applied: Float32) -> Float32:
-        """Return the safe action after the newest ``applied`` action. Both are float32[N, A]; the result is new."""
+        """Return the safe action after the newest ``applied`` action, as a new array. Both are float32[N, A]."""
         chosen = applied if self.safe is None else np.broadcast_to(self.safe, applied.shape)
         return np.clip(chosen, self.low, self.high)
 
@@ -225,14 +225,17 @@ def _limits(every: Sequence[SafetyConfig], spec: RobotSpec) -> tuple[Float32, Fl
     for index, channel in enumerate(spec.actions):
         if not low[index] <= high[index]:
             raise ConfigError(
-                f"safety.limits of {channel.name!r} leave no value: at least {low[index]} and at most {high[index]} "
+                f"safety.limits of {channel.name!r} leave no value: low is {low[index]}, high is {high[index]} "
                 f"{channel.unit}; robot, policy and specification must have a common range"
             )
     return low.astype(np.float32), high.astype(np.float32)
 
 
 def _least(every: Sequence[SafetyConfig], key: str, spec: RobotSpec) -> Any:
-    """Return the smallest value of each channel, float64[A], infinity without a value; None if no channel has one."""
+    """Return the smallest value of each channel, float64[A]; None if no channel has a value.
+
+    A channel without a value gets infinity.
+    """
     least = np.full(spec.action_size, np.inf)
     for config in every:
         for index, value in _of_channels(getattr(config, key), key, spec):

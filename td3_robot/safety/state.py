@@ -19,11 +19,11 @@ class SafetyState:
 
     Attributes:
         server: an emergency stop of the server, or its deactivation by a person; None if there is neither.
-        sources: robot name, mapped to the reason why the server's lifecycle for this robot is not active.
+        sources: maps the name of a robot to the reason why the server's lifecycle for this robot is not active.
         stopped: names of the robots that a person stopped individually.
         frozen: whether the server refuses the weights of learners.
         withdrawn: SHA-256 of the policies that a rollback withdrew and that no person has chosen again.
-        operated: the robots that operators have taken over: source name, mapped to the indices of its robots.
+        operated: maps the name of a source to the indices of its robots that operators have taken over.
     """
 
     server: Held | None = None

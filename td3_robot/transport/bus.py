@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _IO_THREADS = 2  # libzmq distributes connections over two threads, so a stranger's large data delays only half of them
 _FAREWELL = 1000  # ms that a closing socket may take to send its last messages
-_DRAIN = 256  # maximum number of messages to take from one socket before the other sockets
+_DRAIN = 256  # maximum number of messages to take from one socket before the other sockets get their turn
 FOREIGN = 16
 """Maximum number of foreign messages to take from one socket in one turn. A foreign message gives the core no input:
 it comes from a stranger, is malformed, or belongs to a handshake. The limit keeps the core's delay short."""
@@ -79,14 +79,14 @@ class Bus(Transport):
         self._next_look = float("-inf")
         self._lost: Counter[str] = Counter()  # counts of listeners that have detached
         self._paths: dict[Path, int] = {}  # socket files that this process serves, with their inodes
-        self._behind: dict[str, float] = {}  # by link: time (s) from which the bus has had unread messages
+        self._behind: dict[str, float] = {}  # by link: time (s) since which the bus has had unread messages
         self._next_timer = self._timed_at = self._awake_since = self._awake_until = float("-inf")
 
     def serve(self, endpoint: str, server: ServerLink) -> str:
         """Bind a server. ``tcp://HOST:*`` takes a free port. See :meth:`Transport.serve`.
 
-        A second call with the same server binds one more endpoint: first a socket file, then TCP with keys. Clients at
-        the socket file need no keys, and may have every role.
+        A second call with the same server binds one more endpoint. The first one must be a socket file, and the second
+        one TCP with keys. Clients at the socket file need no keys, and may have every role.
         """
         again = self.servers.get(server.link) is server
         with endpoints.binding(endpoint):
@@ -146,12 +146,12 @@ class Bus(Transport):
         self._introduce(client, self._clock())  # send Hello before any other message
 
     def record(self, endpoint: str, client: ClientLink, *, expected: bool = False, like: Tap | None = None) -> Tap:
-        """Copy every message that this bus sends to the recorder or monitor at an endpoint.
+        """Give the recorder or monitor at an endpoint a copy of every message that this bus sends.
 
         Args:
             client: the handshake with the recorder or monitor.
             expected: whether the run has this recorder, see :class:`~td3_robot.transport.tap.Tap`.
-            like: a tap whose numbers and kept messages the new tap continues.
+            like: a tap. The new tap takes over its kept messages and continues its numbers.
 
         Raises:
             EndpointError: the endpoint is malformed or not allowed.
@@ -167,7 +167,7 @@ class Bus(Transport):
         return tap
 
     def attach(self, search: Search, client: Callable[[], ClientLink], like: Tap | None = None) -> None:
-        """Also copy every message that this bus sends to the listeners that the search finds, while they listen.
+        """Give each listener that the search finds a copy of every message that this bus sends, while it listens.
 
         Args:
             client: makes the handshake with one listener.

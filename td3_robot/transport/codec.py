@@ -24,7 +24,7 @@ MAX_BYTES = max(message.MAX_BYTES for message in MESSAGES.values())
 MAX_SIZE = 1 << 16
 """The maximum of N, O, A and E, and of the number of elements in a list or map."""
 MAX_PARTS = 1 << 12
-"""The maximum number of maps and lists in a field of kind map, because each check takes time.
+"""The maximum number of maps and lists in a field of kind map. The check of each one takes time.
 
 In a field of kind list the maximum is MAX_SIZE.
 """
@@ -93,8 +93,8 @@ def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
     """Decode a message from its topic name and payload frame. Its arrays are read-only views of the frame.
 
     Args:
-        dims: sizes that a handshake fixed, by letter (N, O, A). The first array with another letter determines the size
-            for this letter. All arrays must have the same size for a letter.
+        dims: sizes that a handshake fixed, by letter (N, O, A). If a letter is not in ``dims``, the first array with
+            this letter determines its size. All arrays must have the same size for a letter.
 
     Raises:
         ProtocolError: its ``kind`` is unknown-topic, oversize, malformed, fields, shape or value.
@@ -175,7 +175,7 @@ class _Plan:
         trees: for each map and list: its name, and the allowed depth and number of parts.
         floats: indices of the arrays of floating-point numbers. All these arrays have the type ``float``.
         optional: indices of the arrays with a default.
-        layouts: known shapes of the arrays. The key is the lengths of the arrays and the sizes from the handshake.
+        layouts: known shapes of the arrays. A key holds the lengths of the arrays and the sizes from the handshake.
     """
 
     def __init__(self, message: type[Message]) -> None:

@@ -97,7 +97,7 @@ class Transport(ABC):
         return False
 
     def join_again(self, link: str, hello: Hello) -> None:
-        """Introduce this process with another Hello, before any later message on this link."""
+        """Introduce this process again, with this new Hello, before any later message on this link."""
         self.clients[link].join_again(hello)
         self._introduce(self.clients[link], self._clock())
 

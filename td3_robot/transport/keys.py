@@ -98,7 +98,7 @@ class KeyFolder:
         self._check_folder()
         with self._locked():
             if self.secret_file.exists():
-                raise KeysError(f"key folder {str(self.path)!r} has a key pair already; remove it first to replace it")
+                raise KeysError(f"key folder {str(self.path)!r} has a key pair already; remove the old pair first")
             public = "-"
             while public.startswith("-"):  # on a command line such a key would look like an option
                 public, secret = (half.decode("ascii") for half in zmq.curve_keypair())
@@ -125,7 +125,7 @@ class KeyFolder:
         if mode & 0o077:
             raise KeysError(f"secret key {str(path)!r} has mode {mode:04o}; allowed is 0600: chmod 600 {path}")
         if public != identity.public:
-            raise KeysError(f"secret key {str(path)!r} is damaged: its halves do not belong together")
+            raise KeysError(f"secret key {str(path)!r} is damaged: its public and secret key do not belong together")
         return identity
 
     def entries(self) -> dict[str, Entry]:
@@ -153,7 +153,7 @@ class KeyFolder:
         """Add a key, or one role to a known key."""
         check_name(name)
         if not _KEY.fullmatch(key):
-            raise KeysError(f"key {key[:60]!r} is not a public key: 40 characters of Z85, as 'keys create' prints it")
+            raise KeysError(f"key {key[:60]!r} is not a public key; allowed: 40 characters, see 'keys create'")
         allowed = (CLIENT, *ROLES, *(SERVER + link for link in LINKS))
         if role not in allowed:
             raise KeysError(f"role is {role!r}; allowed: {', '.join(allowed)}")
@@ -168,7 +168,7 @@ class KeyFolder:
                     raise KeysError(f"this key is known as {other.name!r} already")
                 if other.name != name and role.startswith(SERVER) and role in other.roles:
                     link = role.removeprefix(SERVER)
-                    raise KeysError(f"link {link!r} has {other.name!r} as its server; revoke it first")
+                    raise KeysError(f"link {link!r} has {other.name!r} as its server; revoke that key first")
             roles = tuple(dict.fromkeys([*(old.roles if old else ()), role]))
             known[name] = Entry(name, key, roles)
             self._write(known)
@@ -214,7 +214,7 @@ class KeyFolder:
 
 
 REVOCATION_TIME = 0.1
-"""Seconds until a running node reads a changed allow-list, unless its loop turns less often."""
+"""Seconds until a running node reads a changed allow-list. A node with a slower loop needs longer."""
 
 
 class AllowList:

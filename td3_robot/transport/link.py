@@ -47,7 +47,7 @@ def _decode(
     """Decode a payload, and count the fields that this version does not know."""
     message = codec.decode_as(kind, payload, dims)
     if extra := codec.extra_fields(kind, payload):
-        text = f"{sender}: {kind.NAME} has {extra} fields more than this version knows"
+        text = f"{sender}: {kind.NAME} has {extra} fields unknown to this version"
         tally.note("unknown-fields", text, now, "ignored")
     return message
 
@@ -85,7 +85,7 @@ class ServerLink:
     _received_at: dict[bytes, float] = field(default_factory=dict)
     _waiting_since: dict[bytes, float] = field(default_factory=dict)  # when a client began to wait for a driver's name
     _active: set[bytes] = field(default_factory=set)  # clients that sent a message since their last Hello
-    _sequences: dict[bytes, int] = field(default_factory=dict)  # of the newest Step of each client since it joined
+    _sequences: dict[bytes, int] = field(default_factory=dict)  # by client: sequence of its newest Step since it joined
 
     def receive(self, key: bytes, frames: Frames, now: float, owner: str = "") -> tuple[list[Input], Replies]:
         """Take one message from a client at ``now`` (s). Return the inputs for the core, and direct replies.
@@ -255,15 +255,15 @@ class ServerLink:
 
     def _taken(self, hello: Hello, owner: str) -> Refused | None:
         """The refusal of a client if its name is reserved or another client keeps it; None if the name is free."""
-        if hello.name == self.name or hello.name.startswith(f"{self.name}/"):  # NAME/ROBOT is the watch over a robot
+        if hello.name == self.name or hello.name.startswith(f"{self.name}/"):  # NAME/ROBOT names its watch over a robot
             return Refused("taken", f"name {hello.name!r} is reserved for this server; use another name")
         peer = self._holder(hello.name)
         if peer is None:
             return None
         if peer.owner != owner:
             return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} with another key")
-        # A new driver gets the name when the old driver is silent. The server accepts a lower incarnation: if the clock
-        # was set back, the driver that replaces a killed driver must get control of the moving robot.
+        # A new driver gets the name when the old driver is silent. The incarnation of the new driver may be lower,
+        # because the clock may have been set back. The robot may still move, and the new driver must get control of it.
         known = peer.hello
         older = peer.role != "driver" and hello.incarnation < known.incarnation
         keeps = hello.incarnation == known.incarnation or older

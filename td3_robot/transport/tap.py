@@ -76,7 +76,7 @@ class Deduplicator:
         return not (isinstance(message, Step) and self._is_repeated(message))
 
     def _is_repeated(self, step: Step) -> bool:
-        """Whether a source repeats this Step, because a learner reconnects. The repeated Step is a new object."""
+        """Whether the source has sent this Step before. It repeats Steps, as new objects, when a learner reconnects."""
         key = step.incarnation, step.sequence
         if key in self._steps:
             return True
@@ -251,7 +251,7 @@ class Tap:
     def counts(self) -> Counter[str]:
         """The number of messages that the recorder missed since the tap expected it or since it connected.
 
-        Messages that a monitor missed do not count: a monitor may leave, and it detects gaps itself.
+        This excludes messages that a monitor missed: a monitor may leave, and it detects gaps itself.
         """
         missed = self._missed + len(self._gathered) * self._waits
         missed += sum(not entry.sent for _, entries in self._sent for entry in entries)

@@ -35,7 +35,7 @@ def text(name: str, value: Any) -> str:
 
 
 def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Check an argument that is a whole number of Python or numpy. The range includes ``least`` and ``most``."""
+    """Check an argument that is a whole number, from Python or numpy. The range includes ``least`` and ``most``."""
     allowed = f"whole numbers from {least}" + (f" to {most}" if most is not None else "")
     try:
         number = operator.index(value)

@@ -51,13 +51,14 @@ NEEDED = {
     "bundle export --onnx": ("onnx",),
     "bundle import": ("torch",),
 }
-"""Command or kind of task, mapped to the modules that it needs in addition to the base install."""
+"""Maps a command or a kind of task to the modules that it needs in addition to the base install."""
 
 
 def missing(error: ModuleNotFoundError, command: str = "") -> str | None:
     """Return advice for a failed import; None if no extra installs the module.
 
-    ``command`` is an extra with all modules of a command, for example ``train``. The advice then names this extra.
+    ``command`` is the name of an extra that installs all modules of a command, for example ``train``. If it is given,
+    the advice names this extra.
     """
     module = (error.name or "").split(".")[0]
     if module in _ROS or module.endswith("_msgs"):

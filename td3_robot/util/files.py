@@ -29,7 +29,7 @@ def naming(path: Path, instead_of: str = "") -> Iterator[None]:
 
 
 def read(path: Path, most: int) -> bytes:
-    """Read a file of at most ``most`` bytes. Raises OSError for a longer file, and so for an endless device."""
+    """Read a file of at most ``most`` bytes. Raises OSError if the file is longer, or is a device without an end."""
     with naming(path), path.open("rb") as file:
         content = file.read(most + 1)
         if len(content) > most:
@@ -88,7 +88,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def free(folder: Path) -> int | None:
-    """Return the free bytes on the disk of a folder; None if unknown. The folder may not exist yet."""
+    """Return the free bytes on the disk of a folder; None if unknown. The folder does not have to exist."""
     for place in (folder, *folder.absolute().parents):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(place).free
@@ -105,6 +105,9 @@ def allocated(path: Path) -> int:
 def user_folder(variable: str, otherwise: str) -> Path:
     """Return this program's folder for user data, see the XDG Base Directory Specification.
 
-    The environment variable names the parent folder. A parent ``~`` raises RuntimeError if the user has no home folder.
+    The environment variable ``variable`` names the parent folder. If it is not set, ``otherwise`` is the parent folder.
+
+    Raises:
+        RuntimeError: the parent folder begins with ``~``, and the user has no home folder.
     """
     return Path(os.environ.get(variable) or otherwise).expanduser() / "td3-robot"

@@ -18,7 +18,7 @@ _VECTOR = ("avx", "amx", "fma", "asimd", "sve")
 
 
 def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Return processor, cores, load and versions, also of ``packages``, as plain JSON values.
+    """Return the processor, cores, load and versions of this machine and of ``packages``, as plain JSON values.
 
     ``load`` is the average of the last minute. ``vector`` lists the instruction sets that affect the order of sums in
     matrix products.
@@ -64,7 +64,10 @@ def compiler_lack() -> str | None:
 
 
 def resident_bytes(process: int | None = None) -> int | None:
-    """Return the bytes of RAM that a process uses now (None: this process); None on systems other than Linux."""
+    """Return the bytes of RAM that a process uses now; None on systems other than Linux.
+
+    Without ``process``, return the bytes of this process.
+    """
     try:
         pages = int(Path(f"/proc/{process or 'self'}/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -73,7 +76,7 @@ def resident_bytes(process: int | None = None) -> int | None:
 
 
 def processor_seconds(process: int) -> float | None:
-    """Return the processor time of a process in s, user plus system mode; None on systems other than Linux."""
+    """Return the processor time of a process in s, in user and system mode; None on systems other than Linux."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -84,7 +87,8 @@ def processor_seconds(process: int) -> float | None:
 def available_memory() -> int | None:
     """Return the bytes that this process can allocate without swapping; None on systems other than Linux.
 
-    The memory of the machine and each control group (container) limit these bytes. File caches count as free memory.
+    The memory of the machine and each control group (container) limit these bytes. The result
+    includes the memory of file caches, because the system frees it when necessary.
     """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

@@ -1,4 +1,4 @@
-"""Writes to standard output, which a reader may close, and prints tables."""
+"""Writes to standard output, even if its reader has closed it. Prints tables."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def hold(descriptor: int) -> None:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Return whether :func:`hold` has locked the file through another descriptor, in this process or another."""
+    """Return whether :func:`hold` has locked the file through another descriptor, in this or another process."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -86,4 +86,4 @@ def _holder(address: str) -> str:
         except OSError:  # the holder has just ended, or its queue of connections is full
             return ""
     process, user, _ = _CREDENTIALS.unpack(credentials)
-    return f" (process {process}" + (")" if user == os.getuid() else f" of another user, {user})")
+    return f" (process {process}" + (")" if user == os.getuid() else f" of the user with uid {user})")

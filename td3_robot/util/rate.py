@@ -6,7 +6,7 @@ import logging
 import math
 
 WINDOW_S = 5.0
-"""Seconds of a loop in one measurement."""
+"""Duration of one measurement of a loop, in seconds."""
 
 
 class RateMeter:
@@ -44,8 +44,9 @@ class LoopRate:
 
     Attributes:
         period: the intended time from one turn of the loop to the next, in seconds.
-        figures: the newest measurement; empty before the first. ``rate_hz``: turns per second. ``jitter_s``: standard
-            deviation of the times between turns, in seconds. ``missed_share``: share of missed deadlines, 0 to 1.
+        figures: the newest measurement; empty before the first one. ``rate_hz``: turns per second. ``jitter_s``:
+            standard deviation of the times between turns, in seconds. ``missed_share``: share of missed deadlines, from
+            0 to 1.
         measured: time of the newest measurement, in seconds.
     """
 
@@ -75,7 +76,7 @@ class LoopRate:
             self._measure(now)
 
     def pause(self) -> None:
-        """Exclude the time from the last turn to the next turn from the measurement."""
+        """Do not measure the time between the last turn and the next turn."""
         self._last = None
 
     def report(self, log: logging.Logger, what: str, allowed: float) -> None:

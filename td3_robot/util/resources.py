@@ -25,9 +25,9 @@ def folder(kind: str) -> Path:
 
 
 def find(kind: str, name: str) -> Path:
-    """Find a configuration or a launch description: a path, or the name of a shipped file.
+    """Find a configuration or a launch description. ``name`` is a path or the name of a shipped file.
 
-    A name such as ``ant`` means the shipped file if it exists. If there is no such file, raise ConfigError.
+    A name such as ``ant`` means the shipped file, if there is one. Raises ConfigError if no file is found.
     """
     path = Path(name)
     shipped = folder(kind) / f"{path.stem}.yaml"

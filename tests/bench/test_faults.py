@@ -38,7 +38,7 @@ def test_every_cell_is_measured_or_left_out_or_not_run() -> None:
 def test_unknown_cell_is_refused(tmp_path: Path) -> None:
     done = run("--only", "kill/policy/nowhere", "--out", str(tmp_path / "out.json"))
     assert done.returncode == 2
-    assert "--only is ['kill/policy/nowhere']; no cell has this name" in done.stderr
+    assert "--only is ['kill/policy/nowhere']; no cell matches it" in done.stderr
 
 
 @pytest.mark.slow

@@ -30,8 +30,9 @@ def test_unknown_contestant_is_refused(capsys: pytest.CaptureFixture[str], monke
 def test_short_trainings_are_kept_and_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The first 10,000 steps are random."""
     pytest.importorskip("stable_baselines3")
-    sizes = ["--steps", "600", "--every", "300", "--episodes", "1", "--seeds", "3", "--robots", "Walker2D"]
+    sizes = ["--steps", "10400", "--every", "5200", "--episodes", "1", "--seeds", "3", "--robots", "Walker2D"]
     folders = ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
     monkeypatch.setattr("sys.argv", ["time_to_score.py", "td3-robot", "sb3-td3", *sizes, *folders, "--json"])
     for _ in range(2):
@@ -39,7 +40,7 @@ def test_short_trainings_are_kept_and_not_repeated(
     for name in ("td3-robot", "sb3-td3"):
         kept = json.loads((tmp_path / "out" / f"Walker2D-{name}-3.json").read_text())
         assert not kept["partial"]
-        assert [steps // 100 for _, steps, _ in kept["evaluations"]] == [3, 6]
+        assert [steps // 100 for _, steps, _ in kept["evaluations"]] == [52, 104]
         seconds = [seconds for seconds, _, _ in kept["evaluations"]]
         assert 0 < seconds[0] < seconds[1]
     assert len(list((tmp_path / "runs").iterdir())) == 1  # the second call trained nothing

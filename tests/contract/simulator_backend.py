@@ -232,7 +232,7 @@ class SimulatorBackendContract:
             assert tasks.check(task, config) == tasks.spec(task)
             return
         for call in (lambda: tasks.check(task, config), lambda: tasks.make(task, 1, config)):
-            with pytest.raises(ConfigError, match=r"randomization.mass is \[0.5, 2.0\].*allowed there: \w+"):
+            with pytest.raises(ConfigError, match=r"randomization.mass is \[0.5, 2.0\].*of the task allows: \w+"):
                 call()
 
     def test_picture_has_the_requested_size_or_is_refused(self, make: Make) -> None:

@@ -1,4 +1,4 @@
-"""Tests when training counts as diverged."""
+"""Tests of the rules that decide whether training has diverged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOUND = {"critic_loss": 1.0, "q_target_size": 3.0, "actor_gradient_norm": 0.0}
 def test_the_bound_matches_a_hand_calculation() -> None:
     """With γ = 0.9, rewards up to 7 give returns up to 70, so the bound is 100 · 70 = 7000.
 
-    Before the first reward, the largest reward counts as 1 and the bound is 1000.
+    Before the first reward, the largest reward is taken as 1, so the bound is 1000.
     """
     divergence = Divergence(0.9)
     assert divergence.bound == pytest.approx(1000)
@@ -32,12 +32,12 @@ def test_the_bound_matches_a_hand_calculation() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", list(SOUND))
-def test_non_finite_numbers_count_as_divergence(name: str, value: float) -> None:
+def test_non_finite_numbers_are_a_divergence(name: str, value: float) -> None:
     problem = Divergence(0.99).problem({**SOUND, name: value})
     assert problem == f"{name} is {value}: networks hold numbers that are not finite"
 
 
-def test_without_discount_only_non_finite_numbers_count() -> None:
+def test_without_discount_only_non_finite_numbers_are_a_divergence() -> None:
     assert Divergence(1.0).problem({**SOUND, "q_target_size": 1e30}) is None
 
 

@@ -1,4 +1,4 @@
-"""Running mean and deviation: hand calculations, comparison with numpy and the numpy actor, and saved state."""
+"""The running mean and deviation agree with hand calculations and numpy, and continue from a saved state."""
 
 from __future__ import annotations
 

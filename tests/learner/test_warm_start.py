@@ -56,7 +56,7 @@ def normalised(bundle: Bundle, **provenance: Any) -> Bundle:
 def test_a_learner_starts_with_the_served_policy(
     spec: RobotSpec, make_bundle: Make, make_step: Callable[..., Step]
 ) -> None:
-    """The learner publishes the same weights, without uniform actions. The actor changes after 20 critic updates."""
+    """The learner publishes the served weights and skips uniform actions. The actor changes after 20 critic updates."""
     served = make_bundle(seed=3)
     core = make_core(config())
     core.start(served.spec, served)
@@ -119,7 +119,7 @@ def test_a_policy_that_does_not_fit_is_refused(spec: RobotSpec, make_bundle: Mak
         warm_start.check(plain, spec, (8, 4), means)
     with pytest.raises(BundleError, match="env_steps in its provenance is None"):
         warm_start.check(normalised(plain), spec, (8, 4), means)
-    with pytest.raises(ConfigError, match="would spoil the policy at once; allowed: 1 or more"):
+    with pytest.raises(ConfigError, match="would spoil the policy at once; allowed for critics_first: 1 or more"):
         config(critics_first=0)
 
 

@@ -72,7 +72,7 @@ def test_report_shows_counts_rates_and_gaps(nodes: Nodes, make_step: Make, spec:
 
 
 def test_loop_time_uses_the_sources_own_clock(nodes: Nodes, make_step: Make) -> None:
-    """The Step at 40 ms reports the answer to the Step at 7 ms: 33 ms. A Step after a gap does not count."""
+    """The Step at 40 ms applied the answer to the Step at 7 ms, 33 ms earlier. A Step after a gap is not measured."""
     for sequence, milliseconds, answered in ((0, 0, 0), (1, 7, 0), (2, 14, 1), (3, 40, 1), (7, 90, 6)):
         nodes.send("sim-0", make_step(sequence, stamp=milliseconds * 1_000_000, answered=answered))
     assert nodes.monitor.report(nodes.now)["loop_ms"] == {"sim-0": {"median": 7.0, "longest": 33.0}}
@@ -109,7 +109,7 @@ def test_unreadable_messages_are_counted_and_text_cannot_control_the_terminal(no
 
 
 def test_a_restarted_node_starts_with_new_counts(nodes: Nodes, make_step: Make, spec: RobotSpec) -> None:
-    """The Hello of the restarted node may announce another number of robots."""
+    """The restarted node may have more or fewer robots than before."""
     for incarnation, robots in ((1, 2), (2, 3)):
         hello = handshake.hello("simulator", "sim-0", client=0, robots=robots, spec=spec)
         step = make_step(0, robots, incarnation=incarnation)

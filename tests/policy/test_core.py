@@ -60,8 +60,8 @@ def test_uniform_warm_up_fills_the_limits_of_each_dimension(
         assert (action.noise_kind, action.noise_seed) == (2, 9)
         actions.append(action.action[0])
     drawn = np.array(actions)
-    # 2000 draws from U[-1, 3] and U[-0.5, 0.5]: the extremes are within 1 % of the range from the limits
-    # (this fails with probability 0.99^2000 ~ 2e-9).
+    # 2000 draws from U[-1, 3] and U[-0.5, 0.5]. The smallest and the largest draw are closer to the limits than 1 % of
+    # the range. This fails with probability 0.99^2000 ~ 2e-9.
     for column, (low, high) in enumerate([(-1, 3), (-0.5, 0.5)]):
         assert low <= drawn[:, column].min() < low + 0.01 * (high - low)
         assert high - 0.01 * (high - low) < drawn[:, column].max() <= high
@@ -119,7 +119,7 @@ def test_only_the_newest_valid_weights_are_decoded(
     assert sorted(lockstep.store.held) == [2, 3, 4, 5]  # lock-step keeps each version: a Step may require it
 
 
-def test_weights_that_arrive_before_a_command_are_applied_before_it(make_bundle: Callable[..., Bundle]) -> None:
+def test_weights_are_applied_before_a_command_that_arrives_later(make_bundle: Callable[..., Bundle]) -> None:
     operator = Peer("policy", b"2", hello("operator", "op", client=2), {})
     core = PolicyCore(seed=9)
     freeze = Command(1, "", "freeze", "", 0, "", b"")
@@ -165,7 +165,7 @@ def test_a_robot_that_left_gets_no_answer(
     assert core.step([weights(1, make_bundle())], 0.0) == []
 
 
-def test_a_step_with_another_observation_size_is_not_answered(
+def test_a_step_with_a_wrong_observation_size_is_not_answered(
     peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
     core = PolicyCore(seed=9)
@@ -177,7 +177,7 @@ def test_a_step_with_another_observation_size_is_not_answered(
 def test_in_lockstep_the_server_drops_versions_that_the_learner_makes_again(
     make_bundle: Callable[..., Bundle],
 ) -> None:
-    """The server got versions 1 to 5. The learner resumes at 3 and makes other versions 4 and 5."""
+    """The server got versions 1 to 5. The learner resumes at 3 and makes 4 and 5 again, with other weights."""
     core = PolicyCore(seed=9, lockstep=True)
     for version in (1, 2, 3, 4, 5):
         core.load(version, make_bundle(seed=version))

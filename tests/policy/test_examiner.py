@@ -1,4 +1,4 @@
-"""The thread that examines new policies. It delays only weights, and changes no other result."""
+"""The thread that examines new policies. It delays the weights and changes nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PATIENCE = 30.0  # seconds
 
 
 def _thread() -> str:
-    """Return the name of the current thread, without its pool's number."""
+    """Return the name of the current thread, without the number that the pool adds."""
     return threading.current_thread().name.removesuffix("_0")
 
 
@@ -137,7 +137,7 @@ def test_the_core_uses_the_examiners_result(
     assert core.store.held[2].bundle.tensors["actor.0.weight"].tobytes() == second.tensors["actor.0.weight"].tobytes()
 
 
-def test_invalid_weights_are_refused_as_without_an_examiner(
+def test_an_examiner_does_not_change_how_invalid_weights_are_refused(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle], caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = replace(weights(2, make_bundle()), sha256="0" * 64)
@@ -178,7 +178,7 @@ def test_weights_that_the_core_would_refuse_are_delivered_at_once(
     assert gate.asked == []
 
 
-def test_the_newest_weights_are_examined_first_and_older_weights_if_the_newest_are_invalid(
+def test_older_weights_are_examined_if_the_newest_weights_are_invalid(
     examiner: Examiner, gate: Gate, counters: Counter[str], make_bundle: Callable[..., Bundle]
 ) -> None:
     """Versions 2, 3 and 4 arrive while 1 is examined. 4 is invalid, so 3 is next. 5 arrives late and is last."""
@@ -192,7 +192,7 @@ def test_the_newest_weights_are_examined_first_and_older_weights_if_the_newest_a
     take(good[2], good[3], replace(good[5], version=4, sha256="0" * 64))
     gate.open(2)
     until(lambda: core.counters["weights_refused"] == 1, take)  # versions 1 and 4 are examined
-    until(lambda: len(gate.asked) == 3, take)  # 3 is under examination
+    until(lambda: len(gate.asked) == 3, take)  # version 3 is being examined
     take(good[5])
     gate.open(2)
     until(lambda: core.version == 5, take)
@@ -244,7 +244,7 @@ def test_a_loaded_policy_replaces_all_weights_that_came_before_it(
 def test_refused_weights_are_freed(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No reference cycle keeps the weights: a policy server may have disabled the garbage collector."""
+    """Reference cycles must not keep the weights, because a policy server may disable the garbage collector."""
     caplog.set_level(logging.CRITICAL)  # a captured log record would keep the error and the weights alive
     core = PolicyCore(seed=9, examine=examiner)
     core.load(1, make_bundle())
@@ -284,7 +284,10 @@ def test_an_error_in_the_examiner_is_raised_in_the_core(
 
 @given(turns=st.lists(st.lists(st.booleans(), max_size=4), max_size=12))
 def test_the_newest_valid_weights_are_always_delivered(turns: list[list[bool]]) -> None:
-    """True means valid. Each version is delivered once or counted. No version is delivered after a newer valid one."""
+    """True means valid weights. Each version is delivered once, or the counter shows that it was not examined.
+
+    No version is delivered after a newer valid version.
+    """
     released = threading.Semaphore(0)
     policy = Actor.__new__(Actor)
     versions = iter(range(1, 100))

@@ -175,9 +175,7 @@ def test_numbers_drawn_at_once_are_independent_and_normal() -> None:
         ("ornstein_uhlenbeck_v2", ["uniform_v2", "categorical_v2", "none"]),
     ],
 )
-def test_the_other_noises_of_a_run_have_the_version_of_its_configured_noise(
-    configured: str, expected: list[str]
-) -> None:
+def test_all_noises_of_a_run_have_the_version_of_the_configured_noise(configured: str, expected: list[str]) -> None:
     assert [noises.like(kind, configured) for kind in ("uniform", "categorical", "none")] == expected
 
 
@@ -199,7 +197,7 @@ def test_categorical_draws_from_the_softmax_of_the_scores(
 ) -> None:
     """10,000 draws with a fixed seed. Each frequency is within four standard errors: 4 · √(p (1 - p) / 10⁴) <= 0.02.
 
-    The last layer has weights of zero, so the scores are tanh(bias) · half + middle for every observation.
+    The last layer has weights of zero, so every observation has the same scores: tanh(bias) · half range + middle.
     """
     bundle = make_bundle()
     tensors = {name: np.zeros_like(tensor) for name, tensor in bundle.tensors.items()}
@@ -248,10 +246,11 @@ def test_ornstein_uhlenbeck_remembers_only_the_blocks_it_needs() -> None:
 
 
 def test_ornstein_uhlenbeck_has_the_expected_variance_and_correlation() -> None:
-    """The variance tends to 1 / (1 - 0.85²) = 3.6036, a deviation of 1.898. Neighbours correlate by 0.85.
+    """The variance tends to 1 / (1 - 0.85²) = 3.6036, so the deviation tends to 1.898. The correlation of neighbours
+    is 0.85.
 
-    4,000 steps of 10 actions with a fixed seed have the error of 4000 · 0.15 · 10 / 2 = 3000 independent numbers.
-    The error of the deviation is then below 4 %.
+    4,000 steps of 10 actions have a fixed seed. Their error is as large as the error of 4000 · 0.15 · 10 / 2 = 3000
+    independent numbers, so the error of the deviation is below 4 %.
     """
     noise = OrnsteinUhlenbeck(**IDENTITY, theta=0.15)
     x = np.concatenate([ask(noise, [0], [step]) for step in range(4000)])[200:]
@@ -288,7 +287,7 @@ class Sign(Noise):
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Installs a package that adds the noise ``sign``, until the end of the test."""
+    """Installs a package that adds the noise ``sign``. The fixture removes the package after the test."""
 
     def installed(number: int) -> None:
         (tmp_path / "sign_noise.py").write_text(SIGN_NOISE.format(number=number))

@@ -1,4 +1,4 @@
-"""An action outside the limits: the setting of its channel decides whether the action is clamped or the robot stops."""
+"""For an action outside the limits, the channel's setting decides: the action is clamped, or the robot stops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ Shares = st.tuples(*[st.floats(-0.9, 0.9)] * 2)
 
 
 def policy(shares: tuple[float, float]) -> Bundle:
-    """A policy that always returns the same action. A share of -1 is the low limit of the channel, 1 the high limit."""
+    """A policy that always returns the same action.
+
+    A share of -1 is the low limit of the channel. A share of 1 is the high limit.
+    """
     tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(SPEC, (2,)).items()}
     tensors["actor.1.bias"][:] = np.arctanh(shares)
     return Bundle(SPEC, (2,), tensors, provenance={"version": 1})
@@ -65,7 +68,7 @@ def server(safety: SafetyConfig, shares: tuple[float, float]) -> PolicyCore:
 
 
 def drive(safety: SafetyConfig, action: Float32) -> tuple[Guard, Float32 | None]:
-    """Give an Action of a policy to a driver's guard. Return the guard and its action."""
+    """Give an Action of a policy to a driver's guard. Return the guard and the action that it accepts."""
     guard = Guard(SPEC, "leg", safety)
     guard.look(0.0)
     return guard, guard.accept(Action("leg", 0, 0, 0, action, 1, NO_NOISE, 0), 0.0)
@@ -96,7 +99,7 @@ def test_server_and_driver_stop_for_the_same_actions(mode: object, shares: tuple
 
 
 @given(Shares)
-def test_without_the_setting_the_action_is_clamped_bit_for_bit(shares: tuple[float, float]) -> None:
+def test_clamp_is_the_default_setting(shares: tuple[float, float]) -> None:
     default, clamp = (SafetyConfig(limits=LIMITS, rate=5.0, low_pass=10.0, out_of_limit=m) for m in (None, "clamp"))
     actions = [serve(server(safety, shares), 0, 0.1).action for safety in (default, clamp)]
     assert actions[0].tobytes() == actions[1].tobytes()
@@ -127,7 +130,7 @@ def test_the_settings_in_a_bundle_can_only_add_stops() -> None:
     assert serve(core, 0, 0.1).weights_version == 0
 
 
-def test_a_safe_action_of_the_server_outside_the_drivers_limits_does_not_stop_the_driver() -> None:
+def test_a_safe_action_outside_the_drivers_limits_does_not_stop_the_driver() -> None:
     guard = Guard(SPEC, "leg", SafetyConfig(limits=LIMITS, out_of_limit="stop"))
     guard.look(0.0)
     action = Action("leg", 0, 0, 0, np.float32([[2.0, 0.0]]), 1, NO_NOISE, 0)

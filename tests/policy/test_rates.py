@@ -1,4 +1,4 @@
-"""The rates of a policy server's sources, and the deadlines that its answers miss."""
+"""The rates at which a policy server answers its sources, and the deadlines that the answers miss."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def serve(rates: AnswerRates, peer: Peer, steps: list[Step], now: float, took: f
 
 
 def test_late_answers_and_queued_steps_miss_deadlines(driver: Peer, make_step: Callable[..., Step]) -> None:
-    """The first Step only starts the measurement. Of 5 further Steps, one waits in the queue and one answer is late."""
+    """The first Step starts the measurement. Of the next 5 Steps, one waits in the queue and one is answered late."""
     rates = AnswerRates(1.0, realtime=False)
     serve(rates, driver, [make_step(0)], 1.0)
     serve(rates, driver, [make_step(1)], 2.0)
@@ -65,7 +65,7 @@ def test_a_reset_is_not_measured(driver: Peer, make_step: Callable[..., Step]) -
     assert rates.figures(102.0)["rate_hz"] == pytest.approx(1.0)
 
 
-def test_figures_are_those_of_the_source_that_misses_the_most_answers(
+def test_the_figures_describe_the_source_with_the_most_missed_deadlines(
     driver: Peer, make_step: Callable[..., Step]
 ) -> None:
     other = replace(driver, hello=changed(driver.hello, name="arm"))

@@ -42,8 +42,11 @@ def test_the_rate_limits_the_change_of_an_action() -> None:
     assert filtered(config, [1.05, 0.25], [1, 0.25]) == pytest.approx([1.05, 0.25])
 
 
-def test_the_low_pass_joins_the_action_with_the_applied_action() -> None:
-    """Blend 0.71539 (10 Hz): 1 + 0.71539·(2 - 1) = 1.71539. Channels without a cut-off frequency pass unchanged."""
+def test_the_low_pass_mixes_the_new_action_with_the_applied_action() -> None:
+    """At 10 Hz, the new action has a share of 0.71539: 1 + 0.71539·(2 - 1) = 1.71539.
+
+    The filter does not change channels without a cut-off frequency.
+    """
     config = SafetyConfig(low_pass={"left": 10.0})
     assert filtered(config, [2, 0.5], [1, -0.5]) == pytest.approx([1.71539, 0.5], abs=1e-5)
 
@@ -80,7 +83,7 @@ def test_bounds_hold_for_any_input(action: Float32, applied: Float32) -> None:
     assert (result <= envelope.high).all()
     assert (np.abs(result - applied) <= 0.1 + 1e-6).all()
     toward = (action - applied) * (result - applied)
-    assert (toward >= -1e-6).all()  # never away from the policy's action
+    assert (toward >= -1e-6).all()  # the result never moves away from the policy's action
 
 
 def test_the_filter_has_no_memory() -> None:

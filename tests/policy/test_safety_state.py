@@ -1,4 +1,4 @@
-"""Stops, faults and freezes survive a restart of the policy server: the core's part, and the state file."""
+"""Stops, faults and freezes survive a restart of the policy server. Tests of the core and the state file."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_freeze_and_a_deactivation_survive_a_restart(operator: Peer, make_bund
     assert restarted.lifecycle.state == "inactive"
     restarted.step([(operator, operator.hello), (operator, command("unfreeze"))], 0.0)
     assert not begin(make_bundle(1), restarted.safety_state).store.frozen
-    assert begin(make_bundle(1), restarted.safety_state, frozen=True).store.frozen  # as configured
+    assert begin(make_bundle(1), restarted.safety_state, frozen=True).store.frozen  # the configuration freezes it
 
 
 def test_a_withdrawn_policy_does_not_act_until_activated(operator: Peer, make_bundle: Made) -> None:
@@ -193,7 +193,7 @@ def test_the_file_keeps_the_newest_state(tmp_path: Path) -> None:
 
 
 def test_the_longest_possible_list_of_stops_fits_into_the_file(tmp_path: Path) -> None:
-    """1024 names of 256 characters need 1.5 MB: JSON needs six bytes per character. A truncated file is damaged."""
+    """1024 names of 256 characters need 1.5 MB: JSON needs six bytes per character. No part may be cut off."""
     names = tuple(f"{number:04}{252 * chr(1)}" for number in range(1024))
     file = StateFile(tmp_path / "policy.state")
     file.keep(SafetyState(stopped=names))
@@ -300,7 +300,7 @@ def test_a_fault_whose_reason_looks_like_a_stop_stays_a_fault(tmp_path: Path) ->
 
 
 def kept(path: Path, owner: str, state: SafetyState | None = None) -> SafetyState:
-    """Open the state file as a server of this owner, perhaps change the state, and close the file."""
+    """Open the state file as a server with the name ``owner``, write ``state`` if it is given, and close the file."""
     file = StateFile(path, owner)
     if state:
         file.keep(state)
@@ -308,7 +308,7 @@ def kept(path: Path, owner: str, state: SafetyState | None = None) -> SafetyStat
     return file.kept
 
 
-def test_a_server_with_another_configuration_has_its_own_state_file(
+def test_servers_with_different_configurations_have_separate_state_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle, stop = tmp_path / "policy.safetensors", SafetyState(server=STOP)
@@ -336,7 +336,7 @@ def test_a_state_file_without_an_owner_belongs_to_the_first_server(tmp_path: Pat
     assert default_path(bundle, "policy of /b.yaml") != path
 
 
-def test_a_named_state_file_holds_for_every_server_and_keeps_its_owner(tmp_path: Path) -> None:
+def test_every_server_can_use_a_named_state_file_and_the_file_keeps_its_owner(tmp_path: Path) -> None:
     bundle, stop = tmp_path / "policy.safetensors", SafetyState(server=STOP)
     path = default_path(bundle, "policy of /a.yaml")
     kept(path, "policy of /a.yaml", stop)

@@ -29,7 +29,7 @@ ANN, BOB = operator(), operator("bob", 8, b"o2")
 
 
 class Server:
-    """A core with a policy that returns (1, 0), one source of two robots, and a clock.
+    """A core, one source with two robots, and a clock. The policy always returns (1, 0).
 
     The action limits are [-1, 3] and [-0.5, 0.5]. The rate of 25 units/s allows a change of 0.5 in a period of 0.02 s.
     """
@@ -106,7 +106,7 @@ def test_a_silent_operator_leads_to_the_safe_action_until_commands_come_again(se
     server.teleop(ANN, [2, 0], 2)
     back = server.act()
     assert (back.operated, back.action[0, 0]) == ({"0": "ann"}, 1.75)
-    server.teleop(ANN, [3, 0], 2)  # the same number again: a repetition
+    server.teleop(ANN, [3, 0], 2)  # ignored, because number 2 was used before
     assert server.act().action[0, 0] == 2
 
 
@@ -191,14 +191,14 @@ def test_a_robot_gets_the_safe_action_after_its_operator_left_until_a_person_act
     assert server.act().operated == ({"0": ""} if verb == "takeover" else {})
 
 
-def test_a_reset_leaves_a_robot_to_its_connected_operator(serve: Callable[..., Server]) -> None:
+def test_a_reset_does_not_take_a_robot_from_its_connected_operator(serve: Callable[..., Server]) -> None:
     server = serve()
     server.command(ANN, "takeover")
     server.command(BOB, "reset", target="")
     assert server.act().operated == {"0": ""}
 
 
-def test_the_same_process_continues_after_a_reconnect(serve: Callable[..., Server]) -> None:
+def test_an_operator_keeps_the_robot_after_a_reconnect(serve: Callable[..., Server]) -> None:
     server = serve()
     server.command(ANN, "takeover")
     server.teleop(ANN, [1.5, 0], 1)
@@ -210,7 +210,7 @@ def test_the_same_process_continues_after_a_reconnect(serve: Callable[..., Serve
     assert server.act().action[0, 0] == 1.25
 
 
-def test_an_emergency_stop_comes_before_an_operator(serve: Callable[..., Server]) -> None:
+def test_an_emergency_stop_has_priority_over_an_operator(serve: Callable[..., Server]) -> None:
     server = serve()
     server.command(ANN, "takeover")
     server.command(BOB, "estop", target="")

@@ -154,7 +154,7 @@ def test_a_step_that_waited_too_long_for_weights_is_stale(
 def test_invalid_observations_cause_the_safe_action_and_then_a_fault(
     safety: SafetyConfig, values: list[float], words: str, make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """Steps are 20 ms apart. At 1.04, a constant value is 40 ms old. Only valid observations feed the watchdog."""
+    """Steps are 20 ms apart. At 1.04 s, the constant value is 40 ms old. Only valid observations feed the watchdog."""
     core = make_core(replace_deadline(safety))
     versions = []
     for number, value in enumerate(values):
@@ -214,7 +214,8 @@ def test_absent_robots_are_forgotten_after_1024_unless_stopped(
 ) -> None:
     """The server remembers 1024 absent robots in FAULT.
 
-    When it removes older robots, the last robot is still connected. So robots 5 to 1029 and the stopped robot 0 remain.
+    At the last removal of old robots, robot 1029 is still connected. So the absent robots 5 to 1028 remain. Robot 1029
+    and the stopped robot 0 remain too.
     """
     core = make_core()
     for number in range(1030):
@@ -232,7 +233,7 @@ def test_absent_robots_are_forgotten_after_1024_unless_stopped(
 def test_the_state_of_many_robots_fits_into_a_message(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """1000 robots, all but one stopped, each with the longest possible reason in characters of four bytes."""
+    """999 of 1000 robots are stopped. Each reason has the maximum length, and its characters have four bytes."""
     core = make_core()
     for number in range(1000):
         robot = joined(core, peer, number, f"{number:🦿>64}", make_step(0), 0.0)
@@ -286,7 +287,7 @@ def test_one_robot_can_be_stopped_alone(
     assert not any(map(is_safe, actions(core.step(steps, 0.04))))
 
 
-def test_the_only_command_of_a_robot_is_estop_for_all_robots(
+def test_a_robot_can_send_no_command_except_estop_for_all_robots(
     make_core: Cores, peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
     core = make_core()
@@ -442,7 +443,7 @@ def test_a_non_finite_action_is_replaced_by_the_safe_action(
 def test_memory_does_not_grow(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step], rng: np.random.Generator
 ) -> None:
-    """With all settings on, 2,000 Steps keep less than 2,000 bytes. The first 1,000 Steps are not measured.
+    """With all settings on, memory grows by less than 2,000 bytes in 2,000 Steps, measured after the first 1,000 Steps.
 
     One of four measurements must pass: a leak would appear in all of them, other allocations would not.
     """
@@ -495,17 +496,17 @@ def test_a_learners_weights_neither_end_a_fault_nor_remove_the_limits(
 
 
 def learned(bundle: Bundle) -> Bundle:
-    """Return a bundle without safety settings. The first channel of its actions always has the maximum."""
+    """Return a bundle without safety settings. The first number of each action is the maximum."""
     tensors = {name: np.zeros_like(tensor) for name, tensor in bundle.tensors.items()}
     last = max(name for name in tensors if name.endswith("bias"))
     tensors[last][0] = 100
     return replace(bundle, tensors=tensors)
 
 
-def test_a_fault_persists_when_its_settings_are_removed(
+def test_a_fault_stays_when_the_safety_settings_are_removed(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
-    """Deploying a policy without settings is not an `activate`."""
+    """Only ``activate`` ends the fault. Loading a policy without settings does not end it."""
     core = make_core(SafetyConfig())
     core.load(2, replace(make_bundle(2), safety=SAFE))
     core.step([(peer, make_step(1))], 0.0)
@@ -516,7 +517,7 @@ def test_a_fault_persists_when_its_settings_are_removed(
     assert [action.weights_version for action in actions(core.step([(peer, make_step(3))], 1.3))] == [3]
 
 
-def test_a_rollback_restores_the_settings_of_that_deployed_policy(make_bundle: Callable[..., Bundle]) -> None:
+def test_a_rollback_restores_the_safety_settings_of_the_old_policy(make_bundle: Callable[..., Bundle]) -> None:
     core = PolicyCore(9)
     core.load(1, replace(make_bundle(1), safety=SafetyConfig(limits={"left": (-0.5, 0.5)})))
     core.load(2, make_bundle(2))
@@ -683,7 +684,7 @@ def test_activating_the_server_also_activates_a_robot_that_was_away(
     assert not is_safe(action)
 
 
-def test_rate_limit_and_safe_action_start_from_the_action_held_at_an_episodes_start(
+def test_at_the_start_of_an_episode_rate_limit_and_safe_action_use_the_held_action(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
     """The held action is 1.5. The rate allows a change of 0.1 in a period. In FAULT the safe action is 1.5."""
@@ -714,7 +715,7 @@ RESETS = SafetyConfig(safe_action={"left": 0.25}, observation_deadline_ms=200, r
 
 @pytest.fixture
 def make_phase(make_step: Callable[..., Step]) -> Callable[..., Step]:
-    """Makes a Step of a phase. An episode ends at Step 4, and the next episode begins at Step 5."""
+    """Makes a Step with the given phase. An episode ends at Step 4, and the next episode begins at Step 5."""
 
     def make(sequence: int, phase: Phase, episode_step: int = 0, **fields: Any) -> Step:
         phases, steps = np.full(1, phase, np.uint8), np.full(1, episode_step, np.uint32)
@@ -790,7 +791,7 @@ def test_a_fault_of_the_robot_ends_the_wait_for_its_reset(
 
 
 @pytest.mark.parametrize(("queued", "faults"), [(10, []), (11, [("policy/leg", "fault")])])
-def test_steps_that_queued_after_a_reset_are_not_answered_by_the_policy(
+def test_too_many_queued_steps_after_a_reset_cause_a_fault(
     make_core: Cores, peer: Peer, make_phase: Callable[..., Step], queued: int, faults: list[tuple[str, str]]
 ) -> None:
     """The server is suspended during the reset. A period is 20 ms, so 10 queued periods are within the deadline."""
@@ -802,10 +803,8 @@ def test_steps_that_queued_after_a_reset_are_not_answered_by_the_policy(
     assert [is_safe(action) for action in actions(outputs)] == [bool(faults)]
 
 
-def test_a_reset_does_not_count_as_a_frozen_observation(
-    make_core: Cores, peer: Peer, make_phase: Callable[..., Step]
-) -> None:
-    """The robot rests at the same place before and after the reset. Within the episode, 30 ms are too long."""
+def test_a_reset_is_not_a_frozen_observation(make_core: Cores, peer: Peer, make_phase: Callable[..., Step]) -> None:
+    """The robot rests at the same place before and after the reset. Within an episode, it may not rest for 30 ms."""
     core, seen = make_core(SafetyConfig(frozen_ms=30)), np.zeros((1, 3), np.float32)
     versions = [
         actions(core.step([(peer, make_phase(number, phase, number - 5, observation=seen))], now))[0].weights_version

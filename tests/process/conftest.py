@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 LOOPBACK = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
-"""A loopback address that only this test process uses. A free port at it stays free until a test binds the port."""
+"""A loopback address that only this test process uses. So a free port stays free until a test binds it."""
 
 MadeOnce = Callable[[str, Callable[[Path], object]], Path]
 
@@ -23,7 +23,7 @@ MadeOnce = Callable[[str, Callable[[Path], object]], Path]
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
     """Make a folder only once for all tests and all pytest-xdist workers. The first caller makes the folder.
 
-    A lock file is used instead of pytest-xdist's groups, which pytest 9.2 with pytest-xdist 3.8 ignores.
+    The fixture uses a lock file, because pytest-xdist 3.8 with pytest 9.2 ignores the groups of pytest-xdist.
     """
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

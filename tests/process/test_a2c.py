@@ -60,7 +60,7 @@ def test_a2c_learns_resumes_and_replays_bit_for_bit(command: Any, tmp_path: Path
     assert differences(folder, tmp_path / "other") == []
 
 
-def test_a2c_trains_free_running_with_two_simulators(command: Any, tmp_path: Path) -> None:
+def test_a2c_trains_with_two_free_running_simulators(command: Any, tmp_path: Path) -> None:
     sets = ("timing=free", "simulators=2", "robots=3", "evaluation.every=0")
     run = command(
         "train", "cartpole_a2c", "--out", "run", "--set", "a2c.episodes=30", *[w for s in sets for w in ("--set", s)]

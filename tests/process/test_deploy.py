@@ -89,7 +89,10 @@ def blocks() -> list[Block]:
 
 
 def policy() -> Bundle:
-    """A policy that always returns 0.5 N·m: tanh(bias) with zero weights. The page's learner uses the same layers."""
+    """A policy that always returns 0.5 N·m, because its weights are zero and tanh(bias) is 0.5.
+
+    The page's learner uses the same layers.
+    """
     tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(SPEC, (32, 32)).items()}
     tensors["actor.2.bias"][:] = np.arctanh(0.5)
     return Bundle(SPEC, (32, 32), tensors, provenance={"version": 3})
@@ -243,7 +246,7 @@ class Site:
             )
 
     def start_service(self, name: str) -> None:
-        """Start a service as systemd does: the last command of the unit and its drop-ins, in the unit's folder."""
+        """Start a service as systemd does: in the unit's folder, run the last command of the unit and its drop-ins."""
         unit = self.at(f"/etc/systemd/system/{name}.service")
         texts = [file.read_text() for file in (unit, *sorted(unit.with_suffix(".service.d").glob("*.conf")))]
         assert "WorkingDirectory=/var/lib/td3-robot\n" in texts[0]
@@ -342,12 +345,15 @@ def test_every_command_of_the_page_works(site: Site) -> None:
 
 
 def learns(site: Site) -> None:
-    """Follow the section on a learner: start it from the served policy, train the running robot, and remove it."""
+    """Follow the section on a learner.
+
+    The learner starts from the served policy, learns while the robot runs, and is removed at the end.
+    """
     section = "A learner on the workstation"
     output = site.follow(section, until="unfreeze")
     assert "frozen: False" in output
     site.wait("the learner", lambda: "starts with the actor of policy.safetensors" in site.log("learner"))
-    site.wait("weights of the learner, including trained ones", lambda: site.state()["version"] >= 12)
+    site.wait("weights that the learner has trained", lambda: site.state()["version"] >= 12)
     explored = [line for line in site.record() if line.startswith("apply") and line not in (POLICY, SAFE)]
     # Actions have mean 0.5 and noise 0.05, so 0.2 is 6 standard deviations lower. Random weights give about 0.
     assert min(float(line.split()[1]) for line in explored[:30]) > 0.2
@@ -394,7 +400,10 @@ def updates_a_fleet(site: Site) -> None:
 
 @pytest.fixture
 def verify(tmp_path: Path) -> Callable[[dict[str, str]], str]:
-    """Returns a function that gives systemd's errors about units; empty if valid. /bin/true replaces td3-robot."""
+    """Returns a function that returns systemd's errors about units. The text is empty if the units are valid.
+
+    /bin/true replaces td3-robot.
+    """
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("this machine has no systemd-analyze")

@@ -89,7 +89,7 @@ def test_webm_mkv_and_gif_videos_are_written(policy: Path, name: str, tmp_path: 
 
 
 class Talker(gymnasium.Env[Any, Any]):
-    """Prints to stdout, cannot be rendered, and returns NaN as its third reward if ``broken``."""
+    """A task that prints to stdout and cannot be rendered. If ``broken``, the third reward is NaN."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Box(-1, 1, (1,), np.float32)

@@ -1,8 +1,8 @@
 """Faults of a robot, its driver and its policy server, all as real processes.
 
 The policy always returns 0.5 N·m and the safe action is −0.125 N·m, so the action shows who chose it.
-Tests measure time in observations of the driver: one per 20 ms, and fewer on a busy machine. So the tests depend on
-the order of events, not on the speed of the machine.
+To measure time, the tests count the driver's observations: one per 20 ms, and fewer on a busy machine. So the tests
+depend on the order of events, not on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ DEADLINE = 1000  # ms: 50 control periods
 PERIODS = DEADLINE // 20
 AUTOMATIC = {"recovery": "automatic", "recovery_ms": 200}
 PATIENT = {"observation_deadline_ms": 60_000, "action_deadline_ms": 60_000}
-"""Long deadlines for tests of other features. On a busy machine a process can stall for a second."""
+"""Long deadlines for tests that do not test deadlines. On a busy machine a process can stall for a second."""
 
 
 def bundle(torque: float = 0.5, version: int = 3, **changes: Any) -> Bundle:
@@ -77,7 +77,7 @@ class Robot:
         """Write robot.yaml and driver.yaml.
 
         Args:
-            server: endpoint at which the driver reaches the policy server, for example a ``Cable``.
+            server: endpoint to which the driver connects, for example the endpoint of a ``Cable``.
             learner: endpoint of the learner.
             safety: settings of the section ``safety``.
         """
@@ -191,7 +191,7 @@ def test_killed_policy_server_puts_robot_in_fault_until_activate(robot: Robot) -
     assert waited <= PERIODS + 1
     robot.serve()
     # The new server sends actions again, but the robot ignores them.
-    robot.wait("the new server's watch", lambda: robot.log("server.log").count(ACTS) >= 2)
+    robot.wait("the driver to join the new server", lambda: robot.log("server.log").count(ACTS) >= 2)
     robot.wait("half a second", lambda: periods(robot.record()[safe:]) > 25)
     assert POLICY not in robot.record()[safe:]
     answer = json.loads(robot.operator("state", "--target", "leg", "--json").stdout)
@@ -350,7 +350,7 @@ def test_robot_recovers_after_link_is_cut_or_late(robot: Robot, how: str) -> Non
 
 
 def test_frozen_observations_cause_a_fault(robot: Robot) -> None:
-    """Observations repeat for longer than frozen_ms (300 ms, 15 periods). Then the action deadline must also pass."""
+    """The driver applies the safe action after at most frozen_ms (300 ms, 15 periods) plus the action deadline."""
     deadline = 3 * DEADLINE  # long compared with 300 ms
     robot.configure(frozen_ms=300, observation_deadline_ms=deadline, action_deadline_ms=deadline, **AUTOMATIC)
     robot.serve()
@@ -386,10 +386,10 @@ def test_nan_observations_cause_a_fault(robot: Robot) -> None:
     assert "dropped" not in robot.log("server.log")
 
 
-def test_two_second_resets_cause_no_fault_with_a_deadline_of_200_ms(
+def test_resets_of_two_seconds_cause_no_fault_with_a_deadline_of_200_ms(
     robot: Robot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a busy machine an observation can be late within an episode. So the test counts the faults of each reset."""
+    """On a busy machine an observation can be late within an episode. So the test counts only faults during resets."""
     monkeypatch.setenv("EPISODE", "20")
     robot.configure(observation_deadline_ms=200, **AUTOMATIC)
     robot.serve()
@@ -436,8 +436,8 @@ def test_driver_and_server_report_their_rate_and_missed_deadlines(robot: Robot) 
     assert "  loops leg: " in robot.operator("state").stdout
 
 
-def test_stop_of_one_configuration_does_not_hold_for_another_configuration(robot: Robot) -> None:
-    """Both servers serve the same policy file. The first configuration keeps its stop."""
+def test_emergency_stop_holds_only_for_the_configuration_of_its_server(robot: Robot) -> None:
+    """Both servers serve the same policy file. The stop still holds for the first configuration."""
     robot.configure(**PATIENT)
     server = robot.serve()
     robot.wait("the server", lambda: robot.operator("state").returncode == 0)
@@ -516,7 +516,7 @@ def test_server_and_driver_notify_systemd_while_they_run(robot: Robot, monkeypat
             process = start()
             assert systemd.recv(100) == b"READY=1\nWATCHDOG=1"
             assert [systemd.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3
-            process.send_signal(signal.SIGSTOP)  # later messages then come from the other process
+            process.send_signal(signal.SIGSTOP)  # so that later messages come only from the other process
             robot.wait(
                 "the process to be stopped",
                 lambda pid=process.pid: psutil.Process(pid).status() == psutil.STATUS_STOPPED,
@@ -592,7 +592,7 @@ def test_second_server_and_second_driver_are_refused(robot: Robot, monkeypatch: 
     second = robot.serve(log="second.log")
     assert second.wait(120) == 2
     assert "is busy: another process serves it" in robot.log("second.log")
-    monkeypatch.setenv("HOLD_OFF", "60")  # s; a slow refusal must not count as a lost server
+    monkeypatch.setenv("HOLD_OFF", "60")  # s; the driver must not take a slow refusal for a lost server
     words = (str(DRIVER), "impostor", "fault", str(EXAMPLE), "--config", "driver.yaml")
     impostor = robot._start("impostor.log", *words)
     assert impostor.wait(120) == 2
@@ -620,7 +620,7 @@ def test_second_server_and_second_driver_are_refused(robot: Robot, monkeypatch: 
 
 @pytest.mark.parametrize("why", ["robot", "key"])
 def test_refused_driver_makes_its_robot_safe(robot: Robot, why: str) -> None:
-    """A previous driver may have been killed in the middle of a movement."""
+    """A killed driver may have left the robot in the middle of a movement, so a refused driver must make it safe."""
     robot.configure()
     if why == "robot":
         policy = bundle()
@@ -645,7 +645,7 @@ def test_refused_driver_makes_its_robot_safe(robot: Robot, why: str) -> None:
     assert f"leg: link policy: refused by the server: {reason}" in robot.log("driver.log")
 
 
-def test_driver_makes_its_robot_safe_when_refused_because_a_dead_driver_has_its_name(robot: Robot) -> None:
+def test_refused_driver_makes_its_robot_safe_while_a_dead_driver_has_the_same_name(robot: Robot) -> None:
     """The dead driver and the new driver have the same incarnation, so the server refuses the new driver."""
     robot.configure()
     robot.serve()
@@ -697,7 +697,7 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
     refused = robot.operator("activate")
     assert refused.returncode == 1
     assert "an emergency stop is in force (emergency stop: smoke); reset it first" in refused.stderr
-    # A restart of the server does not end the stop, with its state file or without it.
+    # The stop stays in force when the server restarts, even if the server's state file is lost.
     for number, file in enumerate(("kept", "lost"), 1):
         server.kill()
         server.wait()
@@ -707,10 +707,10 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
         log = f"server-{file}.log"
         server = robot.serve(log=log)
         if file == "lost":
-            robot.wait("the new server's watch", lambda log=log: ACTS in robot.log(log))
+            robot.wait("the driver to join the new server", lambda log=log: ACTS in robot.log(log))
         else:
             robot.wait("the new server", lambda: '"connected": ["leg"]' in robot.operator("state", "--json").stdout)
-        robot.wait("a warning of `node watch`", lambda n=number: robot.log("watch.log").count("watching again") >= n)
+        robot.wait("`node watch` to watch again", lambda n=number: robot.log("watch.log").count("watching again") >= n)
         still = "the emergency stop is still in force (smoke): reset, then activate (policy.safetensors.state)"
         assert (still in robot.log(log)) == (file == "kept")
         assert POLICY not in robot.record()[safe:]
@@ -737,7 +737,7 @@ def test_closed_terminal_ends_the_driver_cleanly(robot: Robot) -> None:
     robot.serve()
     for number in (signal.SIGHUP, signal.SIGQUIT):
         (robot.folder / "record").unlink(missing_ok=True)
-        # A shell that starts the tests with nohup or & makes them ignore signals, and the driver would inherit this.
+        # If a shell starts the tests with nohup or &, the tests ignore signals. The driver would also ignore them.
         ours = signal.signal(number, signal.SIG_DFL)
         try:
             driver = robot.drive()
@@ -749,7 +749,7 @@ def test_closed_terminal_ends_the_driver_cleanly(robot: Robot) -> None:
         assert robot.record()[-1] == SAFE
 
 
-def test_example_driver_can_load_and_roll_back_policies_and_shut_down(robot: Robot) -> None:
+def test_operator_loads_and_rolls_back_policies_and_ends_the_example_driver(robot: Robot) -> None:
     """Run the example driver unchanged, and load and roll back policies while it runs."""
     robot.configure(**PATIENT)
     server = robot.serve("--frozen")

@@ -1,6 +1,6 @@
-"""Watch a played recording as Foxglove does: a WebSocket client written from the description of the protocol.
+"""Watch a played recording as Foxglove does. The WebSocket client here follows the description of the protocol.
 
-Source: https://github.com/foxglove/ws-protocol/blob/main/docs/spec.md.
+Description: https://github.com/foxglove/ws-protocol/blob/main/docs/spec.md.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Viewer:
     def __init__(self, connection: Any) -> None:
         self.socket = connection
         self.channels: dict[str, Any] = {}
-        self._topics: dict[int, str] = {}  # by subscription
+        self._topics: dict[int, str] = {}  # maps numbers of subscriptions to topics
 
     def receive(self) -> tuple[str, bytes] | None:
-        """Receive one message. Return topic and payload of data; None for all other messages."""
+        """Receive one message. If it carries data, return its topic and payload; otherwise return None."""
         received = self.socket.recv(timeout=_TIMEOUT)
         if isinstance(received, bytes):
             opcode, subscription, _ = struct.unpack_from("<BIQ", received)
@@ -114,7 +114,7 @@ def test_a_viewer_reads_channels_joints_and_links(served: tuple[Any, str]) -> No
 
 
 def test_a_viewer_that_reads_nothing_delays_no_other_viewer(served: tuple[Any, str]) -> None:
-    """The data of the stopped viewer fill the buffers. Another viewer and the monitor continue."""
+    """One viewer reads nothing, so its data fill the buffers. The other viewer and the monitor continue."""
     monitor, address = served
     topics = ("/sim-0/step/0", "/sim-0/step/1", "/sim-1/step/0", "/sim-1/step/1", "/tf")
     with viewing(address) as stopped, viewing(address) as reading:

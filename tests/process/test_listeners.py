@@ -1,4 +1,4 @@
-"""Monitors, ``topic echo`` and recorders attach to a running robot, any number at once. None of them slows it."""
+"""Any number of monitors, ``topic echo`` commands and recorders attach to a running robot. None of them slows it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Watched(Robot):
         return [json.loads(line) for line in self.log(log).splitlines() if line.startswith("{") and line.endswith("}")]
 
     def sees_both(self, log: str) -> bool:
-        """Whether a monitor has Steps of the driver and Actions of the server in one report."""
+        """Return whether one report of a monitor contains both Steps of the driver and Actions of the server."""
         return any({"leg/step", "policy/action"} <= report["topics"].keys() for report in self.lines(log))
 
 
@@ -39,7 +39,7 @@ def robot(tmp_path: Path) -> Any:
 
 @pytest.mark.slow
 def test_many_listeners_attach_to_a_running_robot_and_leave_no_files(robot: Watched) -> None:
-    """Monitors that are stopped, killed or ended change neither the server's answers nor its memory."""
+    """A monitor that pauses, is killed or ends changes neither the server's answers nor the server's memory."""
     robot.configure(**PATIENT)
     server, _ = robot.serve(), robot.drive()
     robot.wait_for(POLICY)
@@ -73,7 +73,7 @@ def test_many_listeners_attach_to_a_running_robot_and_leave_no_files(robot: Watc
     left = {path.name for path in robot.folder.iterdir() if path.is_socket()}
     assert len(left - {"policy"}) == 1  # the killed monitor could not delete its socket
     again = robot.watch("again.log", "monitor", "--json", "--every", "0.2")
-    robot.wait("a report of a monitor in the place of the killed one", lambda: robot.sees_both("again.log"))
+    robot.wait("a report of a new monitor after the kill", lambda: robot.sees_both("again.log"))
     again.send_signal(signal.SIGINT)
     assert again.wait(120) == 130
     assert {path.name for path in robot.folder.iterdir() if path.is_socket()} <= {"policy", *left}
@@ -81,7 +81,7 @@ def test_many_listeners_attach_to_a_running_robot_and_leave_no_files(robot: Watc
         messages = [message for _, message in Session([robot.folder / f"leg{n}.mcap"]).messages(("step",))]
         numbers = [message.sequence for message in messages]  # type: ignore[attr-defined]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    lines = robot.log("server.log").splitlines()  # a busy machine misses deadlines
+    lines = robot.log("server.log").splitlines()  # on a busy machine the server also warns about missed deadlines
     assert len([line for line in lines if "WARNING" in line and "realtime.missed_share" not in line]) <= 1
 
 

@@ -164,7 +164,7 @@ def test_driver_follows_a_policy_server_and_its_operator(
 
 
 def test_steps_of_the_driver_follow_the_protocol(drive: Callable[..., Process], endpoint: str) -> None:
-    """The server in this test answers every Step except Step 3, and answers Step 5 with its safe action."""
+    """The server in this test does not answer Step 3. It answers Step 5 with the safe action."""
     bus = Bus()
     receives = (Step, Command, Reply, LifecycleChange)
     bus.serve(endpoint, ServerLink("policy", "policy", {"driver": receives}, {}, session=7))

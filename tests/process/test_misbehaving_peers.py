@@ -1,4 +1,4 @@
-"""A real policy server refuses peers or drops messages that break the protocol, and the operator sees why."""
+"""If a peer breaks the protocol, a real policy server refuses it or drops its messages. The operator sees why."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def server(tmp_path: Path) -> Iterator[tr.Operator]:
 
 
 class Peer:
-    """A plain DEALER socket that sends maps."""
+    """A plain DEALER socket that sends dicts as msgpack maps."""
 
     def __init__(self, context: zmq.Context[Any], path: Path) -> None:
         self.socket = context.socket(zmq.DEALER)

@@ -90,7 +90,7 @@ def test_monitor_follows_a_training_without_slowing_it(
     table.wait_for("^sim-0/step")
     table.interrupt()
     assert table.finish() == 130, table.output()
-    assert "WARNING" not in table.output()  # not even about heartbeats for the first monitor
+    assert "WARNING" not in table.output()  # not even about heartbeats that nodes sent to the first monitor
     assert command("monitor", "--run", "run", "--seconds", "0.2").finish() == 0
     to_the_end = command("monitor", "--run", "run", "--json")
     next_report(to_the_end)

@@ -24,13 +24,13 @@ def test_the_notebook_stores_no_outputs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of Jupyter's libraries
+@pytest.mark.filterwarnings("ignore")  # Jupyter's libraries cause warnings
 def test_every_cell_of_the_notebook_runs(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = nbclient.NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
-    client.execute()  # raises the error of a cell
+    client.execute()  # raises the error if a cell fails
     texts = [output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any(text.startswith("Walker2D: return ") for text in texts)
     assert any(text.startswith("1500 steps: mean return ") for text in texts)
@@ -46,7 +46,7 @@ tr.train(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of Jupyter's libraries
+@pytest.mark.filterwarnings("ignore")  # Jupyter's libraries cause warnings
 def test_interrupting_the_kernel_stops_the_training_and_keeps_the_policy(tmp_path: Path) -> None:
     """Jupyter's button "interrupt" sends SIGINT to the kernel."""
     manager, client = pytest.importorskip("jupyter_client.manager").start_new_kernel(cwd=str(tmp_path))

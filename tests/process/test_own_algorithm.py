@@ -1,4 +1,4 @@
-"""Train and resume an algorithm from an installed package with the three real processes."""
+"""Train with an algorithm from an installed package, and resume the run. All three processes are real."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_own_backend_trains_evaluates_and_replays(train: Any, command: Any, fold
     [
         (("task=toy:Pint",), "task toy:Pint does not exist; there is Point"),
         (("task=toys:Point",), "the simulator backend of task 'toys:Point' is 'toys'; did you mean 'toy'?"),
-        (("task=toy:Point", "randomization.tilt=[0, 0.1]"), "of the backend 'toy'; allowed there: action_latency"),
+        (("task=toy:Point", "randomization.tilt=[0, 0.1]"), "the backend 'toy' of the task allows: action_latency"),
     ],
 )
 def test_wrong_settings_give_one_line_of_error_before_the_run_starts(

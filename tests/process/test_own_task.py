@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_own_task_trains_evaluates_and_replays(train: Any, command: Any, folder: Path) -> None:
-    """The command line may name a module to import; a file may not. ``max_steps`` ends endless episodes."""
+    """A command line may import a module; a policy or a recording may not. ``max_steps`` ends endless episodes."""
     sets = (f"task={TASK}", "evaluation.every=300", "evaluation.episodes=2", "evaluation.max_steps=7", "record=true")
     run = train(700, *sets)
     assert run.finish() == 0, run.output()

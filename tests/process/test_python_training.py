@@ -50,7 +50,7 @@ def test_a_training_runs_to_its_end_and_resumes(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_callback_stops_a_training_in_a_thread_and_the_policy_is_kept(tmp_path: Path) -> None:
-    """A notebook may train in a thread. Python lets only the main thread handle signals."""
+    """A notebook may train in a thread. ``train`` must work there, although only the main thread can handle signals."""
     runs: list[tr.Run] = []
 
     def work() -> None:

@@ -59,12 +59,12 @@ def test_recorded_training_is_complete_and_replays(train: Any, tmp_path: Path, c
     assert main(["replay", str(tmp_path / "second" / "session.mcap")]) == 0
     assert "it began with transitions of other recordings" in capsys.readouterr().out
     final = json.loads((tmp_path / "second" / "final.json").read_text())
-    # One Step of two robots counts as one or two environment steps.
+    # One Step of two robots adds one or two environment steps.
     assert 300 <= final["learner"]["figures"]["env_steps"] <= 301
 
 
 @pytest.mark.slow
-def test_a_training_whose_policies_are_left_out_replays_completely(train: Any, tmp_path: Path, capsys: Any) -> None:
+def test_replay_is_complete_when_the_recording_leaves_out_policies(train: Any, tmp_path: Path, capsys: Any) -> None:
     """The replayed learner computes the policies again. Replay compares every Action, and the hash of every policy."""
     sets = ("record.enabled=true", "record.weights_every=8", "robots=2", "learner.publish_every=20")
     run = train(600, *sets, options=("--lockstep",))
@@ -89,7 +89,7 @@ def test_a_training_whose_policies_are_left_out_replays_completely(train: Any, t
     assert "Actions: their weights are not recorded" in output
 
 
-def test_sigkill_of_the_recorder_loses_only_its_last_second(train: Any, tmp_path: Path, capsys: Any) -> None:
+def test_sigkill_of_the_recorder_loses_at_most_the_last_second(train: Any, tmp_path: Path, capsys: Any) -> None:
     """The recorder writes a chunk every 0.5 s (tests/recording/test_files.py). All earlier chunks are complete."""
     run = train(100_000, "record=true", "learner.replay_ratio=0.1")
     killed, second = tmp_path / "run" / "session.mcap", tmp_path / "run" / "session_1.mcap"
@@ -137,7 +137,8 @@ def test_replay_of_a_killed_learner_ends_at_the_kill(train: Any, tmp_path: Path,
     assert compared["weights"] >= 2  # at least (700 - 500) · 0.1 updates, and the initial weights
     assert compared["status"] == 1
     why = "it continued from a checkpoint or a replay file, which the recording does not contain"
-    assert sum(why in note for note in report.notes) == 2  # one note about its learned results, one about its counters
+    # One note is about the learned results, the other is about the learner's counters.
+    assert sum(why in note for note in report.notes) == 2
     update = Training.update
     monkeypatch.setattr(Training, "update", lambda self, _: update(self, 0.9e-3))
     (report,) = replay.check(session, ["learner"])
@@ -182,7 +183,7 @@ def test_recorder_joins_and_leaves_a_running_training(
     assert report["topics"]["sim-0/step"]["begins_at"] > 0
     assert report["topics"]["sim-0/step"]["count"] > 100
     assert main(["replay", str(tmp_path / "by-hand.mcap"), "--core", "policy"]) == 0
-    # If the handler stayed, later tests would ignore Ctrl-C.
+    # Without this line, main() would change the signal handler, and later tests would ignore Ctrl-C.
     monkeypatch.setattr(process, "_catch_signals", lambda _: None)
     for arguments, words in (
         ((str(tmp_path / "by-hand.mcap"), "--run", "run"), "exists already"),

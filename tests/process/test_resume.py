@@ -134,7 +134,7 @@ def test_interrupted_and_resumed_run_equals_an_uninterrupted_run(
     assert run.finish() == 0, run.output()
     assert differences(straight, tmp_path / "run") == []
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    # There is an evaluation for each quarter of the steps, even if a stop interrupted it.
+    # The run has an evaluation for each quarter of the steps, even if Ctrl-C came during that evaluation.
     evaluated = {line["env_steps"] // (STEPS // 4) for line in lines if line["kind"] == "evaluation"}
     assert evaluated >= {1, 2, 3}
 
@@ -223,7 +223,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_full_disk_loses_no_transition(train: Any, command: Any, disk: Path) -> None:
-    """A full disk stops the run at a write to the journal of the replay file. With free space, the run resumes."""
+    """On a full disk, writes to the replay file's journal fail. The run stops. With free space, it resumes."""
     overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "learner.replay_ratio=0.1")
     run = train(6000, *overrides, "checkpoint.every=1000", out="disk/run")
     run.wait_for_steps(1200)
@@ -278,7 +278,7 @@ def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
         assert words in refused.lines[-1]
         assert len(refused.lines) == 1, refused.output()
     assert config_file.read_text() == before
-    config_file.write_text(before.replace("batch_size: 32", "batch_size: 48"))  # the user forgot this edit
+    config_file.write_text(before.replace("batch_size: 32", "batch_size: 48"))  # the user made this edit and forgot it
     refused = command("train", "--resume", "run")
     assert refused.finish() == 2
     assert (

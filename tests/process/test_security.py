@@ -145,7 +145,7 @@ def command(verb: str, **changes: Any) -> dict[str, Any]:
     return fields | changes
 
 
-def test_the_key_of_a_driver_does_not_command_set_weights_or_become_another_peer(
+def test_a_drivers_key_cannot_give_commands_set_weights_or_act_as_another_peer(
     serve: Callable[..., Server], folder: KeyFolder, thief: Callable[[Server, str], Thief]
 ) -> None:
     server = serve(folder)
@@ -186,7 +186,7 @@ def test_the_key_of_a_driver_does_not_command_set_weights_or_become_another_peer
     assert server.dropped()["identity"] == 1
 
 
-def test_a_stolen_key_is_revoked_while_the_server_runs_and_after_its_restart(
+def test_a_revoked_key_is_refused_while_the_server_runs_and_after_its_restart(
     serve: Callable[..., Server], folder: KeyFolder, thief: Callable[[Server, str], Thief]
 ) -> None:
     server = serve(folder)
@@ -215,13 +215,13 @@ def frame(content: bytes, *, more: bool = False) -> bytes:
 
 
 def requests(port: int) -> dict[str, bytes]:
-    """What a web page in a browser can send to a port, and the start of a TLS connection."""
+    """Return, by name, bytes that a web page in a browser can send to a port, and the first bytes of TLS."""
     agent = "User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36"
     top = f"Host: {LOOPBACK}:{port}\r\nConnection: keep-alive\r\n{agent}\r\nOrigin: http://page.example\r\n"
     upgrade = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     messages = [("hello", hello(role="operator", name="page")), ("command", command("shutdown"))]
     smuggled = b"".join(frame(topic.encode(), more=True) + frame(msgpack.packb(fields)) for topic, fields in messages)
-    # libzmq reads every two bytes \1 as an empty frame. It does not matter at which of them libzmq starts.
+    # libzmq reads two bytes \1 as an empty frame, so it can start to read at any of the bytes \1.
     body = b"\1" * 400 + b"\0" + smuggled
     length = f"Content-Length: {len(body)}\r\nContent-Type: text/plain;charset=UTF-8\r\n"
     return {
@@ -248,7 +248,7 @@ def ended(port: int, request: bytes) -> bool:
 def test_a_web_page_is_refused_by_the_port_of_a_server(
     with_keys: bool, serve: Callable[..., Server], folder: KeyFolder
 ) -> None:
-    """The page sends ZMTP 1.0. On a port without keys, libzmq would read this if no ZAP domain were set."""
+    """The page sends ZMTP 1.0. On a port without keys, libzmq accepts ZMTP 1.0 unless a ZAP domain is set."""
     server = serve(folder if with_keys else None)
     for name, request in requests(server.port).items():
         assert ended(server.port, request), name

@@ -1,4 +1,4 @@
-"""An operator takes over a driver's robot, as real processes. The recording shows the operator and replays exactly."""
+"""Real processes: an operator takes over a driver's robot. The recording names the operator, and replays exactly."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def driving(takeover: tr.Takeover, torque: float) -> Iterator[None]:
 
 def test_a_takeover_works_with_real_processes(robot: Recorded, capsys: Any) -> None:
     robot.configure(**PATIENT)
-    path = robot.folder / "robot.yaml"  # a busy machine must not make the first operator silent
+    path = robot.folder / "robot.yaml"  # long deadline: a busy machine can delay the first operator
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "policy": {"operator_deadline_ms": 1000}}))
     server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     endpoint = f"ipc://{robot.folder}/policy"
@@ -172,7 +172,7 @@ def test_the_robot_of_a_failed_program_keeps_the_safe_action_after_a_server_rest
     at = robot.wait_for(SAFE, at)
     stop(server)
     robot.serve(log="again.log")
-    robot.wait("the restart's line", lambda: "an operator had taken over leg/0" in robot.log("again.log"))
+    robot.wait("the new server's log line", lambda: "an operator had taken over leg/0" in robot.log("again.log"))
     robot.wait("the driver", lambda: operator.state().detail["connected"] == ["leg"])
     robot.wait("half a second", lambda: periods(robot.record()[at:]) > 25)
     assert POLICY not in robot.record()[at:]
@@ -231,7 +231,7 @@ def test_lines_of_standard_input_drive_a_robot(robot: Recorded) -> None:
     at = robot.wait_for(POLICY, at)
 
     ended = command_line(robot, subprocess.PIPE)
-    ended.communicate("0.25\n", timeout=60)  # a program that dies ends its output
+    ended.communicate("0.25\n", timeout=60)  # the input ends without q, as when the sending program dies
     at = robot.wait_for(SAFE, at)
     robot.wait("half a second", lambda: periods(robot.record()[at:]) > 25)
     assert POLICY not in robot.record()[at:]

@@ -36,7 +36,7 @@ def sockets_of(run: Path) -> Path:
 
 
 def test_local_training_loses_nothing(train: Any, tmp_path: Path) -> None:
-    """Invariant 1, over 20,000 steps: the learner gets every Step, and one transition per Step except FIRST Steps."""
+    """Invariant 1, over 20,000 steps: the learner gets every Step. Each Step that is not FIRST gives a transition."""
     train_run = train(20_000, "robots=8", "simulators=2", "learner.replay_ratio=0.05", "checkpoint.every=0")
     train_run.wait_for("^ready: learner, policy, sim-0, sim-1$")
     assert train_run.finish() == 0, train_run.output()
@@ -47,7 +47,7 @@ def test_local_training_loses_nothing(train: Any, tmp_path: Path) -> None:
     assert last["learner"]["figures"]["env_steps"] >= 20_000
     # The learner stops as soon as it has enough Steps. Each simulator may then have one Step in transit.
     assert 0 <= sum(sim["steps"] for sim in sims) - learner["steps"] <= 2
-    # An episode has one transition fewer than Steps. Different code counts the two sides of this equation.
+    # An episode has one Step more than transitions. Each side of this equation comes from a separate part of the code.
     assert learner["steps"] * 8 - learner["begun"] == learner["transitions"]
 
 
@@ -59,7 +59,7 @@ def in_process_differences(run: Path, alone: InProcess) -> list[str]:
     lines: list[str] = []
     for name, array in sorted(ours.items(), key=lambda item: item[0] != "replay.rows"):
         theirs = found[1][name]
-        if array.tobytes() != theirs.tobytes() and not name.startswith("sent."):  # contains the sender's name
+        if array.tobytes() != theirs.tobytes() and not name.startswith("sent."):  # these contain the sender's name
             lines.append(f"{run}: {name}: {theirs.shape}, here {array.shape}")
             if array.shape == theirs.shape and array.ndim:
                 first = tuple(np.argwhere(array != theirs)[0])
@@ -68,7 +68,7 @@ def in_process_differences(run: Path, alone: InProcess) -> list[str]:
 
 
 def test_lockstep_over_processes_equals_one_process_bit_for_bit(train: Any, tmp_path: Path) -> None:
-    """Invariant 3: equal weights after 1,500 steps with learning, with two simulators of two robots each."""
+    """Invariant 3: the weights are equal after 1,500 steps with learning. Two simulators have two robots each."""
     overrides = ("simulators=2", "robots=2", "learner.replay_ratio=0.5", "learner.publish_every=3")
     run = train(1500, *overrides, options=("--lockstep", "--seed", "7"))
     assert run.finish() == 0, run.output()
@@ -157,7 +157,7 @@ def test_emergency_stop_halts_a_training_until_activate(train: Any, asked: Any, 
     assert json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["counters"]["missed"] == 0
 
 
-def test_sigterm_stops_a_training_like_ctrl_c_with_its_own_exit_code(train: Any, tmp_path: Path) -> None:
+def test_sigterm_stops_a_training_like_ctrl_c_but_with_exit_code_143(train: Any, tmp_path: Path) -> None:
     """143 is 128 + SIGTERM, as for a driver. Ctrl-C gives 130."""
     run = train(100_000)
     run.wait_for_steps(200)  # so that there is something to continue
@@ -252,7 +252,7 @@ def test_training_runs_uncompiled_without_a_compiler(
 def test_replay_ratio_stays_in_its_band(
     slow: str, steps: int, overrides: tuple[str, ...], train: Any, tmp_path: Path
 ) -> None:
-    """The lead (the number of updates still to make) stays in [0, band], even if one side is slower."""
+    """The lead (the number of updates still to make) stays in [0, band], even with a slow learner or simulator."""
     band = 16.0
     run = train(steps, f"learner.replay_ratio_band={band}", "learner.learning_starts=300", "robots=4", *overrides)
     assert run.finish() == 0, run.output()
@@ -271,7 +271,7 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
     run.until("the guest", lambda: "simulator guest joined" in log.read_text())
     own = "the run has processes of these names: learner, policy, sim-0"
     for name, why in (("guest", "a simulator of that name takes part in the run in"), ("sim-0", own), ("policy", own)):
-        twin = command("sim", "--run", "run", "--name", name)  # the mistake must not disconnect the first process
+        twin = command("sim", "--run", "run", "--name", name)  # it must not disconnect the first process
         assert twin.finish() == 2, twin.output()
         assert re.search(f"--name is {name!r}[:;,] {why}", twin.lines[-1]), twin.output()
     second = command("learner", "--run", "run")
@@ -296,7 +296,8 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
 def test_training_survives_sighup_under_nohup_and_paused_processes(command: Any) -> None:
     """Under nohup, the training ignores SIGHUP but not SIGTERM.
 
-    Processes reconnect after a pause of a little less than PEER_TIMEOUT. One process pauses, then all processes.
+    Processes reconnect after a pause that is a little shorter than PEER_TIMEOUT. The test pauses the simulator, then
+    the learner, then all processes.
     """
     sets = [word for item in (*SMALL, "learner.replay_ratio=0.1") for word in ("--set", item)]
     run = command("train", "walker2d_fast", "--out", "run", *sets, "--log-every", "0.2", before=["nohup"])
@@ -345,7 +346,7 @@ def test_malformed_bytes_on_every_socket_are_only_counted(train: Any, tmp_path: 
     for node in ("policy", "learner"):
         counters = final[node]["counters"]
         # There are 13 messages. 8 have a wrong frame count: 4 have one frame and 4 have three. The other 5 (4 Steps
-        # and an Action) come from an unknown client; the node drops them. libzmq may read raw bytes as ZMTP 1.0.
+        # and an Action) come from an unknown client; the node drops them. libzmq may read raw bytes as more messages.
         assert counters["frames"] >= 8
         assert counters["stranger"] >= 5
     assert final["learner"]["counters"]["missed"] == 0
@@ -418,7 +419,7 @@ def test_all_processes_end_when_the_supervisor_is_killed(train: Any) -> None:
 
 
 def test_learner_is_restarted_after_sigterm(train: Any) -> None:
-    """SIGTERM from outside counts as a crash, not as the end of the training."""
+    """The supervisor treats SIGTERM from outside as a crash, not as the end of the training."""
     run = train(100_000, "learner.replay_ratio=0.2")
     run.wait_for_steps(600)
     run.children()["learner"].terminate()
@@ -481,7 +482,7 @@ def test_run_ends_with_the_error_of_a_process_that_keeps_failing(train: Any, com
     assert "Traceback" not in again.output()
 
 
-FP32 = ("--set", "learner.precision=fp32", "--set", "learner.threads=2")  # ``auto`` measures for some seconds
+FP32 = ("--set", "learner.precision=fp32", "--set", "learner.threads=2")  # ``auto`` would measure for some seconds
 
 
 @pytest.mark.parametrize(
@@ -527,7 +528,7 @@ FP32 = ("--set", "learner.precision=fp32", "--set", "learner.threads=2")  # ``au
         (("train", "walker2d", *FP32, "--set", "task=gymnasium:os:X-v0"), "task 'gymnasium:os:X-v0' does not exist"),
         (
             ("train", "pendulum", *FP32, "--set", "randomization.mass=[1, 2]"),
-            "randomization.mass is [1.0, 2.0], and the task is of the backend 'gymnasium'; allowed there: action",
+            "randomization.mass is [1.0, 2.0]; the backend 'gymnasium' of the task allows: action",
         ),
         (("train", "walker2d", *FP32, "--set", "task=gymnasum:X"), "'gymnasum'; did you mean 'gymnasium'?"),
         (("train", "x" * 300), "no file"),

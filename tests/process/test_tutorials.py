@@ -1,6 +1,6 @@
 """Run every block of the tutorials, in order, in a folder that holds only the files of ``examples/``.
 
-A ``sh`` block runs in bash; all blocks of a page share one shell. A block with a title writes the file of that name.
+A ``sh`` block runs in bash; all blocks of a page share one shell. The title of a block names the file to write.
 The test skips other blocks, such as ``console`` blocks for commands that take long.
 """
 
@@ -57,7 +57,7 @@ def test_every_block_of_the_tutorial_works(tmp_path: Path, page: Path) -> None:
             code = process.wait(timeout=1500)
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what the page left running in the background
+                os.killpg(process.pid, signal.SIGKILL)  # ends what the page left running in the background
     assert code == 0, log.read_text(errors="replace")[-5000:]
 
 

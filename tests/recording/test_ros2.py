@@ -242,7 +242,7 @@ def test_a_robot_without_joints_has_named_channels(
     commands = found[f"{base}/commands"]
     assert (commands.layout.dim[0].label, commands.data.tolist()) == ("left throttle", [0.25])
     assert capsys.readouterr().err == (
-        "leg: no /leg/robot_0/joint_states, because no channel names a joint as JOINT.position does: "
+        "leg: no /leg/robot_0/joint_states, because no channel has a name like JOINT.position: "
         "torso.height, a-b, a b, 2nd.θ, torso, …; the topics observation and action hold every channel\n"
     )
 
@@ -339,7 +339,7 @@ def test_a_recording_without_messages_to_convert_is_refused(
 ) -> None:
     path = save("e.mcap", entries_of([hello(robot({"a": "1"}, {"b": "1"}))]))
     assert main(["export", str(path), "--out", str(tmp_path / "e"), "--format", "ros2"]) != 0
-    assert "holds no message to convert; needed is one of action, evaluation, " in capsys.readouterr().err
+    assert "holds no message to convert; it must hold one of action, evaluation, " in capsys.readouterr().err
     assert not (tmp_path / "e" / "ros2.mcap").exists()
 
 

@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 DRIVER = "td3_robot_driver"
 _DOMAINS = range(1, 102)
-"""Domain numbers whose ports are outside the range of ephemeral ports of Linux."""
+"""Domain numbers with ports that Linux does not use as ephemeral ports."""
 
 
 @functools.cache
@@ -109,12 +109,12 @@ class Console:
 
 
 class World:
-    """A folder with a policy, and processes: policy server, driver, robot, console.
+    """A folder with a policy, and the processes that run there: policy server, driver, robot and console.
 
     Attributes:
         folder: holds ``policy.safetensors`` and the configurations.
         python: a Python with rclpy.
-        environment: of the ROS processes.
+        environment: environment variables of the ROS processes.
     """
 
     def __init__(self, folder: Path, python: str, domain: int) -> None:
@@ -215,7 +215,7 @@ def linear_policy(spec: RobotSpec, gains: Float32, file: Path) -> None:
 
 
 def moves(console: Console, topic: str = "/commands", driver: str = f"/{DRIVER}") -> None:
-    """Wait until a policy moves the robot. Activate the driver if it is inactive, because its data may come late."""
+    """Wait until a policy moves the robot. If the driver's data came late, the driver is inactive: activate it."""
 
     def check() -> bool:
         if acts(console, driver):

@@ -137,7 +137,7 @@ def test_settings_survive_writing_and_parsing(config: SafetyConfig) -> None:
             r"'left' is \[-2.0, 1.0\] N; allowed: inside the specification's \[-1.0, 3.0\]",
         ),
         ({"out_of_limit": {"lefft": "stop"}}, "safety.out_of_limit: robot 'Toy' has no action 'lefft'; did you mean"),
-        ({"limits": (4.0, 5.0)}, "limits of 'left' leave no value: at least 4.0 and at most 3.0 N"),
+        ({"limits": (4.0, 5.0)}, "limits of 'left' leave no value: low is 4.0, high is 3.0 N"),
         ({"rate": {"up": 1.0}}, "safety.rate: robot 'Toy' has no action 'up'; it has left, right"),
         ({"safe_action": {"left": 3.5}}, "safe_action of 'left' is 3.5 N; allowed: -1.0 to 3.0"),
         ({"limits": (-0.1, 0.1), "safe_action": {"left": 1.0}}, "safe_action of 'left' is 1.0 N"),

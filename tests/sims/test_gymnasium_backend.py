@@ -129,7 +129,7 @@ def test_endless_episodes_continue_and_can_be_saved() -> None:
 @pytest.mark.parametrize(
     ("task", "text"),
     [
-        ("CartPole-v1", r"actions Discrete\(2\); supported are a Box"),
+        ("CartPole-v1", r"actions Discrete\(2\); supported: vectors"),
         ("Blackjack-v1", "actions Discrete"),
         ("Nothing-v7", "does not exist"),
         ("no_such_module:X-v0", "cannot be imported: ModuleNotFoundError"),
@@ -178,7 +178,7 @@ def test_a_discrete_task_executes_the_action_with_the_highest_score() -> None:
 @pytest.mark.parametrize(
     ("task", "words"),
     [
-        ("discrete:Pendulum-v1", "after 'discrete:' only Discrete ones"),
+        ("discrete:Pendulum-v1", "the backend 'discrete' supports only Discrete actions"),
         ("discrete:Nothing-v0", "does not exist"),
         ("discrete:os:system-v0", "does not exist"),
     ],
@@ -210,10 +210,10 @@ def test_an_environment_names_its_robot(monkeypatch: pytest.MonkeyPatch, describ
     [
         (3, "robot_spec is int; it must be a RobotSpec or a map"),
         ({"name": "x"}, "robot specification: Object missing required field `observations`"),
-        (replace(ROBOT, actions=ROBOT.actions[:1]), "robot_spec has 1 actions; its space has 2 numbers"),
+        (replace(ROBOT, actions=ROBOT.actions[:1]), "robot_spec has 1 actions; the task's space has 2 numbers"),
         (
             replace(ROBOT, actions=(Channel("force", "N", -1.0, 4.0), ROBOT.actions[1])),
-            "robot_spec gives 'force' the limits -1 and 4; its space gives -1 and 5",
+            "robot_spec gives 'force' the limits -1 and 4; the task's space gives -1 and 5",
         ),
     ],
 )

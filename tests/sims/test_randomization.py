@@ -311,7 +311,7 @@ def test_first_steps_report_their_world(seed: int) -> None:
     ],
 )
 def test_gymnasium_tasks_have_no_physics_to_change(content: dict[str, Any], key: str) -> None:
-    words = f"randomization.{key}.*, and the task is of the backend 'gymnasium'; allowed there: action_latency"
+    words = f"randomization.{key}.*; the backend 'gymnasium' of the task allows: action_latency"
     with pytest.raises(ConfigError, match=words):
         make("gymnasium:Pendulum-v1", **content)
     with pytest.raises(ConfigError, match=words):

@@ -34,7 +34,7 @@ def test_the_error_names_the_holder(user: int) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdout
         assert first.stdout.readline() == b"held\n"
-        user_text = "" if user == os.getuid() else " of another user, 65534"
+        user_text = "" if user == os.getuid() else " of the user with uid 65534"
         for _ in range(100):  # a failed claim must not block the next one
             with pytest.raises(UsageError) as refused:
                 claim(what, "it is taken")

@@ -57,7 +57,7 @@ class Environment(ABC):
             for a robot without named groups.
 
     Attributes:
-        concurrent: whether threads can step environments of this class at the same time, and are faster then.
+        concurrent: whether threads can step environments of this class at the same time, and save time by this.
         random: the random generator of resets and steps.
         disturbance: the randomization of this robot; None if nothing is randomized.
     """
@@ -83,7 +83,7 @@ class Environment(ABC):
         self._start: NDArray[np.uint64] | None = None  # the random state before the reset of the running episode
         self._running = False
         self._action_shape = (spec.action_size,)
-        self._actions: list[Float32] = []  # of the episode, as given
+        self._actions: list[Float32] = []  # all actions of the episode, without delays
         self._observation = np.zeros(spec.observation_size, np.float32)
 
     @property
@@ -119,7 +119,7 @@ class Environment(ABC):
         """Apply ``action``, float32[A], for one control period.
 
         Raises:
-            RuntimeError: no episode is running: call reset first, also after the end of an episode.
+            RuntimeError: no episode is running. Call reset before the first step, and after the end of an episode.
             ValueError: the action has the wrong shape, or is not finite.
         """
         if not self._running:
@@ -127,10 +127,10 @@ class Environment(ABC):
         action = np.array(action, np.float32)  # a copy, because the caller may reuse its array
         if action.shape != self._action_shape:
             raise ValueError(f"{self.spec.name}: the action has shape {action.shape}; it must be {self._action_shape}")
-        # Do not use dot(), because it releases the interpreter lock, or @, because it warns about an overflow.
+        # Use neither dot(), which releases the interpreter lock, nor @, which warns about an overflow.
         if not sum(value * value for value in action.tolist()) <= _LARGEST:
-            raise ValueError(f"{self.spec.name}: action {action.tolist()} is not finite, or its square is not")
-        self._actions.append(action)  # before its delay, because restore_state() delays it again
+            raise ValueError(f"{self.spec.name}: action {action.tolist()} is not finite, or is too large")
+        self._actions.append(action)  # without its delay, because restore_state() delays it again
         if self.disturbance:
             truth, reward, terminated, truncated = self._step(self.disturbance.delayed(action))
             observation = self.disturbance.sensed(truth)
@@ -203,8 +203,8 @@ class Environment(ABC):
         if len(self._actions) != len(actions) or not np.array_equal(self._observation, observation, equal_nan=True):
             self._running = False
             raise BundleError(
-                f"{where}: repeating its {len(actions)} actions gives another observation here; it was saved with "
-                "another simulator version, numpy, processor or randomization"
+                f"{where}: after its {len(actions)} actions, the observation differs from the saved one; the version "
+                "of the simulator or of numpy, the processor or the randomization has changed"
             )
 
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
@@ -230,7 +230,7 @@ class Backend(ABC):
     Attributes:
         kind: the name of the backend.
         packages: installed Python packages that the tasks need, and whose versions affect the results.
-        randomization: keys of the configuration's ``randomization`` section that its tasks support; None for all.
+        randomization: keys of the configuration's ``randomization`` section that the tasks support; None for all keys.
     """
 
     packages: tuple[str, ...] = ("numpy",)
@@ -270,6 +270,6 @@ class Backend(ABC):
         for key, values in config.ranges().items():
             if self.randomization is not None and key not in self.randomization:
                 raise ConfigError(
-                    f"randomization.{key} is {list(values)}, and the task is of the backend {self.kind!r}; "
-                    f"allowed there: {', '.join(self.randomization)}"
+                    f"randomization.{key} is {list(values)}; the backend {self.kind!r} of the task "
+                    f"allows: {', '.join(self.randomization)}"
                 )

@@ -23,7 +23,8 @@ class Disturbance:
         groups: the group of each observation channel, see :class:`td3_robot.config.randomization.SensorsConfig`.
 
     Attributes:
-        world: the values drawn for the episode, by name, in the configuration's units. A value that is off has no key.
+        world: the values drawn for the episode, by name, in the configuration's units. Only values that were drawn
+            have a key.
         mass, friction: factors, None if off.
         motor_strength: factor, 1 if off.
         joint_damping: N·m·s/rad, None if off.

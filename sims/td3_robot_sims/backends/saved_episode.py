@@ -16,7 +16,8 @@ _MASK = 2**64 - 1
 def pack_random(generator: np.random.Generator) -> NDArray[np.uint64]:
     """Return the state of a PCG64 generator, uint64[6].
 
-    The state is two 128-bit numbers as halves, high half first, then a flag for spare bits, and 32 spare bits.
+    The array holds two 128-bit numbers, each as its high half and its low half. Then follow a flag that says whether
+    there are spare bits, and the 32 spare bits.
     """
     state: Any = generator.bit_generator.state
     number, increment = int(state["state"]["state"]), int(state["state"]["inc"])

@@ -1,6 +1,6 @@
 """Shift the wall clock of every process that has this folder on its PYTHONPATH.
 
-The file named by WALL_CLOCK holds the shift in seconds. It is read again at each clock reading.
+The environment variable WALL_CLOCK names a file with the shift in seconds. Each clock reading reads the file again.
 """
 
 from __future__ import annotations

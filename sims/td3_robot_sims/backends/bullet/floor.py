@@ -1,4 +1,7 @@
-"""Draws the floor of a picture. Bullet's software renderer takes ten times longer for the floor than for a robot."""
+"""Draws the floor of a picture.
+
+Bullet's software renderer could draw it too, but takes ten times longer for the floor than for a robot.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def draw(width: int, height: int, view: Sequence[float], lens: Sequence[float]) 
         view, lens: OpenGL's view and projection matrices, 16 numbers each, column by column.
     """
     camera = np.reshape(lens, (4, 4)).T @ np.reshape(view, (4, 4)).T
-    # Clip coordinates (x, y, w) of the floor's point (X, Y) are a linear map of (X, Y, 1). Invert this map.
+    # A linear map turns (X, Y, 1), for a point (X, Y) of the floor, into clip coordinates (x, y, w). Invert this map.
     floor_of = np.linalg.inv(camera[np.ix_((0, 1, 3), (0, 1, 3))]).astype(np.float32)
     x = ((np.arange(width, dtype=np.float32) + 0.5) * (2 / width) - 1)[None, :]
     y = (1 - (np.arange(height, dtype=np.float32) + 0.5) * (2 / height))[:, None]

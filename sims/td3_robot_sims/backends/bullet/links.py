@@ -2,8 +2,8 @@
 
     python -m td3_robot_sims.backends.bullet.links
 
-writes ``td3_robot/recording/links.json``, which :mod:`td3_robot.recording.poses` reads. Joints, axes and offsets come
-from PyBullet. Shapes come from the model files, because PyBullet does not tell the direction of a capsule.
+This command writes ``td3_robot/recording/links.json``, which :mod:`td3_robot.recording.poses` reads. Joints, axes and
+offsets come from PyBullet. Shapes come from the model files, because PyBullet does not tell the direction of a capsule.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROOT = -1  # PyBullet's index of the root link
 def describe(model: RobotModel) -> Robot:
     """Return the links of a robot, from its torso outwards.
 
-    While a joint is at 0, the models turn its link by at most 0.004 rad. The result ignores this turn.
+    In the models, a link is turned by up to 0.004 rad even while its joint is at 0. The result ignores this turn.
     """
     path = Path(pybullet_data.getDataPath()) / "mjcf" / model.file
     client = pybullet.connect(pybullet.DIRECT)

@@ -4,13 +4,13 @@ All numbers equal those of ``pybullet_envs_gymnasium`` 0.6.0, including these pe
 
 * Foot contacts are one step old. An observation holds the contacts after the previous step. They are 0 after a reset.
 * Actions are clipped to ±1 before they become torques, but the cost uses the action before clipping.
-* The mean position of the robot's parts counts the floor as one more part at the origin.
+* The mean position of the robot's parts includes the floor, as one more part at the origin.
 * The Humanoid's observed height is relative to 0.8 m. The other robots' height is relative to their height at reset.
 * HalfCheetah never terminates. A fall lowers the reward of the step by 2 instead.
 
-This module does not repeat one flaw. The package computes an environment's first observation before it counts the floor
-as a part. This changes the reward of the first step by up to about 0.1, and the first direction to the target by less
-than 1e-5. Here the first episode equals an episode after the package's second reset.
+This module does not repeat one flaw of the package. There, an environment's first observation does not yet include the
+floor as a part. This changes the reward of the first step by up to about 0.1, and the first direction to the target by
+less than 1e-5. Here the first episode is already like the package's episodes after a second reset.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Locomotion(Environment):
         return np.array(numbers, np.float32), pitch
 
     def follow(self) -> None:
-        """Keep the robot in the middle of its window; only with ``show``."""
+        """Keep the robot in the middle of the window. Call this only with ``show``."""
         self._world.follow()
 
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""The five published robots as data: model file, joints, torque scales, feet, and when a robot counts as alive.
+"""The five published robots as data: model file, joints, torque scales, feet, and when a robot is alive.
 
 The values are those of ``pybullet_envs_gymnasium`` 0.6.0 (``Walker2DBulletEnv-v0`` and similar tasks). The model files
 are those of ``pybullet_data``. This module does not import PyBullet, because a specification needs no physics.
@@ -19,7 +19,10 @@ CONTROL_PERIOD = 0.0165  # duration of a step in s; Bullet divides it into four 
 TIME_LIMIT = 1000  # steps
 OBSERVATION_LIMIT = 5.0  # observations are clipped to ±5
 TORSO_GROUPS = ("height", "direction", "direction", "velocity", "velocity", "velocity", "attitude", "attitude")
-"""The group of each observation before the joints, see :class:`td3_robot.config.randomization.SensorsConfig`."""
+"""The groups of the observations that come before those of the joints.
+
+See :class:`td3_robot.config.randomization.SensorsConfig`.
+"""
 TORSO_CHANNELS = len(TORSO_GROUPS)
 
 # Arguments: torso height (m), torso pitch (rad), contact of each foot one step earlier. Returns the alive reward.
@@ -61,7 +64,8 @@ class RobotModel:
         current_cost: weight of mean action².
         start_height: the observed height is relative to this height in m; None for the height at reset.
         base_height: height in m of the root link at a reset; None for the height in the file.
-        single_precision: round torques, and the height for ``alive``, to float32. The published Humanoid does this.
+        single_precision: whether torques, and the height for ``alive``, are rounded to float32, as in the published
+            Humanoid.
     """
 
     name: str

@@ -40,9 +40,10 @@ _LOAD_FLAGS = (
 
 
 class Body(NamedTuple):
-    """Pose and velocity of the robot: the mean ``x`` and ``y`` (m) of its parts, and all other values of its torso.
+    """Pose and velocity of the robot.
 
-    The height ``z`` is in m, ``roll``, ``pitch``, ``yaw`` in rad, and ``velocity`` is x, y, z in m/s.
+    ``x`` and ``y`` are means over all parts, in m. All other values are those of the torso. The height ``z`` is in m,
+    ``roll``, ``pitch``, ``yaw`` in rad, and ``velocity`` is x, y, z in m/s.
     """
 
     x: float
@@ -55,7 +56,7 @@ class Body(NamedTuple):
 
 
 def _mean(values: list[float]) -> float:
-    """Return the same bits as numpy's mean, in half of its time for 8 to 128 numbers."""
+    """Return the mean, with the same bits as numpy's mean. For 8 to 128 numbers, this takes half of numpy's time."""
     if not 8 <= len(values) <= 128:
         return float(np.mean(values))
     a, b, c, d, e, f, g, h = values[:8]
@@ -203,7 +204,7 @@ class World:
         self.client.push(self._robot, self._torso, (x, y, 0.0), self._torso_position())
 
     def reset(self, positions: Sequence[float]) -> None:
-        """Restore the state after loading, and set the driven joints to ``positions`` (rad), at rest."""
+        """Restore the state that the world had after loading. Set the driven joints to ``positions`` (rad), at rest."""
         self.client.restore(self._start)
         self.client.set_joints(self._robot, self._joints, positions)
 
@@ -232,7 +233,7 @@ class World:
             del xs[torso], ys[torso]
         xs.insert(self._torso_place, x)
         ys.insert(self._torso_place, y)
-        # The floor counts as a part at the origin, as in the published robots.
+        # Add the floor as a part at the origin, as the published robots do.
         xs.append(0.0)
         ys.append(0.0)
         roll, pitch, yaw = pybullet.getEulerFromQuaternion(orientation)

@@ -20,23 +20,26 @@ from td3_robot.util import extras
 from td3_robot_sims.backends.base import Environment
 
 _DEFAULT_PERIOD = 1 / 50  # s, for tasks that do not declare a rate
-_SUPPORTED = "supported are a Box of float actions with finite limits and a Box of float observations, both vectors"
+_SUPPORTED = "supported: vectors (a Box) of floats; the limits of actions must be finite"
 SCORE_LIMIT = 10.0
-"""Largest absolute score of a discrete action. It hardly limits a policy: logits of ±10 mean odds of e^20 to one."""
+"""Largest absolute score of a discrete action. It hardly limits a policy.
+
+With logits of 10 and -10, one action is e^20 times more probable than the other.
+"""
 
 
 class GymnasiumEnvironment(Environment):
     """A Gymnasium task with continuous actions and its registered time limit.
 
-    The task draws from this environment's random stream. If it uses another random generator, :meth:`restore_state`
-    raises BundleError.
+    The task draws from this environment's random stream. If the task uses another random generator,
+    :meth:`restore_state` raises BundleError.
 
     The attribute ``robot_spec`` of Gymnasium's environment may hold the specification of a robot, as a
     :class:`RobotSpec` or as the map that :meth:`RobotSpec.describe` returns. The task then has this specification, and
     its policies fit a driver with the same specification. Sizes and limits must equal those of the spaces.
 
     Args:
-        kind: name of the backend. Without a ``robot_spec``, the robot's name begins with it.
+        kind: name of the backend. Without a ``robot_spec``, the robot's name begins with this name.
         name: ``ID`` or ``MODULE:ID``.
 
     Raises:
@@ -99,13 +102,16 @@ class DiscreteEnvironment(GymnasiumEnvironment):
     """A Gymnasium task with ``Discrete`` actions.
 
     Its action is float32[A]: one score within ±10 for each discrete action, for example the logits of a categorical
-    policy. The task executes the action with the highest score, and the first of equal scores.
+    policy. The task executes the action with the highest score. If several actions have this score, it executes
+    the first of them.
     """
 
     def _action_channels(self, task: str, env: gymnasium.Env[Any, Any]) -> tuple[Channel, ...]:
         space = env.action_space
         if not isinstance(space, spaces.Discrete):
-            raise ConfigError(f"task {task!r} has actions {space}; after 'discrete:' only Discrete ones are supported")
+            raise ConfigError(
+                f"task {task!r} has actions {space}; the backend 'discrete' supports only Discrete actions"
+            )
         self._first = int(space.start)
         return tuple(
             Channel(f"score_{i}", "1", -SCORE_LIMIT, SCORE_LIMIT, f"score of action {self._first + i}")
@@ -171,13 +177,13 @@ def _own_spec(task: str, env: gymnasium.Env[Any, Any], spaces_spec: RobotSpec) -
         channels, limits = getattr(given, kind), getattr(spaces_spec, kind)
         if len(channels) != len(limits):
             raise ConfigError(
-                f"task {task!r}: robot_spec has {len(channels)} {kind}; its space has {len(limits)} numbers"
+                f"task {task!r}: robot_spec has {len(channels)} {kind}; the task's space has {len(limits)} numbers"
             )
         for channel, limit in zip(channels, limits, strict=True):
             if (np.float32(channel.low), np.float32(channel.high)) != (np.float32(limit.low), np.float32(limit.high)):
                 raise ConfigError(
                     f"task {task!r}: robot_spec gives {channel.name!r} the limits {channel.low:g} and "
-                    f"{channel.high:g}; its space gives {limit.low:g} and {limit.high:g}"
+                    f"{channel.high:g}; the task's space gives {limit.low:g} and {limit.high:g}"
                 )
     return given
 
