@@ -135,7 +135,7 @@ def test_endless_episodes_continue_and_can_be_saved() -> None:
         ("no_such_module:X-v0", "cannot be imported: ModuleNotFoundError"),
         ("Pendulum-v9", "does not exist"),
         ("", "cannot be made"),
-        pytest.param("CarRacing-v3", "observations images; supported are", marks=needs_box2d),
+        pytest.param("CarRacing-v3", "observations images; supported: ", marks=needs_box2d),
     ],
 )
 def test_an_unsupported_task_names_what_is_supported(task: str, text: str) -> None:

@@ -280,7 +280,7 @@ def test_a_state_with_another_randomization_is_refused() -> None:
     original, plain = make("Hopper", 1, **EVERYTHING), tasks.make("Hopper", 1)
     original.reset()
     original.step(np.ones(3, np.float32))
-    with pytest.raises(BundleError, match="processor or randomization"):
+    with pytest.raises(BundleError, match="the processor or the randomization has changed"):
         plain.restore_state(original.save_state())
     original.close()
     plain.close()

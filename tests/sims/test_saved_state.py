@@ -75,10 +75,10 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
         "no generator's": ({**good, "random": np.full(6, 2**64 - 1, np.uint64)}, "PCG64"),
         "another start": (
             {**good, "random": good["random"] + np.array([1, 0, 0, 0, 0, 0], np.uint64)},
-            "another observation",
+            "the observation differs from the saved one",
         ),
-        "another end": ({**good, "observation": good["observation"] + 1}, "another observation"),
-        "steps after the end": ({**good, "actions": np.ones((500, 3), np.float32)}, "another observation"),
+        "another end": ({**good, "observation": good["observation"] + 1}, "the observation differs from the saved one"),
+        "steps after the end": ({**good, "actions": np.ones((500, 3), np.float32)}, "the observation differs from the saved one"),
     }
     for name, (state, text) in cases.items():
         print(name)
