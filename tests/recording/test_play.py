@@ -291,7 +291,10 @@ def test_the_play_command(tmp_path: Path, command: Callable[..., Any]) -> None:
         (("--policy", "ipc:///tmp/x", "--duration", "nan"), "--duration is nan; allowed: above 0 s"),
         (("--policy", "ipc:///tmp/x", "--topics", "status"), "'status' cannot be played; allowed: step"),
         (("--policy", "ipc:///tmp/x", "--remap", "a"), "it must be OLD=NEW"),
-        (("--policy", "ipc:///tmp/x", "--remap", "leg=b"), "the recording has no publisher 'leg'; its publishers: learner, policy, sim-0"),
+        (
+            ("--policy", "ipc:///tmp/x", "--remap", "leg=b"),
+            "the recording has no publisher 'leg'; its publishers: learner, policy, sim-0",
+        ),
         (("--policy", "ipc:///tmp/x", "--remap", "sim-0=my leg"), "NEW is 'my leg'; allowed: 1 to 64 letters"),
         (("--monitor", "ipc:///tmp/x", "--remap", "sim-0=policy"), "policy and sim-0 would both be 'policy'"),
         (

@@ -78,7 +78,10 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
             "the observation differs from the saved one",
         ),
         "another end": ({**good, "observation": good["observation"] + 1}, "the observation differs from the saved one"),
-        "steps after the end": ({**good, "actions": np.ones((500, 3), np.float32)}, "the observation differs from the saved one"),
+        "steps after the end": (
+            {**good, "actions": np.ones((500, 3), np.float32)},
+            "the observation differs from the saved one",
+        ),
     }
     for name, (state, text) in cases.items():
         print(name)
