@@ -18,7 +18,7 @@ DATA = ROOT / "benchmarks" / "results" / "reliability"
 PAGE = ROOT / "docs" / "explanation" / "reliability.md"
 KINDS = {"train": "training", "deploy": "deployment"}
 _PANELS = {
-    "uss": "memory of each process alone, MB",
+    "uss": "memory that only one process uses, MB",
     "files": "open file descriptors",
     "threads": "threads",
     "disk": "disk, MB",
@@ -54,8 +54,8 @@ def _soak_table(data: Path, kind: str) -> list[str]:
     report = json.loads((data / f"{kind}.json").read_text())
     run = report["run"]
     lines = [
-        f"{report['minutes']:g} minutes of {KINDS[kind]}. The columns first and last show medians: of the first "
-        "tenth and of the last tenth of the samples after the warm-up.",
+        f"{report['minutes']:g} minutes of {KINDS[kind]}. The column 'first' shows the median of the first "
+        "tenth of the samples after the warm-up, and 'last' that of the last tenth.",
         "",
         "| process | memory, first | last | slope | files, first → last | threads, first → last |",
         "|---|--:|--:|--:|--:|--:|",
@@ -153,7 +153,7 @@ def write_faults(data: Path = DATA / "faults.json", page: Path = PAGE) -> None:
 
 
 def _grouped(cells: Sequence[str]) -> list[str]:
-    """Join the faults with the same process and use, for example ``kill+stop/policy/train``. ``*``: every fault."""
+    """Join the faults of the same process in the same use: ``kill+stop/policy/train``. ``*`` stands for every fault."""
     faults: dict[str, list[str]] = defaultdict(list)
     for cell in cells:
         fault, _, place = cell.partition("/")

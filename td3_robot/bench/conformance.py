@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options() -> argparse.ArgumentParser:
     parser = Parser(
         prog="td3-robot bench conformance",
-        description="Check whether a driver, or with --serves a policy server, follows the protocol.",
+        description="Check whether a driver follows the protocol; with --serves, check a policy server.",
         epilog="examples:\n"
         "  td3-robot bench conformance ipc:///tmp/policy      then start your driver with this endpoint\n"
         "  td3-robot bench conformance ipc:///tmp/policy --serves policy.safetensors\n\n"

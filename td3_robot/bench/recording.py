@@ -39,7 +39,7 @@ Published = list[tuple[str, Message]]
 
 
 def record(arguments: Sequence[str]) -> int:
-    description = "Measure what recording costs a node, and how fast a recorder writes."
+    description = "Measure a node's time for recording, and how fast a recorder writes."
     options = _options("record", description).parse_args(arguments)
     published = _session(options.steps)
     payloads = [codec.encode(message) for _, message in published]
@@ -101,7 +101,7 @@ def _replayed(path: Path, steps: int) -> tuple[float, float]:
     taken = time.perf_counter() - begin, time.process_time() - begin_processor
     if not report.same or report.turns != steps + 1:
         raise NodeError(
-            "the replay of the benchmark's recording gives other outputs; to check your own recording: td3-robot replay"
+            "the replay of the benchmark's recording gives wrong outputs; check yours with td3-robot replay"
         )
     return taken
 

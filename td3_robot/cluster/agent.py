@@ -128,13 +128,20 @@ class Agent:
         return {name: node.report() for name, node in self._nodes.items()}
 
     @staticmethod
-    def copy(run: str) -> None:
-        """After the end of a learner, copy the remaining files from its run folder to the storage.
+    def keep(run: str) -> str:
+        """Move the run folder of an ended learner to a place that outlives this agent, and return its new path."""
+        kept = Path(tempfile.mkdtemp(prefix="td3-robot-learner-"))
+        return str(Path(run).rename(kept))
+
+    @staticmethod
+    def copy(kept: str) -> None:
+        """Copy the remaining files of a kept run folder to the storage, and remove the folder.
 
         Raises:
-            NodeError: the storage fails.
+            NodeError: the storage fails. The folder stays.
         """
-        retried(Keeper(Path(run)).copy)
+        retried(Keeper(Path(kept)).copy)
+        shutil.rmtree(kept)
 
     def close(self) -> None:
         """Kill the processes that still run, and remove the folders."""

@@ -82,6 +82,7 @@ class RayHosts:
         self._stored_on: tuple[Host, str] | None = None  # host and folder of the learner; None without a storage
         self._following = contextlib.ExitStack()  # copies files from the storage
         self._complete = True  # whether the storage has all files of the learner
+        self._uncopied = ""  # why the storage lacks the learner's last files
 
     def __enter__(self) -> RayHosts:
         with contextlib.ExitStack() as resources:
@@ -126,20 +127,32 @@ class RayHosts:
         if self._stored_on:
             host, folder = self._stored_on
             self._complete = not host.lost
+            kept = ""
             try:
                 if not host.lost:
-                    ray.get(host.agent.copy.remote(folder), timeout=LONGEST)
+                    self._say(f"copying the last files of the learner to {self._config.cluster.storage}")
+                    kept = host.ask("keep", folder)
+                    ray.get(host.agent.copy.remote(kept), timeout=LONGEST)
             except LOST as error:
                 self._complete = False
-                self._say(f"host {host.address} of the cluster: {first_line(error)}")
+                place = f"its folder {kept} stays there; copy the files to the storage, then resume" if kept else ""
+                self._uncopied = f"host {host.address} could not copy the learner's last files: {first_line(error)}"
+                self._uncopied += f"; {place}" * bool(place)
         self._following.close()
 
     def _end(self) -> None:
+        """End the processes on all hosts.
+
+        Raises:
+            NodeError: the storage does not have everything that the learner learned.
+        """
         self._end_storage()
         for host in self._hosts.values():
             if host.agent is not None and not host.lost:
                 with contextlib.suppress(*LOST):
                     host.ask("close")
+        if self._uncopied:
+            raise NodeError(self._uncopied)
 
     def _remove_keys(self) -> None:
         shutil.rmtree(self._keys.path, ignore_errors=True)
@@ -158,7 +171,7 @@ class RayHosts:
         A host that joins later and cannot run this program does not end the run.
 
         Raises:
-            NodeError: the run has not begun, and a host has another version of this program, or cannot run it.
+            NodeError: at the first call, a host has another version of this program, or cannot run it.
         """
         marker = self._keys.public_file
         nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
@@ -175,7 +188,7 @@ class RayHosts:
             try:
                 self._hosts[number] = self._examined(node, question)
             except NodeError as error:
-                if not self._where and not isinstance(error.__cause__, LOST):
+                if wait and not self._where and not isinstance(error.__cause__, LOST):
                     raise
                 self._refused.add(number)
                 self._say(f"{error}; the run does not use it")

@@ -54,10 +54,10 @@ class ClusterConfig(Section, frozen=True):
     @staticmethod
     def _check_storage(url: str) -> None:
         protocol, _, rest = url.partition("://")
-        if ":" in rest.partition("/")[0].rpartition("@")[0]:
+        if re.search(r"[^@]*:[^@]*@", rest):
             raise ValueError("cluster.storage contains a password; pass it in the environment of each host instead")
         local = protocol in ("file", "local")
-        if not _URL.fullmatch(url) or protocol == "memory" or (local and not rest.startswith("/")):
+        if not _URL.fullmatch(url) or "::" in url or protocol == "memory" or (local and not rest.startswith("/")):
             raise ValueError(
                 f"cluster.storage is {url!r}; allowed: null, or the URL of a folder that all hosts reach, for example "
                 "s3://bucket/walker or file:///mnt/walker"

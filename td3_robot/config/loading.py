@@ -105,7 +105,7 @@ def _replace_launch_a2c(tree: dict[str, Any], source: str) -> None:
         for key, value in _LAUNCH_A2C.items():
             _put(tree, key, value, source)
         now = ", ".join(f"{key}: {value}" for key, value in _LAUNCH_A2C.items())
-        log.warning("%s: replaced launch: a2c with %s", source, now)
+        log.warning("%s: replaced 'launch: a2c' with '%s'", source, now)
 
 
 def _put(tree: dict[str, Any], key: str, value: Any, source: str) -> None:
@@ -147,7 +147,7 @@ _PLAIN = {
 
 
 def _readable(text: str, tree: Mapping[str, Any]) -> str:
-    """Turn an error of msgspec, ``Expected … - at `$.a.b```, into a line with key, value and allowed values."""
+    """Turn an error of msgspec into a line with key, value and allowed values. Example: ``Expected … - at `$.a.b```."""
     reason, _, place = text.partition(" - at `$")
     name = place.strip("`.")
     value: Any = tree

@@ -21,7 +21,7 @@ class Body(Protocol):
         observation: float32[N, O].
         reward: float32[N], 0 at FIRST.
         action: float32[N, A], the applied action. At FIRST: the action at the start of the episode, 0 in a simulator.
-        world: the drawn values of each robot that starts an episode in a random world. The keys are robot indices, as
+        world: the random numbers of each robot that starts an episode in a random world. The keys are robot indices, as
             text.
         commanded: float32[N, A], the newest commanded action.
         problem: why the robots cannot work; empty if they can.
@@ -51,7 +51,7 @@ class Body(Protocol):
         """End a control period with the applied ``action``, float32[N, A]; reset each robot after its last step.
 
         Returns:
-            The number of transitions: one for each robot within an episode. None without an observation to publish.
+            The number of transitions: one for each robot within an episode; None if there is no observation to publish.
         """
 
 

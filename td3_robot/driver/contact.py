@@ -5,11 +5,11 @@ from __future__ import annotations
 from enum import Enum, auto
 
 HOLD_OFF = 0.5
-"""A driver without a Welcome makes its robots safe after this time (s) without a message from the policy server."""
+"""Seconds. If a driver has no Welcome and hears nothing from the policy server for this time, it makes robots safe."""
 
 
 class Contact(Enum):
-    """The state of the contact. It depends only on the last event:
+    """The state of the contact, after an event:
 
     ================================================= ========
     event                                             state
@@ -32,8 +32,8 @@ class ServerContact:
     """Tracks the contact with the policy server.
 
     A driver does not move its robots before the server welcomes it. The server sends no Welcome while another driver of
-    the same name moves the robots. If the server is silent, an earlier driver may have died during a movement. So this
-    driver must make the robots safe. A simulator has no rivals and moves its robots at any time.
+    the same name moves the robots. If the server is silent, nobody knows whether an earlier driver died during a
+    movement. So this driver must make the robots safe. A simulator has no rivals and moves its robots at any time.
 
     Args:
         rivals: whether another process may move the same robots.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _RECENT = 20  # number of the newest episodes in the mean return
-_REMEMBERED = 1000  # for this many of the newest versions, this class keeps the number of updates
+_REMEMBERED = 1000  # number of the newest versions for which this class keeps the updates
 _SMOOTHING = 0.01  # share of one Step in the moving mean ``staleness``
 
 

@@ -74,7 +74,7 @@ def needs(
     apart = row * demonstrations(learner) if learner.operator_share else 0
     lap, in_file = learner.replay == "lap", learner.replay_storage == "file"
     tree = _DOUBLE * sum(tree_levels(capacity)) if lap else 0
-    # In lock-step, the rows in the file are newer than the snapshot, so checkpoints also contain the rows.
+    # In lock-step, the file can have newer rows than the checkpoint, so the checkpoint contains its rows.
     rows_in_checkpoint = not in_file or config.timing == "lockstep"
     low_precision = _HALF * networks.parameters if learner.precision == "bf16" else 0
     # Each trained parameter also has a gradient and Adam's two moments. A checkpoint contains no gradient.
@@ -141,7 +141,7 @@ def announce(
         need = needed(held)[index]
         if free is not None and need > free:
             most = largest(index, free)
-            fit = f"at most {most} would fit" if most else "no transition would fit: free some space"
+            fit = f"allowed: at most {most}" if most else "no transition would fit: free some space"
             raise ConfigError(
                 f"learner.buffer_size is {held}: the learner needs {need:,} bytes of {place}, "
                 f"and {free:,} are free; {fit}"
@@ -150,8 +150,8 @@ def announce(
             there = "free space unknown" if free is None else f"{_readable(free)} free"
             parts.append(f"{_readable(need)} of {place} ({there})")
     kept = _readable(needs(config, observation_size, action_size, networks).kept)
-    what = f"replay buffer of {held:,} transitions and networks" if networks.replays else "networks"
-    return f"{what}: {kept} of memory; with a checkpoint {', '.join(parts)}"
+    what = f"networks and a replay buffer of {held:,} transitions" if networks.replays else "networks"
+    return f"{what}: {kept} of memory; while a checkpoint is saved: {', '.join(parts)}"
 
 
 def tree_levels(capacity: int) -> list[int]:

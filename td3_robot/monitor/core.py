@@ -37,7 +37,7 @@ class Monitor:
     """A core that takes Records and makes reports.
 
     Args:
-        epoch: the time at which ``now`` of :meth:`step` is 0, in ns since 1970.
+        epoch: Unix time in ns at which ``now`` of :meth:`step` is 0.
         listener: called with every decoded message and the names of its channels.
     """
 
@@ -69,8 +69,8 @@ class Monitor:
     def report(self, now: float) -> dict[str, Any]:
         """The report, as plain JSON values. Rates and loop times cover the time since the last report.
 
-        ``loop_ms`` has the loop times of each source. A loop begins with a Step. It ends with the Step that reports the
-        Action for the first Step. The clock of the source measures both times.
+        ``loop_ms`` has the loop times of each source. A loop begins with a Step. It ends with the later Step that
+        reports the Action for it. The clock of the source measures both times.
         """
         begun = now if self._begun is None else self._begun
         elapsed, self._reported = now - self._reported, now

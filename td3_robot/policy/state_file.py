@@ -142,6 +142,6 @@ def _read(path: Path) -> tuple[SafetyState, str]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"state file {str(path)!r} is damaged ({reason}) and may hold a stop; check the robots, "
+            f"state file {str(path)!r} is damaged ({reason}) and may contain an emergency stop; check the robots, "
             "then remove the file"
         ) from None

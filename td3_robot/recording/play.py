@@ -26,7 +26,7 @@ from td3_robot.transport.link import PEER_TIMEOUT
 
 _LINKS = ("policy", "learner")
 _WAIT = 10.0  # seconds within which a live node must answer
-_LOOK = 0.05  # longest wait on the links, in seconds, before looking at keys and signals
+_LOOK = 0.05  # longest wait on the links, in seconds, before a look at keyboard and signals
 _EXAMPLES = """examples:
   td3-robot play walk.mcap --run runs/live --remap sim-0=recorded-0
   td3-robot play walk.mcap --policy ipc:///tmp/policy.sock --rate 2 --loop
@@ -59,7 +59,7 @@ def scheduled(
 
 
 class Pause:
-    """A clock that SIGUSR1, or Enter on a terminal, stops and starts."""
+    """A clock. SIGUSR1, or Enter on a terminal, stops it and starts it again."""
 
     def __init__(self, paused: bool) -> None:
         self.paused = paused
@@ -140,7 +140,7 @@ def _play_once(
         return f"no node answers on link {', '.join(missing)} within {_WAIT:g} s"
     player.introduce()
     if silent := _run(player, schedule, pause, stopped):
-        return f"{silent} has been silent for {PEER_TIMEOUT:g} s: it has not received the messages played since then"
+        return f"{silent} has been silent for {PEER_TIMEOUT:g} s, and did not receive the messages played in this time"
     return None
 
 

@@ -62,7 +62,7 @@ class Inputs:
             self._of_topic.setdefault(it.source, []).append(index)
 
     def store(self, topic: str, message: Any) -> None:
-        """Store the values of a message. A value that the message lacks keeps its age."""
+        """Store the values of a message. A value that is not in the message stays, with its time."""
         now = self._clock()
         names = message.name if self.topics[topic] == "joint" else ()
         joints = {name: index for index, name in enumerate(names)}
@@ -123,7 +123,7 @@ def _value(message: Any, joints: Mapping[str, int], config: ObservationConfig) -
 
 
 class Outputs:
-    """Turns actions into the values of a command. ``joints`` are the names of a trajectory's joints, in their order.
+    """Turns actions into the values of a command. ``joints``: a trajectory's joints, in the order of the values.
 
     Raises:
         ConfigError: the configuration does not name each action channel.

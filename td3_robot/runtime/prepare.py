@@ -115,7 +115,9 @@ def resumed_run(
     *,
     cluster: bool = False,
 ) -> Prepared:
-    """Open a run, and write the configuration to resume with. If a check fails, raise an error and write nothing.
+    """Open a run, and write the configuration to resume with. If a check fails, raise an error and do not write it.
+
+    If the storage of a cluster has newer files of the run, this function fetches them first.
 
     For the arguments see :func:`new_run`. Without a source, the run keeps its configuration.
     """

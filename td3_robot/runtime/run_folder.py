@@ -57,7 +57,7 @@ class RunFolder:
         """Check that the folder is missing or empty. Raises RunFolderError if it is not."""
         if self.config_file.exists():
             raise RunFolderError(f"run folder {str(self.path)!r} already holds a run; name another folder")
-        with contextlib.suppress(OSError):  # create() names the problem
+        with contextlib.suppress(OSError):  # create() reports this error
             if any(self.path.iterdir()):
                 raise RunFolderError(f"run folder {str(self.path)!r} is not empty and not a run; name another folder")
 
@@ -163,7 +163,7 @@ class RunFolder:
         return [found[target]] if target else list(dict.fromkeys(found.values()))
 
     def _on_cluster(self) -> dict[str, str]:
-        """Map each policy server and each of its sources, by name, to the endpoint for operators on a cluster."""
+        """On a cluster: map the name of each policy server and of its sources to the endpoint for operators."""
         found = self.read_run().get("endpoints", {})
         return {name: str(endpoint) for name, endpoint in found.items() if name not in LINKS}
 

@@ -35,7 +35,7 @@ _FILES = (
 )
 """Patterns of the copied files."""
 _OWNER = "owner"  # file at the URL; it names the training that may write there
-_PART = ".part"  # file at the URL for an unfinished upload
+_PART = ".part-"  # file at the URL for an unfinished upload
 _COPIED = ".copied"  # file in the learner's folder with the stamps of the files that are at the URL
 _RETRY = 1.0  # seconds
 _FAILURES = (NodeError, OSError)
@@ -59,7 +59,8 @@ class Storage:
         self.url = url
         self.owner = owner
         with self._named():
-            self._system, self._root = fsspec.core.url_to_fs(url)
+            self._system, root = fsspec.core.url_to_fs(url)
+            self._root = root.rstrip("/")
 
     def claim(self, run: RunFolder, *, newer: bool) -> None:
         """Become the owner. After this call, processes of earlier owners begin no new copies.
@@ -101,6 +102,7 @@ class Storage:
                             raise
                         continue  # the learner has removed an old checkpoint
                     copied[name] = stamp
+            self._check_owner()
             for name in self._files().keys() - here.keys():
                 self._system.rm_file(self._path(name))
             for name in copied.keys() - here.keys():
@@ -144,11 +146,17 @@ class Storage:
             return str(self._system.cat_file(self._path(_OWNER)).decode("utf-8", "replace"))
         return ""
 
+    def holds_files(self) -> bool:
+        """Return whether the storage has files of a learner."""
+        with self._named():
+            return bool(self._files())
+
     def _upload(self, file: Path, name: str) -> None:
-        path = self._path(name)
+        path, part = self._path(name), self._path(f"{_PART}{self.owner}")
         self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self._system.put_file(str(file), self._path(_PART))
-        self._system.mv(self._path(_PART), path)
+        self._system.put_file(str(file), part)
+        self._check_owner()  # a later learner may have become the owner in the meantime
+        self._system.mv(part, path)
 
     def _files(self) -> dict[str, str]:
         """Return the state of each file of a learner at the storage, by name."""
@@ -280,10 +288,11 @@ def check(url: str, run: RunFolder | None) -> None:
     try:
         storage = Storage(url)
         storage.probe()
-        holder = storage.holder()
+        holder, used = storage.holder(), storage.holds_files()
     except NodeError as error:
         raise ConfigError(f"{error}; allowed: a folder in which this program can write and remove files") from None
-    if holder and _run_of(holder) != _run_of(str(_facts(run).get("owner", "")) if run else ""):
+    mine = _run_of(str(_facts(run).get("owner", ""))) if run else ""
+    if (holder or used) and not (mine and _run_of(holder) == mine):
         raise ConfigError(f"cluster.storage is {url!r}, which holds another run; allowed: an empty folder")
 
 
@@ -292,6 +301,8 @@ def fetch(run: RunFolder) -> None:
     facts = _facts(run)
     if facts.get("newer"):
         storage = Storage(facts["url"], facts["owner"])
+        if _run_of(holder := storage.holder()) == _run_of(storage.owner):
+            storage.owner = holder  # a training that failed may have changed only one of the two
         with run.locked():
             storage.pull(run.path)
             storage.remember(run, newer=False)

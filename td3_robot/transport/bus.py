@@ -30,7 +30,7 @@ from td3_robot.transport.tap import Tap
 
 log = logging.getLogger(__name__)
 
-_IO_THREADS = 2  # libzmq distributes connections over two threads, so a stranger's large data delays only half of them
+_IO_THREADS = 2  # with two threads, a stranger's large data delays only half of the connections
 _FAREWELL = 1000  # ms that a closing socket may take to send its last messages
 _DRAIN = 256  # maximum number of messages to take from one socket before the other sockets get their turn
 FOREIGN = 16
@@ -77,9 +77,9 @@ class Bus(Transport):
         self._taps: list[tuple[zmq.Socket[bytes], Tap]] = []
         self._attaching: list[Attaching] = []
         self._next_look = float("-inf")
-        self._lost: Counter[str] = Counter()  # counts of listeners that have detached
+        self._lost: Counter[str] = Counter()  # numbers of messages that detached listeners missed, and other counts
         self._paths: dict[Path, int] = {}  # socket files that this process serves, with their inodes
-        self._behind: dict[str, float] = {}  # by link: time (s) since which the bus has had unread messages
+        self._behind: dict[str, float] = {}  # by link: time (s) at which unread messages began to wait
         self._next_timer = self._timed_at = self._awake_since = self._awake_until = float("-inf")
 
     def serve(self, endpoint: str, server: ServerLink) -> str:
@@ -119,7 +119,7 @@ class Bus(Transport):
     def _bind(self, socket: zmq.Socket[bytes], endpoint: str, server: ServerLink) -> None:
         """Bind a socket. Only this user can open the file of an ``ipc://`` endpoint.
 
-        libzmq applies the options of this moment to the new endpoint, and not to the earlier endpoints of the socket.
+        The options that this method sets apply to the new endpoint, and not to earlier endpoints of the socket.
         """
         self._set_network(socket, endpoint)
         if self.keys and endpoints.is_tcp(endpoint):
@@ -151,7 +151,7 @@ class Bus(Transport):
         Args:
             client: the handshake with the recorder or monitor.
             expected: whether the run has this recorder, see :class:`~td3_robot.transport.tap.Tap`.
-            like: a tap. The new tap takes over its kept messages and continues its numbers.
+            like: an existing tap. The new tap gets its kept messages and continues its sequence numbers.
 
         Raises:
             EndpointError: the endpoint is malformed or not allowed.
@@ -167,7 +167,7 @@ class Bus(Transport):
         return tap
 
     def attach(self, search: Search, client: Callable[[], ClientLink], like: Tap | None = None) -> None:
-        """Give each listener that the search finds a copy of every message that this bus sends, while it listens.
+        """The search finds listeners. While a listener listens, it gets a copy of every message of this bus.
 
         Args:
             client: makes the handshake with one listener.
@@ -189,7 +189,7 @@ class Bus(Transport):
             socket.connect(endpoint)
         except zmq.ZMQError as error:
             socket.close()
-            raise EndpointError(f"endpoint {endpoint!r} cannot be connected to: {error}") from None
+            raise EndpointError(f"cannot connect to endpoint {endpoint!r}: {error}") from None
         self._poller.register(socket, zmq.POLLIN)
         self._next_timer = float("-inf")
         return socket
@@ -354,7 +354,7 @@ class Bus(Transport):
             foreign += len(inputs) == before
             if foreign >= FOREIGN:
                 break
-            # Check for a message first. The exception of an empty socket takes as much time as a message.
+            # Check for a message first. On an empty socket, zmq.Again takes as long as a message.
             if not self._has_more(socket) or self._clock() - now > _TURN:
                 break
         return inputs

@@ -36,7 +36,7 @@ Replies = list[tuple[bytes, Message]]
 
 
 def _dims(spec: Mapping[str, Any], robots: int) -> dict[str, int]:
-    """The sizes of arrays for N robots with the description ``spec``, by letter."""
+    """Map each letter (N, O, A) to its array size, for N robots that ``spec`` describes."""
     sizes = {"O": len(spec["observations"]), "A": len(spec["actions"])} if spec else {}
     return {**sizes, "N": robots} if robots else sizes
 
@@ -64,9 +64,10 @@ class ServerLink:
         accepts: by role, the message types that a client may send. The server refuses other roles.
         agreement: configuration that clients must share, see ``Config.agreement``.
         session: a random number, new at each start of the server.
-        spec: the robot; None until the first simulator, driver or weights name it.
+        spec: the robot; None until a simulator, a driver or Weights provide it.
         may: a function that returns whether a public key may have a role; None on a link without keys.
-        without_keys: whether clients without a key may have every role. They use a socket file of this user.
+        without_keys: whether clients without a key may have every role. They connect through a socket file that only
+            this user can open.
         peers: the welcomed clients, by routing identity.
         farewells: number of received Byes; :mod:`td3_robot.transport.departures` sets it to 0.
     """
@@ -139,7 +140,7 @@ class ServerLink:
     def _is_next(self, peer: Peer, step: Step, now: float) -> bool:
         """Whether a Step belongs to the source of this connection, and is not older than the newest Step.
 
-        In lock-step, a source that returns to a checkpoint continues its incarnation and its sequence.
+        In lock-step, a source that returns to a checkpoint has the incarnation and the sequence of the checkpoint.
         """
         hello, lockstep = peer.hello, step.needs_version > 0
         newest = self._sequences.get(peer.key, step.sequence)
@@ -201,7 +202,7 @@ class ServerLink:
                 # The client waits and asks again. A message to the rival shows whether its connection is closed.
                 wait = Heartbeat(int(now * 1e9), self.session)
                 return [], [(key, wait), (rival.key, wait)]
-            if received > asked:  # this reason is the most important: the rival driver is active and moves the robot
+            if received > asked:  # code name has priority: the rival driver moves the robot
                 taken = f"name {hello.name!r} is taken by a driver that is connected"
                 refused = Refused("name", refused.reason if refused else taken)
         self._waiting_since.pop(key, None)
@@ -225,7 +226,7 @@ class ServerLink:
             same_process = peer.hello.client == hello.client
             # The core must forget a client that starts again: a new process with the routing identity of an old
             # process, a client whose Hello has other values, or a client that sent messages since its last Hello.
-            # Any other Hello is only a repetition, because Hellos wait in a queue while no server runs.
+            # Any other Hello is a repetition: while no server runs, a client repeats its Hello. All arrive later.
             known = peer.hello
             changed = (hello.weights_version, hello.incarnation) != (known.weights_version, known.incarnation)
             starts_again = not same_process or changed or key in self._active
@@ -242,7 +243,7 @@ class ServerLink:
             return Refused("agreement", f"role {hello.role!r} is not served here; allowed: {', '.join(self.accepts)}")
         if not self._may(owner, hello.role):
             how = f"td3-robot keys allow NAME '{owner}' --role {hello.role}"
-            why = f"the key of {hello.name!r} may not be {hello.role} here; to allow this, run there: {how}"
+            why = f"the key of {hello.name!r} may not have role {hello.role}; on this server's machine, run: {how}"
             return Refused("agreement", why)
         if hello.role in ROBOT_ROLES and not (1 <= hello.robots <= MAX_ROBOTS and hello.spec):
             text = f"{hello.role} names {hello.robots} robots; allowed: 1 to {MAX_ROBOTS}, with a specification"
@@ -255,7 +256,7 @@ class ServerLink:
 
     def _taken(self, hello: Hello, owner: str) -> Refused | None:
         """The refusal of a client if its name is reserved or another client keeps it; None if the name is free."""
-        if hello.name == self.name or hello.name.startswith(f"{self.name}/"):  # NAME/ROBOT names its watch over a robot
+        if hello.name == self.name or hello.name.startswith(f"{self.name}/"):  # NAME/ROBOT: its safety of a robot
             return Refused("taken", f"name {hello.name!r} is reserved for this server; use another name")
         peer = self._holder(hello.name)
         if peer is None:

@@ -31,7 +31,7 @@ UNUSED: dict[str, Any] = {
     "head_start_ray_commands": [],
     "worker_start_ray_commands": [],
 }
-"""Keys that Ray demands, and the fake provider ignores."""
+"""Ray requires these keys, but the fake provider ignores them."""
 
 
 class AutoscalingCluster(Head):
@@ -56,7 +56,7 @@ class AutoscalingCluster(Head):
         super().__init__(folder, address, *options, "--autoscaling-config", str(file), **variables)
 
     def hosts(self) -> int:
-        """Return the number of hosts, counted by Ray's process on each host."""
+        """Return the number of hosts. Each host runs one process ``raylet``."""
         return sum(process.name() == "raylet" for process in self._all())
 
 

@@ -22,7 +22,7 @@ def test_launch_a2c_of_version_0_1_0_selects_the_algorithm(caplog: pytest.LogCap
     assert (config.launch, config.timing) == ("train", "lockstep")
     assert (config.learner.algorithm, config.learner.learning_starts, config.a2c.episodes) == ("a2c", 0, 7)
     [record] = caplog.records
-    assert "replaced launch: a2c with launch: train, learner.algorithm: a2c" in record.message
+    assert "replaced 'launch: a2c' with 'launch: train, learner.algorithm: a2c" in record.message
     caplog.clear()
     assert configuration.parse(before, ["seed=1"]).learner.algorithm == "a2c"
     assert len(caplog.records) == 1

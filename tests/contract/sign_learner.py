@@ -16,7 +16,7 @@ from td3_robot.learner.algorithms.networks import Actor
 
 
 class SignLearner(Algorithm):
-    """π(s) approaches the sign of the mean observation times a learned scale."""
+    """π(s) approaches a learned scale times the sign of the mean observation."""
 
     def build(self) -> None:
         """Create the actor, the scale and their optimiser."""

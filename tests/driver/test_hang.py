@@ -18,7 +18,7 @@ PATIENCE = 60.0  # s
 
 
 class End:
-    """Replaces the end of the process: releases the hanging call and records the exit code."""
+    """Replaces the function that ends the process: releases the hanging call and records the exit code."""
 
     def __init__(self) -> None:
         self.codes: queue.Queue[int] = queue.Queue()
@@ -38,7 +38,7 @@ def end() -> End:
 
 
 def patient(monkeypatch: pytest.MonkeyPatch, begun: threading.Event | None = None) -> None:
-    """Give stop() enough time on a busy machine. If it never ends, wait only until it has ``begun``."""
+    """Give stop() enough time on a busy machine. If stop() never returns, wait only until ``begun`` is set."""
     join = threading.Thread.join
 
     def wait(thread: threading.Thread, timeout: float | None = None) -> None:
@@ -102,7 +102,7 @@ def test_calls_that_return_in_time_have_no_effect() -> None:
         if max(longest, time.monotonic() - now) < 0.5:
             break
     else:
-        pytest.fail("each of ten attempts had a call of at least half the limit")
+        pytest.fail("in each of ten attempts, a call took at least half of the time limit")
     assert end.codes.empty()
 
 
@@ -125,7 +125,7 @@ def test_no_call_reaches_the_robot_after_a_hang(end: End, monkeypatch: pytest.Mo
 
 
 class Stuck(Robot):
-    """A robot whose named method hangs."""
+    """A robot that hangs in the method named ``where``."""
 
     def __init__(self, spec: RobotSpec, end: End) -> None:
         self.spec, self.end = spec, end

@@ -195,12 +195,12 @@ def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None
     run = RunFolder(tmp_path / "run")
     machine_of(8_003_744, 12_004_992)
     assert announce(small(), 3, 2, run) == (
-        "replay buffer of 100,000 transitions and networks: 4.0 MB of memory; with a checkpoint 8.0 MB of memory "
-        f"(8.0 MB free), 12.0 MB of the disk of {str(run.path)!r} (12.0 MB free)"
+        "networks and a replay buffer of 100,000 transitions: 4.0 MB of memory; while a checkpoint is saved: "
+        f"8.0 MB of memory (8.0 MB free), 12.0 MB of the disk of {str(run.path)!r} (12.0 MB free)"
     )
     for memory, disk, words in (
-        (8_003_743, None, "needs 8,003,744 bytes of memory, and 8,003,743 are free; at most 99999 would fit"),
-        (4_003_744, None, "needs 8,003,744 bytes of memory, and 4,003,744 are free; at most 50000 would fit"),
+        (8_003_743, None, "needs 8,003,744 bytes of memory, and 8,003,743 are free; allowed: at most 99999"),
+        (4_003_744, None, "needs 8,003,744 bytes of memory, and 4,003,744 are free; allowed: at most 50000"),
         (3_800, None, "needs 8,003,744 bytes of memory, and 3,800 are free; no transition would fit"),
         (
             None,

@@ -234,7 +234,7 @@ def test_a_failed_write_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_a_damaged_file_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "policy.state"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"is damaged .* and may hold a stop; check the robots, then remove the file"):
+    with pytest.raises(ConfigError, match=r"is damaged .* and may contain an emergency stop; check the robots, then "):
         StateFile(path)
     assert path.read_bytes() == content
 

@@ -636,7 +636,7 @@ def test_refused_driver_makes_its_robot_safe(robot: Robot, why: str) -> None:
             path = robot.folder / f"{name}.yaml"
             endpoints = {"policy": f"tcp://{LOOPBACK}:{port}", "keys": f"{name}-keys"}
             path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "endpoints": endpoints}))
-        reason = "the key of 'leg' may not be driver here"
+        reason = "the key of 'leg' may not have role driver"
     robot.serve()
     driver = robot.drive()
     assert driver.wait(120) == 2

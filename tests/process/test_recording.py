@@ -134,7 +134,7 @@ def test_replay_of_a_killed_learner_ends_at_the_kill(train: Any, tmp_path: Path,
     compared = {comparison.topic: comparison.compared for comparison, _ in report.comparisons}
     assert report.same, report
     assert compared.keys() == {"weights", "throttle", "status"}
-    assert compared["weights"] >= 2  # at least (700 - 500) · 0.1 updates, and the initial weights
+    assert compared["weights"] >= 2  # the initial weights, and those after at least (700 - 500) · 0.1 updates
     assert compared["status"] == 1
     why = "it continued from a checkpoint or a replay file, which the recording does not contain"
     # One note is about the learned results, the other is about the learner's counters.

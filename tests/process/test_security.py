@@ -152,8 +152,8 @@ def test_a_drivers_key_cannot_give_commands_set_weights_or_act_as_another_peer(
     assert server.operator.configure().state == "inactive"
     leg, other = thief(server, "robot-7"), thief(server, "robot-8")
     for role, reason in (
-        ("operator", "may not be operator here"),
-        ("simulator", "may not be simulator here"),
+        ("operator", "may not have role operator"),
+        ("simulator", "may not have role simulator"),
         ("policy", "role 'policy' is not served here"),
         ("learner", "role 'learner' is not served here"),
     ):

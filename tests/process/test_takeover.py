@@ -152,7 +152,7 @@ def test_only_an_operators_key_may_take_over(robot: Recorded) -> None:
     robot.drive()
     at = robot.wait_for(POLICY)
     for name in ("driver", "monitor"):
-        with pytest.raises(tr.Td3RobotError, match=r"the key of 'operator-.*' may not be operator here"):
+        with pytest.raises(tr.Td3RobotError, match=r"the key of 'operator-.*' may not have role operator"):
             tr.connect(endpoint, robot.folder / f"{name}-keys", timeout=60).takeover("leg")
     with tr.connect(endpoint, robot.folder / "operator-keys", timeout=60).takeover("leg") as leg, driving(leg, 0.25):
         at = robot.wait_for(OPERATOR, at)

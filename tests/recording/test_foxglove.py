@@ -64,7 +64,7 @@ def steps() -> list[Step]:
     return [m for _, m in session.messages((Step.NAME,)) if isinstance(m, Step) and m.source == "sim-0"]
 
 
-def test_channels_are_json_by_name(walkers: dict[str, Any], steps: list[Step]) -> None:
+def test_json_messages_name_each_channel(walkers: dict[str, Any], steps: list[Step]) -> None:
     found = walkers["/sim-0/step/1"]
     assert len(found) == len(steps) > 100
     times = [time for _, _, time in found]
@@ -88,7 +88,7 @@ def test_joint_states_hold_the_recorded_values(walkers: dict[str, Any], steps: l
 
 
 def test_frames_are_the_poses_of_the_links(walkers: dict[str, Any], steps: list[Step]) -> None:
-    """Robots stand 2 m apart. A quaternion q and a vector v: v + 2 w (q × v) + 2 q × (q × v) is the turned vector."""
+    """Robots stand 2 m apart. A unit quaternion (q, w) turns v into v + 2 w (q × v) + 2 q × (q × v)."""
     spec = spec_of("sim-0")
     poses = Poses(spec)
     frames = [m for _, m, _ in walkers["/tf"] if m.transforms[0].child_frame_id == "sim-0/1/torso"]

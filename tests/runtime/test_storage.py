@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from td3_robot.cluster.agent import Agent
 from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError, NodeError
@@ -159,6 +160,69 @@ def test_only_the_newest_owner_writes(claimed: Storage, run: Path, place: Path, 
     assert names(place) == {"owner"}
 
 
+def test_a_learner_that_loses_the_storage_during_an_upload_changes_nothing_there(
+    claimed: Storage, run: Path, place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another learner becomes the owner during the upload, and copies a later checkpoint."""
+    other = Storage(claimed.url)
+    copied: dict[str, str] = {}
+    claimed.push(run, copied)
+    save(tmp_path / "other", 3000)
+    upload = claimed._system.put_file
+
+    save(run, 2000)
+    with monkeypatch.context() as context:
+
+        def slow(source: str, target: str) -> None:
+            context.undo()  # both use the same file system object
+            upload(source, target)
+            other.claim(RunFolder(run), newer=True)
+            other.push(tmp_path / "other", {})
+
+        context.setattr(claimed._system, "put_file", slow)
+        with pytest.raises(NotOwnerError):
+            claimed.push(run, copied)
+    assert (place / THIRD).read_bytes() == (tmp_path / "other" / THIRD).read_bytes()
+    assert not (place / SECOND).exists()
+
+
+def test_a_resume_survives_a_claim_that_reached_only_the_run_folder(claimed: Storage, run: Path) -> None:
+    claimed.push(run, {})
+    facts = RunFolder(run).read_run()["storage"]
+    RunFolder(run).write_run(storage={**facts, "owner": facts["owner"].partition("-")[0] + "-new", "newer": True})
+    (run / FIRST).unlink()
+    storage.fetch(RunFolder(run))
+    assert (run / FIRST).exists()
+
+
+def test_files_without_an_owner_are_not_taken(run: Path, tmp_path: Path) -> None:
+    """The storage is a folder of another training. A slash at the end makes no difference."""
+    overrides = [f"cluster.storage=file://{run}/"]
+    with pytest.raises(ConfigError, match="which holds another run; allowed: an empty folder"):
+        new_run("pendulum", overrides, tmp_path / "new", cluster=True)
+    assert (run / FIRST).exists()
+
+
+@pytest.mark.usefixtures("claimed")
+def test_the_folder_of_an_ended_learner_stays_until_the_storage_has_its_files(
+    run: Path, place: Path, tmp_path: Path
+) -> None:
+    learner = tmp_path / "learner"
+    learner.mkdir()
+    (learner / "run.json").write_bytes((run / "run.json").read_bytes())
+    Keeper(learner)
+    save(learner, 2000)
+    kept, owner = Agent.keep(str(learner)), (place / "owner").read_text()
+    (place / "owner").write_text("another")
+    with pytest.raises(NotOwnerError):
+        Agent.copy(kept)
+    assert (Path(kept) / SECOND).exists()
+    (place / "owner").write_text(owner)
+    Agent.copy(kept)
+    assert (place / SECOND).exists()
+    assert not Path(kept).exists()
+
+
 def test_a_new_learner_begins_with_the_files_of_the_storage(claimed: Storage, run: Path, tmp_path: Path) -> None:
     claimed.push(run, {})
     folder = tmp_path / "learner"
@@ -272,9 +336,11 @@ def test_a_malformed_url_is_named(url: str) -> None:
     assert f"cluster.storage is {url!r}; allowed: null, or the URL of a folder" in str(caught.value)
 
 
-def test_a_password_is_refused_and_not_shown() -> None:
+@pytest.mark.parametrize("chain", ["", "zip://a::"])
+@pytest.mark.parametrize("password", ["hunter2", "hunter2/3"])
+def test_a_password_is_refused_and_not_shown(chain: str, password: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        configuration.parse({"cluster": {"storage": "sftp://robot:hunter2@host/walker"}})
+        configuration.parse({"cluster": {"storage": f"{chain}sftp://robot:{password}@host/walker"}})
     assert "cluster.storage contains a password" in str(caught.value)
     assert "hunter2" not in str(caught.value)
 

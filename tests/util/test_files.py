@@ -36,7 +36,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_curve_skips_a_line_that_a_crash_cut(tmp_path: Path) -> None:
+def test_the_curve_skips_an_incomplete_line(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     rows = [
         {"kind": "train", "env_steps": 1000, "return_mean": 3.0},

@@ -51,7 +51,7 @@ def choices(config: LearnerConfig, precisions: Sequence[Precision], cores: int) 
         else:
             numbers = [config.threads]
         if replace(config, precision=precision).compiles and config.threads_in == "critics":
-            # The compiled engine has no second thread, so two threads give the speed of one, see ``use_threads``.
+            # Compiled updates use half of the threads (see ``use_threads``), so 2 are as fast as 1.
             numbers = [number for number in numbers if number != 2] or numbers
         found += [Choice(precision, number) for number in numbers]
     return found
