@@ -80,7 +80,7 @@ def test_a_training_gets_a_host_from_the_autoscaler(
     assert run.finish() == 0, run.output()
     assert "; 0 Steps lost;" in run.output()
     nothing_is_left(cluster, tmp_path / "run")
-    poll_until(lambda: cluster.hosts() == 1, lambda: "the autoscaler still keeps the host")
+    poll_until(lambda: cluster.hosts() == 1, lambda: "the autoscaler still keeps the host", timeout=300)
 
 
 @pytest.mark.slow
