@@ -336,7 +336,7 @@ def test_a_server_that_disappears_is_an_error(
     assert main(["play", str(recorded), "--policy", endpoint]) == 1
     thread.join()
     error = capsys.readouterr().err
-    assert error.startswith("td3-robot play: the server of link policy has been silent for 2 s: it has not")
+    assert error.startswith("td3-robot play: the server of link policy has been silent for 2 s, and did not receive")
     assert error.count("\n") == 1
 
 

@@ -326,7 +326,7 @@ def test_a_key_connects_only_in_its_roles(
         topic, payload = dealer.recv_multipart(zmq.DONTWAIT)
         may = wanted == role or (role == CLIENT and wanted != "operator")
         assert topic == (b"welcome" if may else b"refused"), wanted
-        assert may or f"may not be {wanted} here" in codec.decode("refused", payload).reason
+        assert may or f"may not have role {wanted}" in codec.decode("refused", payload).reason
 
 
 def test_a_copy_of_the_servers_own_key_works_until_the_server_has_a_new_key_pair(
