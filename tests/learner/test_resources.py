@@ -205,7 +205,7 @@ def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None
         (
             None,
             12_004_991,
-            f"needs 12,004,992 bytes of the disk of {str(run.path)!r}, and 12,004,991 are free; at most",
+            f"needs 12,004,992 bytes of the disk of {str(run.path)!r}, and 12,004,991 are free; allowed: at most",
         ),
     ):
         machine_of(memory, disk)
