@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Mapping
@@ -62,7 +63,7 @@ class Host:
     simulators: int = 0
     agent: Any = None
     folder: str = ""
-    _opening: Any = None
+    _opening: Question | None = None
     _codes: dict[str, int | None] = field(default_factory=dict)
     _logs: dict[str, Path] = field(default_factory=dict)
     _asked: Any = None
@@ -89,7 +90,7 @@ class Host:
         Raises:
             RayError: the host has died, or has not answered in time.
         """
-        if self.agent is None:
+        if self._opening is None:
             actor: Any = ray.remote(Agent)
             where = NodeAffinitySchedulingStrategy(self.node, soft=False)
             self.agent = actor.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=where).remote()
@@ -103,6 +104,12 @@ class Host:
                 self.lost = True
                 raise
         return True
+
+    def close(self) -> None:
+        """End the processes on this host, and remove their folders."""
+        if self.agent is not None and not self.lost:
+            with contextlib.suppress(*LOST):
+                self.ask("close")
 
     def start(self, start: Program, run: str) -> Running:
         self._take(wait=True)  # take an old report now: it may hold the exit code of an earlier process

@@ -15,7 +15,6 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import ray
@@ -26,13 +25,13 @@ from ray.util import get_node_ip_address
 from td3_robot.cluster.agent import Agent
 from td3_robot.cluster.connection import ask_probe, connect, first_line
 from td3_robot.cluster.host import ANSWER, LOST, Host, Question
-from td3_robot.cluster.stored_learner import MODULE
+from td3_robot.cluster.learner_files import LearnerFiles
+from td3_robot.cluster.stored_learner import stored
 from td3_robot.config.schema import Config
 from td3_robot.errors import NodeError, exit_code_of
 from td3_robot.runtime.hosts import NoRoomError, Running, Start, ThisMachine
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.run_folder import RunFolder
-from td3_robot.runtime.storage import LONGEST, Repeated, Storage, retried
 from td3_robot.topics import LISTENERS
 from td3_robot.transport.endpoints import with_host
 from td3_robot.transport.keys import KeyFolder
@@ -78,11 +77,7 @@ class RayHosts:
         self._given_up: set[str] = set()  # policy servers whose host was lost, and whose simulators are absent
         self._looked_at = 0.0
         self._keys = KeyFolder(run.path.resolve() / "keys")
-        self._storage = Storage(config.cluster.storage) if config.cluster.storage else None
-        self._stored_on: tuple[Host, str] | None = None  # host and folder of the learner; None without a storage
-        self._following = contextlib.ExitStack()  # copies files from the storage
-        self._complete = True  # whether the storage has all files of the learner
-        self._uncopied = ""  # why the storage lacks the learner's last files
+        self._files = LearnerFiles(config.cluster.storage, run, say) if config.cluster.storage else None
 
     def __enter__(self) -> RayHosts:
         with contextlib.ExitStack() as resources:
@@ -98,8 +93,8 @@ class RayHosts:
             resources.callback(self._withdraw_request)
             self._wait_for_hosts()
             self._where[LEARNER] = self._host_for_learner()
-            if self._storage:
-                self._begin_storage(self._storage)
+            if self._files:
+                self._files.begin()
             words = shlex.join(["td3-robot", "train", "--resume", str(self._run.path), "--cluster", self._address])
             self._say(f"if Ray's head dies, the run saves all that it learned, and ends; to continue it: {words}")
             self._resources = resources.pop_all()
@@ -108,51 +103,17 @@ class RayHosts:
     def __exit__(self, *_: object) -> None:
         self._resources.close()
 
-    def _begin_storage(self, storage: Storage) -> None:
-        """Copy the run folder to the storage. From then on, copy metrics and policies from there to the run folder."""
-        copied: dict[str, str] = {}
-
-        def last() -> None:
-            storage.pull(self._run.path, copied=copied)
-            storage.remember(self._run, newer=not self._complete)
-
-        storage.claim(self._run, newer=False)
-        storage.push(self._run.path, {})
-        storage.remember(self._run, newer=True)
-        follow = Repeated(lambda: storage.pull(self._run.path, checkpoints=False, copied=copied), last, self._say)
-        self._following.enter_context(follow)
-
-    def _end_storage(self) -> None:
-        """Copy the last files of the learner to the storage, and all files from there to the run folder."""
-        if self._stored_on:
-            host, folder = self._stored_on
-            self._complete = not host.lost
-            kept = ""
-            try:
-                if not host.lost:
-                    self._say(f"copying the last files of the learner to {self._config.cluster.storage}")
-                    kept = host.ask("keep", folder)
-                    ray.get(host.agent.copy.remote(kept), timeout=LONGEST)
-            except LOST as error:
-                self._complete = False
-                place = f"its folder {kept} stays there; copy the files to the storage, then resume" if kept else ""
-                self._uncopied = f"host {host.address} could not copy the learner's last files: {first_line(error)}"
-                self._uncopied += f"; {place}" * bool(place)
-        self._following.close()
-
     def _end(self) -> None:
         """End the processes on all hosts.
 
         Raises:
             NodeError: the storage does not have everything that the learner learned.
         """
-        self._end_storage()
+        problem = self._files.end() if self._files else ""
         for host in self._hosts.values():
-            if host.agent is not None and not host.lost:
-                with contextlib.suppress(*LOST):
-                    host.ask("close")
-        if self._uncopied:
-            raise NodeError(self._uncopied)
+            host.close()
+        if problem:
+            raise NodeError(problem)
 
     def _remove_keys(self) -> None:
         shutil.rmtree(self._keys.path, ignore_errors=True)
@@ -216,8 +177,9 @@ class RayHosts:
         begin = now = time.monotonic()
         said = begin - _SAY
         while True:
-            self._request_cores()
-            room = self._room(self._best_for_learner())
+            learner = self._best_for_learner()
+            self._request_cores(learner)
+            room = self._room(learner)
             if room >= self._least or now - begin >= self._config.cluster.wait_s:
                 return
             if number := self.stopped():
@@ -229,16 +191,15 @@ class RayHosts:
             self._find_hosts()
             now = time.monotonic()
 
-    def _request_cores(self) -> None:
+    def _request_cores(self, learner: Host) -> None:
         """Ask Ray's autoscaler for the learner's host and for cores for all simulators, if the hosts have fewer cores.
 
         Without an autoscaler, the request has no effect.
         """
-        learner, each = self._best_for_learner(), self._config.cluster.simulator_cpus
         if self._room(learner) >= self._most:
             return
         whole = {name: amount for name, amount in (("CPU", learner.cpus), ("GPU", learner.gpus)) if amount}
-        bundles = [whole, *({"CPU": each} for _ in range(self._most))]
+        bundles = [whole, *({"CPU": self._config.cluster.simulator_cpus} for _ in range(self._most))]
         if bundles != self._requested:
             self._requested = bundles
             request_resources(bundles=bundles)
@@ -253,9 +214,14 @@ class RayHosts:
         each, cpus = self._config.cluster.simulator_cpus, sum(host.cpus for host in self._workers(learner))
         return min(self._most, int(cpus / each)) if each else self._most
 
+    def _able(self, process: str) -> list[Host]:
+        """Return the living hosts that can run a process. Without a storage, the learner must see the run folder."""
+        anywhere = process != LEARNER or self._files
+        return [host for host in self._hosts.values() if not host.lost and (anywhere or host.sees_run)]
+
     def _best_for_learner(self) -> Host:
         """Return the best host for the learner. Raise NodeError if no host can run it."""
-        able = [it for it in self._hosts.values() if (it.sees_run or self._storage) and not it.lost]
+        able = self._able(LEARNER)
         if not able:
             raise NodeError(
                 f"no host of the cluster sees the run folder {str(self._run.path)!r}; the learner needs it for its "
@@ -298,15 +264,15 @@ class RayHosts:
         shares = list(share(len(present), others, each))
         for host in others:
             if count := shares.count(host):
+                self._begin(host, count * each)
                 result += self._place_on(host, present[:count])
                 present = present[count:]
         self._say(f"host {self._where[LEARNER].address}: learner")
         return result
 
     def _place_on(self, host: Host, simulators: Sequence[Process]) -> list[Process]:
-        """Give a host these simulators and a policy server. Return these processes."""
+        """Give a host, whose agent has started, these simulators and a policy server. Return these processes."""
         server = f"{POLICY}-{len(self._where) - 1}"
-        self._begin(host, (host.simulators + len(simulators)) * self._config.cluster.simulator_cpus)
         self._where[server] = host
         host.simulators += len(simulators)
         self._policy_of |= dict.fromkeys([server, *(process.name for process in simulators)], server)
@@ -374,20 +340,19 @@ class RayHosts:
 
         If ``endpoint`` is None, remove the published endpoint.
         """
-        for name in (name for name, owner in self._policy_of.items() if owner == server):
-            self._endpoints.pop(name, None)
-            if endpoint:
+        for name, owner in self._policy_of.items():
+            if owner == server and endpoint:
                 self._endpoints[name] = endpoint
+            elif owner == server:
+                self._endpoints.pop(name, None)
         self._run.write_run(endpoints=self._endpoints)
 
     def _start_learner(self, host: Host, start: Start) -> Running:
-        if not self._storage:
+        if not self._files:
             return host.start(start, str(self._run.path.resolve()))
-        folder = f"{host.ask('disk')}/{LEARNER}"
-        self._stored_on = host, folder
+        folder = self._files.folder_on(host)
         self._write_run(host, folder)
-        environment = {**start.environment, MODULE: start.module}
-        return host.start(start._replace(module="td3_robot.cluster.stored_learner", environment=environment), folder)
+        return host.start(stored(start), folder)
 
     def _write_run(self, host: Host, folder: str) -> None:
         """Write the run folder of some processes of a host: configuration, endpoints, keys and storage."""
@@ -409,13 +374,11 @@ class RayHosts:
     def _move(self, server: str) -> None:
         """Choose another host for the learner, or for a policy server and its simulators."""
         lost = self._where[server]
-        anywhere = bool(self._storage) or server != LEARNER
-        known = any(not host.lost and (host.sees_run or anywhere) for host in self._hosts.values())
-        self._find_hosts(_JOIN if known else ANSWER)
+        self._find_hosts(_JOIN if self._able(server) else ANSWER)
         if server == LEARNER:
             self._where[LEARNER] = self._host_for_learner()
-            if self._storage:
-                retried(partial(self._storage.claim, self._run, newer=True))
+            if self._files:
+                self._files.claim()
             self._endpoints[LEARNER] = _free_endpoint(self._where[LEARNER])
             self._run.write_run(endpoints=self._endpoints)
             self._restart_others()

@@ -13,9 +13,17 @@ import sys
 from pathlib import Path
 
 from td3_robot.errors import Td3RobotError
+from td3_robot.runtime.hosts import Start
 from td3_robot.runtime.storage import Keeper, Repeated
 
 MODULE = "TD3_ROBOT_LEARNER"
+
+
+def stored(start: Start) -> Start:
+    """Return the start of this program instead of the start of a learner."""
+    return start._replace(
+        module="td3_robot.cluster.stored_learner", environment={**start.environment, MODULE: start.module}
+    )
 
 
 def main() -> int:

@@ -110,6 +110,4 @@ class SweepHosts:
 
     def _end(self) -> None:
         for host in self._hosts:
-            if host.agent is not None and not host.lost:
-                with contextlib.suppress(*LOST):
-                    host.ask("close")
+            host.close()
