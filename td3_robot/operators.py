@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -313,14 +313,23 @@ class Takeover:
             self.close()
 
 
-def ask_each(operators: Sequence[Operator], ask: Callable[[Operator], Reply]) -> list[Reply | Td3RobotError]:
-    """Ask several policy servers at the same time. Return the Reply or the error of each."""
+class Answer(NamedTuple):
+    """The answer of a policy server: a Reply, an error, or an error that came with a Reply."""
 
-    def outcome(operator: Operator) -> Reply | Td3RobotError:
+    reply: Reply | None
+    error: Td3RobotError | None
+
+
+def ask_each(operators: Sequence[Operator], ask: Callable[[Operator], Reply]) -> list[Answer]:
+    """Ask several policy servers at the same time. Return their answers."""
+
+    def outcome(operator: Operator) -> Answer:
         try:
-            return ask(operator)
+            return Answer(ask(operator), None)
+        except CommandError as error:
+            return Answer(error.reply, error)
         except Td3RobotError as error:
-            return error
+            return Answer(None, error)
 
     if len(operators) == 1:
         return [outcome(operators[0])]

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from td3_robot.cli.takeover import drive
-from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, CommandError, Td3RobotError, UsageError
+from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, CommandError, UsageError
 from td3_robot.messages import Command, LifecycleChange, Reply
 from td3_robot.operators import Operator, ask_each, connect, load_command, make_command
 from td3_robot.runtime.arguments import Parser, add_index, policy_servers, real
@@ -132,16 +132,15 @@ def _command(parsed: argparse.Namespace) -> Command:
 def _ask(operators: Sequence[Operator], command: Command, show: Callable[[Reply], None]) -> int:
     """Send a command to each policy server, and show the replies. Raise an error if a server raised one."""
     answers = ask_each(operators, lambda operator: operator.ask(command))
-    replies = [answer if isinstance(answer, Reply) else getattr(answer, "reply", None) for answer in answers]
+    replies = [answer.reply for answer in answers if answer.reply]
     for reply in replies:
-        if reply:
-            show(reply)
-    errors = [answer for answer in answers if isinstance(answer, Td3RobotError)]
+        show(reply)
+    errors = [answer.error for answer in answers if answer.error]
     if len(errors) > 1:
         raise CommandError("; ".join(map(str, errors)))
     if errors:
         raise errors[0]
-    return EXIT_CHECK_FAILED if any(reply.detail.get("faults") for reply in replies if reply) else EXIT_GOOD
+    return EXIT_CHECK_FAILED if any(reply.detail.get("faults") for reply in replies) else EXIT_GOOD
 
 
 def _watch(operator: Operator, server: str) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from td3_robot.config.schema import Config
 from td3_robot.errors import CommandError, Td3RobotError
 from td3_robot.messages import Reply
-from td3_robot.operators import Operator, ask_each, connect
+from td3_robot.operators import Answer, Operator, ask_each, connect
 from td3_robot.runtime.run_folder import RunFolder
 
 LONGEST = 1 << 13
@@ -57,7 +57,7 @@ def act(body: bytes, folder: RunFolder | None, config: Config) -> dict[str, Any]
         msgspec.DecodeError: the request is malformed.
     """
     action = msgspec.json.decode(body, type=Action)
-    answers: list[Reply | Td3RobotError] = []
+    answers: list[Answer] = []
     problems = []
     try:
         config = folder.config() if folder else config
@@ -68,9 +68,8 @@ def act(body: bytes, folder: RunFolder | None, config: Config) -> dict[str, Any]
         answers = ask_each(operators, lambda operator: _VERBS[action.verb](operator, action))
     except (Td3RobotError, OSError, ValueError) as error:
         problems.append(str(error))
-    problems += [str(answer) for answer in answers if isinstance(answer, Td3RobotError)]
-    came = [answer if isinstance(answer, Reply) else getattr(answer, "reply", None) for answer in answers]
-    replies = [reply for reply in came if reply]
+    problems += [str(answer.error) for answer in answers if answer.error]
+    replies = [answer.reply for answer in answers if answer.reply]
     return {
         "done": not problems,
         "text": "; ".join(problems),
