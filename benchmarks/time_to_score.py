@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import statistics
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -222,10 +221,12 @@ def train_peer(training: Training) -> list[Point]:
     with c_output_on_stderr():
         import gymnasium
         import pybullet_envs_gymnasium  # noqa: F401  registers its robots
+        from stable_baselines3.common.evaluation import evaluate_policy
         from stable_baselines3.common.noise import NormalActionNoise
 
         peer, robot, limits = PEERS[training.contestant], ROBOTS[training.robot], training.limits
         environment, test = gymnasium.make(robot.published), gymnasium.make(robot.published)
+        test.reset(seed=1000)  # the evaluations start at other states than the training
         settings = dict(peer.settings)
         if peer.noise:
             size = environment.action_space.shape
@@ -242,23 +243,13 @@ def train_peer(training: Training) -> list[Point]:
             if steps % limits.every:
                 return True
             stopped = time.monotonic()
-            returns = [_episode(model, test, 1000 + episode) for episode in range(limits.episodes)]
-            continues = training.add((stopped - begin - evaluating, steps, statistics.fmean(returns)))
+            mean, _ = evaluate_policy(model, test, limits.episodes, warn=False)
+            continues = training.add((stopped - begin - evaluating, steps, float(mean)))
             evaluating += time.monotonic() - stopped
             return continues
 
         model.learn(limits.steps, callback=after_step)
     return training.points
-
-
-def _episode(model: Any, environment: Any, seed: int) -> float:
-    observation, _ = environment.reset(seed=seed)
-    total, over = 0.0, False
-    while not over:
-        action, _ = model.predict(observation, deterministic=True)
-        observation, reward, terminated, truncated, _ = environment.step(action)
-        total, over = total + float(reward), terminated or truncated
-    return total
 
 
 def report(folder: Path) -> harness.Report:

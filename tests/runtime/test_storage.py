@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from td3_robot.runtime import storage
 from td3_robot.runtime.prepare import new_run, resumed_run
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.storage import Keeper, NotOwnerError, Repeated, Storage, retried, stamps
+from tests.conftest import poll_until
 
 pytest.importorskip("fsspec")
 
@@ -248,7 +247,7 @@ def test_a_storage_that_fails_for_a_while_is_reported_once(monkeypatch: pytest.M
             raise NodeError("cluster.storage is 's3://b': no route")
 
     with Repeated(action, lambda: lines.append("last"), lines.append):
-        wait_until(lambda: calls > 5)
+        poll_until(lambda: calls > 5, lambda: f"only {calls} calls")
     assert lines == [
         "cluster.storage is 's3://b': no route; the training continues, and tries to copy every 0.01 s",
         "cluster.storage works again after 3 failures",
@@ -354,10 +353,3 @@ def test_run_json_has_no_more_than_url_and_owner(claimed: Storage, run: Path) ->
     facts: dict[str, Any] = json.loads((run / "run.json").read_text())["storage"]
     assert facts == {"url": claimed.url, "owner": claimed.owner, "newer": False}
     assert set(stamps(run)) == {*LEARNED, FIRST}
-
-
-def wait_until(check: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < end
-        time.sleep(0.01)
