@@ -15,7 +15,7 @@ Td3RobotError                 an expected failure; exit code 2 unless noted
 ├── LifecycleError            the state of a node does not allow a command (exit code: 1)
 ├── SessionError              a recording is damaged, not a recording, or of another protocol version
 ├── RunFolderError            a run folder is taken, missing or not a run
-└── NodeError                 a supervised process ended and will not restart (exit code: its own, or 1)
+└── NodeError                 a supervised process ended and will not restart (exit code: that of the process, or 1)
 """
 
 from __future__ import annotations

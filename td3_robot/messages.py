@@ -536,9 +536,9 @@ class Turn(Message, frozen=True):
     """The time and the inputs of one turn of a core. The Start and all Turns determine the outputs of the core.
 
     An input is a list of origin, topic and fields. The origin is the link of a server, or ``#`` and the key of a
-    client's connection. A message with arrays or a policy has the field ``named`` instead of its own fields. ``named``
-    identifies the recorded message. A Step or Action also has ``wire`` (its payload in base64) and ``robots`` (its N).
-    With these fields a replay can decode the message even if its sender died before the recorder received it.
+    client's connection. For a message with arrays or a policy, the only field is ``named``, which identifies the
+    recorded message. A Step or Action also has ``wire`` (its payload in base64) and ``robots`` (its N). With these
+    fields a replay can decode the message even if its sender died before the recorder received it.
     """
 
     NAME: ClassVar[str] = "turn"

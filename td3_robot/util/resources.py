@@ -1,4 +1,4 @@
-"""Finds and reads YAML files: configurations and launch descriptions, shipped ones and the user's own.
+"""Finds and reads YAML files: configurations and launch descriptions, shipped or written by the user.
 
 An installed wheel has the shipped files in ``td3_robot/data``. A checkout has them in top-level folders.
 """
