@@ -38,6 +38,15 @@ class Resolved(NamedTuple):
     notices: list[str]  # one line for each replaced ``auto``
 
 
+class Answer(NamedTuple):
+    """What the separate process answered: its exit code, output and errors, and where it ran, for example ``here``."""
+
+    code: int
+    output: str
+    errors: str
+    where: str = "here"
+
+
 class Request(msgspec.Struct):
     """What the separate process needs.
 
@@ -54,15 +63,27 @@ class Request(msgspec.Struct):
     others: int
 
 
-def resolve(config: Config, sizes: Callable[[], Sizes], before: Config | None = None) -> Resolved:
+def ask_here(request: str) -> Answer:
+    """Ask a separate process on this machine. ``request`` is a :class:`Request` as JSON."""
+    command = [sys.executable, "-m", "td3_robot.learner.machine_choices", request]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+Ask = Callable[[str], Answer]
+"""Asks a separate process on the learner's machine, see :func:`ask_here`."""
+
+
+def resolve(config: Config, sizes: Callable[[], Sizes], before: Config | None = None, ask: Ask = ask_here) -> Resolved:
     """Choose device, precision and threads of a run. Another process chooses them, because the choice needs torch.
 
     Args:
         sizes: returns the sizes of the robot's observation and action.
         before: the configuration of the resumed run, if any. Its precision and threads replace ``auto``.
+        ask: asks the other process, on the machine of the learner.
 
     Raises:
-        ConfigError: this machine does not support the configured device or precision.
+        ConfigError: the learner's machine does not support the configured device or precision.
         NodeError: the other process failed.
     """
     learner = config.learner
@@ -74,17 +95,18 @@ def resolve(config: Config, sizes: Callable[[], Sizes], before: Config | None = 
     begins = not before or before.learner.precision != learner.precision
     others = config.simulators + 1  # the policy server
     request = Request(learner, config.network.hidden, sizes(), begins, config.timing == "lockstep", others)
-    command = [sys.executable, "-m", "td3_robot.learner.machine_choices", msgspec.json.encode(request).decode()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    words = done.stderr.strip().splitlines() or ["no message"]
-    if done.returncode == ConfigError.exit_code:
+    answer = ask(msgspec.json.encode(request).decode())
+    words = answer.errors.strip().splitlines() or ["no message"]
+    if answer.code == ConfigError.exit_code:
         raise ConfigError(words[-1])
-    if done.returncode:
-        raise NodeError(f"cannot choose device, precision and threads of the learner for this machine: {words[-1]}")
-    found = json.loads(done.stdout)
+    if answer.code:
+        raise NodeError(f"cannot choose device, precision and threads of the learner {answer.where}: {words[-1]}")
+    found = json.loads(answer.output)
     values = {key: found[key] for key in ("device", "precision", "threads")}
     notices = [
-        f"learner.{key}: auto means {value} here" for key, value in values.items() if getattr(learner, key) == AUTO
+        f"learner.{key}: auto means {value} {answer.where}"
+        for key, value in values.items()
+        if getattr(learner, key) == AUTO
     ]
     if measured := found["measured"]:
         notices.append(f"measured updates per second: {measured}")

@@ -12,6 +12,7 @@ import pytest
 from td3_robot.cli.main import main
 from td3_robot.config import loading as configuration
 from td3_robot.errors import ConfigError, UsageError
+from td3_robot.learner.machine_choices import ask_here
 from td3_robot.runtime.prepare import new_run
 from tests.conftest import Command
 
@@ -30,7 +31,7 @@ from td3_robot.cluster import hosts
 )
 def test_settings_that_do_not_fit_a_cluster_are_named(override: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        new_run("pendulum", [override], tmp_path / "run", cluster=True)
+        new_run("pendulum", [override], tmp_path / "run", cluster=ask_here)
     assert str(caught.value).startswith(message)
     assert not (tmp_path / "run").exists()
 
@@ -58,7 +59,7 @@ def test_wrong_values_are_named(override: str, message: str) -> None:
 @pytest.mark.parametrize(("value", "expected"), [("null", 3), ("5", 5), ("[2, 7]", 7)])
 def test_a_run_on_a_cluster_has_the_highest_number_of_simulators(value: str, expected: int, tmp_path: Path) -> None:
     overrides = [f"cluster.simulators={value}", "simulators=3"]
-    assert new_run("pendulum", overrides, tmp_path / "run", cluster=True).config.simulators == expected
+    assert new_run("pendulum", overrides, tmp_path / "run", cluster=ask_here).config.simulators == expected
 
 
 def test_a_url_is_no_run_folder() -> None:
@@ -113,7 +114,7 @@ def test_simulators_are_shared_by_free_cores(
 @pytest.fixture
 def ray_hosts(tmp_path: Path, said: list[str]) -> hosts.RayHosts:
     """The hosts of a run that wants 2 to 5 simulators. It has not connected to a cluster."""
-    run, config, _ = new_run("pendulum", ["cluster.simulators=[2, 5]"], tmp_path / "run", cluster=True)
+    run, config, _ = new_run("pendulum", ["cluster.simulators=[2, 5]"], tmp_path / "run", cluster=ask_here)
     return hosts.RayHosts("auto", run, config, said.append)
 
 
