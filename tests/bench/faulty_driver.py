@@ -29,7 +29,7 @@ def load() -> Any:
 
 
 def changed(topic: str, **fields: Any) -> Callable[[Any], None]:
-    """A fault that replaces fields of a topic's outgoing messages. If a value is a function, it gets the old value."""
+    """A fault: the driver sends other values in these fields of a topic. A function computes its value from the old."""
 
     def apply(example: Any) -> None:
         def outgoing(name: str, message: dict[str, Any]) -> Messages:
@@ -43,7 +43,7 @@ def changed(topic: str, **fields: Any) -> Callable[[Any], None]:
 
 
 def dropped(topic: str) -> Callable[[Any], None]:
-    """A fault that sends no messages of a topic."""
+    """A fault: the driver sends no messages of this topic."""
     return lambda example: send_through(example, lambda name, message: [] if name == topic else [(name, message)])
 
 
@@ -87,7 +87,7 @@ def lacking_world(example: Any) -> None:
 
 
 def also(extra: str, content: dict[str, Any]) -> Callable[[Any], None]:
-    """A fault that sends another message with each Hello."""
+    """A fault: the driver sends one more message with each Hello."""
 
     def apply(example: Any) -> None:
         send_through(
@@ -171,7 +171,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "ignores refused": ("rejoin", ignoring("refused")),
     "no bye": ("bye", dropped("bye")),
 }
-"""Maps the name of a fault to the check that must find it, and to a function that puts it into the example."""
+"""Maps the name of a fault to the check that must find it, and to a function that puts the fault into the example."""
 
 
 if __name__ == "__main__":

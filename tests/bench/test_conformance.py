@@ -27,7 +27,7 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ServerLink, hello
 from tests.bench.faulty_driver import EXAMPLE, FAULTS
 
-TOGETHER = 6  # number of faulty peers at the same time; they wait most of the time
+TOGETHER = 6  # number of faulty peers that run at the same time; they mostly wait
 WAIT, SHORT_WAIT = 60.0, 20.0  # seconds
 OWN_DRIVER = EXAMPLE.with_name("pendulum_driver.py")
 
@@ -67,7 +67,7 @@ def test_our_own_driver_conforms(tmp_path: Path) -> None:
 
 
 def test_hellos_sent_before_the_check_are_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ZeroMQ keeps the Hellos of a driver that starts first, and delivers them at the same time."""
+    """A driver may start before the check. ZeroMQ keeps its Hellos and then delivers them all at once."""
     monkeypatch.setattr(conformance_wire, "PATIENCE", 1.0)
     endpoint, ended = f"ipc://{tmp_path}/policy", threading.Event()
     frames = [b"hello", codec.encode(hello("driver", "early", client=1, robots=1, spec=example.spec()))]
@@ -154,7 +154,7 @@ class Proxy(threading.Thread):
     Args:
         down: changes a message of the server.
         up: changes a message of a client.
-        frames: number of frames of the server's messages.
+        frames: number of frames in each message of the server.
     """
 
     def __init__(self, folder: Path, down: Down, up: Down, frames: int) -> None:
@@ -239,7 +239,7 @@ def once() -> Down:
 
 
 def lenient() -> Down:
-    """Imitate a server that accepts every source and incarnation. The proxy puts the Hello's values into each Step."""
+    """Imitate a server that accepts every source. The proxy replaces a wrong source with the right one."""
     known: dict[str, Any] = {}
 
     def change(topic: str, message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -255,7 +255,7 @@ def lenient() -> Down:
 def backwards() -> tuple[Down, Down]:
     """Imitate a server that answers a Step whose sequence goes back.
 
-    The proxy gives the Step a higher sequence, and gives the Action the sequence that the driver sent.
+    The proxy gives the Step a higher sequence. The Action gets the sequence that the driver sent.
     """
     high, newest = 10**6, [0]
 
@@ -326,7 +326,7 @@ SERVER_FAULTS: dict[str, tuple[str, Callable[[], tuple[Down, Down]], int]] = {
     ),
     "ignores bye": ("bye", lambda: (same, without("bye")), 2),
 }
-"""Maps the name of a fault to the check that must find it, the changes of messages down and up, and the frames."""
+"""Maps a fault to the check that must find it, the changes of messages down and up, and the number of frames."""
 
 
 @pytest.fixture(scope="module")

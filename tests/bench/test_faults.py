@@ -43,7 +43,7 @@ def test_unknown_cell_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_robot_is_safe_until_a_killed_policy_server_is_back(tmp_path: Path) -> None:
-    """The deadline of the driver is 500 ms. If the server is back before the deadline, there is no safe action."""
+    """The deadline of the driver is 500 ms. If the server is back earlier, the driver applies no safe action."""
     done = run("--quick", "--only", "kill/policy/deploy", "--out", str(tmp_path / "out.json"))
     assert done.returncode == 0, done.stderr
     cell = json.loads((tmp_path / "out.json").read_text())["cells"]["kill/policy/deploy"]
@@ -51,7 +51,7 @@ def test_a_robot_is_safe_until_a_killed_policy_server_is_back(tmp_path: Path) ->
     assert cell["missing_in_recording"] == 0
     safe, moves_again = cell["safe_s"], cell["robot_goes_on_s"]
     assert moves_again > 0
-    assert safe < moves_again if safe else moves_again < 0.7  # a wide margin: another 200 ms
+    assert safe < moves_again if safe else moves_again < 0.7  # the deadline and a margin of 200 ms
 
 
 def run(*words: str) -> Any:
@@ -60,7 +60,7 @@ def run(*words: str) -> Any:
 
 
 def test_a_leaking_process_fails_when_it_needs_memory(tmp_path: Path) -> None:
-    """The process waits for its turn. Then its memory limit stops it."""
+    """The process runs until the file contains its id. Then it has no free memory left, and fails."""
     (tmp_path / "leaking").write_text("0")
     program = "import time\nprint('ready', flush=True)\nwhile True:\n    bytearray(1 << 20)\n    time.sleep(0.001)\n"
     environment = {**os.environ, "LEAK": str(tmp_path / "leaking"), "PYTHONPATH": str(SCRIPTS / "leak")}

@@ -1,4 +1,4 @@
-"""The report of ``td3-robot bench learner``. Its speed is not tested, because it depends on the machine."""
+"""The report of ``td3-robot bench learner``. No test checks the speed, because it depends on the machine."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_turn_of_zero_seconds_is_one_block(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_ratio_is_the_median_of_the_ratios_of_all_turns() -> None:
-    """The ratios are 4/2, 9/3 and 5/5. A machine that slows down during a turn affects both sides."""
+    """The ratios are 4/2, 9/3 and 5/5. Both sides of a ratio ran in the same turn, so a slow machine affects both."""
     assert harness.ratio([4, 9, 5], [2, 3, 5]) == 2
 
 
 def test_crash_of_a_contestant_ends_the_benchmark() -> None:
-    """The device does not exist."""
+    """The contestant uses a device that does not exist."""
     fp32 = partial(bench.ours, "fp32", (8,), 1, "nowhere", layer_norm=False)
     with pytest.raises(NodeError, match=r"fp32 failed: RuntimeError: .*nowhere"):
         bench.take_turns({"fp32": fp32}, 0.01, 1)

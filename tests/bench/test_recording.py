@@ -1,4 +1,4 @@
-"""The reports of ``bench record`` and ``bench replay``. Their speed depends on the machine and is not tested."""
+"""The reports of ``bench record`` and ``bench replay``. No test checks the speed, because it depends on the machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def test_report_counts_messages_and_bytes(name: str, capsys: pytest.CaptureFixtu
     assert report.pop("machine")["processor"]
     assert all(value > 0 for value in report.values())
     if name == "record":
-        # Hello, Weights, Start, Turn, the server's state and Latches; after these, Steps, Turns and Actions
+        # First Hello, Weights, Start, Turn, the server's state and Latches. Then a Step, a Turn and an Action per step.
         assert report["messages"] == 6 + 3 * 40
-        # A Step has 22 + 6 + 1 float32, 13 bytes of phase, episode and episode_step, and names. An Action has 6.
+        # A Step has 29 float32 values, 13 bytes of phase, episode and episode_step, and names. An Action has 6 values.
         assert report["wire_bytes_per_step"] > 4 * (22 + 6 + 1) + 13 + 4 * 6
     assert main(["bench", name, "--steps", "40", "--rounds", "1"]) == 0
     assert "cores" in capsys.readouterr().out

@@ -25,7 +25,7 @@ def queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_few_sources_are_served_one_step_at_a_time(queues: Any) -> None:
-    """One source sends 50 Steps per second, and each takes 1 ms: the thread is busy for 5 % of the time."""
+    """One source sends 50 Steps per second, and each takes 1 ms. So the thread is busy for 5 % of the time."""
     outcome = queues.simulate(1, 1, 50.0, queues.Costs(0.0008, 0.0, 0.0002, 0.0))
     assert outcome.turns_per_step == 1
     assert outcome.busy == pytest.approx(0.05, rel=0.01)
@@ -34,7 +34,7 @@ def test_few_sources_are_served_one_step_at_a_time(queues: Any) -> None:
 
 
 def test_the_costs_limit_the_steps_of_a_busy_thread(queues: Any) -> None:
-    """100 sources send 6,000 Steps per second, and each takes 1 ms: the thread processes 1,000. The others wait."""
+    """100 sources send 6,000 Steps per second, and each takes 1 ms. The thread processes 1,000; the others wait."""
     outcome = queues.simulate(100, 1, 60.0, queues.Costs(0.0, 0.0, 0.001, 0.0), seconds=2.0)
     assert outcome.busy > 0.99
     assert outcome.steps_per_s == pytest.approx(1000, rel=0.01)
@@ -42,7 +42,10 @@ def test_the_costs_limit_the_steps_of_a_busy_thread(queues: Any) -> None:
 
 
 def test_waiting_steps_share_the_cost_of_a_turn(queues: Any) -> None:
-    """A turn costs 2 ms, a Step 0.1 ms. 40 sources send 2,400 Steps per second: alone, each Step would take 2.1 ms."""
+    """A turn costs 2 ms, and a Step costs 0.1 ms. 40 sources send 2,400 Steps per second.
+
+    With one turn for each Step, a Step would take 2.1 ms, and the thread could process only 476 per second.
+    """
     outcome = queues.simulate(40, 1, 60.0, queues.Costs(0.002, 0.0, 0.0001, 0.0))
     assert outcome.turns_per_step < 0.3
     assert outcome.steps_per_s == pytest.approx(2400, rel=0.01)
@@ -61,7 +64,7 @@ def test_the_largest_number_of_sources_follows_from_the_costs(queues: Any) -> No
     assert queues.most_sources(1, 60.0, queues.Costs(0.0, 0.0, 0.001, 0.0)) in (16, 17)
 
 
-def test_the_fit_finds_the_costs_again(queues: Any) -> None:
+def test_the_fit_recovers_the_costs(queues: Any) -> None:
     costs = queues.Costs(200e-6, 3e-6, 80e-6, 0.5e-6)
     cells = [
         {

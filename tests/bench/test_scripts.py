@@ -54,7 +54,7 @@ def test_products_of_an_update_match_a_hand_calculation() -> None:
 
 @pytest.mark.slow
 def test_train_peers_compares_with_the_faster_sb3() -> None:
-    """Compare trainings with tiny networks."""
+    """The networks are tiny."""
     tiny = ("--threads", "1", "--hidden", "8", "--batch", "4", "--no-compile", "--steps", "1000", "--rounds", "1")
     rows = {row["kind"]: row for row in report("train_peers.py", *tiny)["results"]}
     ours, theirs = rows["fp32"], rows["sb3"]
@@ -72,7 +72,7 @@ def test_trainings_compare_with_the_faster_peer_of_each_round() -> None:
 
 
 def test_automatic_choices_compare_with_the_best_fixed_choice() -> None:
-    """The medians of the fixed choices are 15 and 25. The ratios of auto to the second are 24/20 and 27/30."""
+    """The fixed choices have medians 15 and 25, so the second is the best. Auto has ratios 24/20 and 27/30 to it."""
     speeds = {("auto", "auto"): [24, 27], ("fp32", 1): [10, 20], ("bf16", 1): [20, 30]}
     rows: list[dict[str, Any]] = [
         {"kind": kind, "threads": threads, **harness.summary("steps_per_s", made)}
@@ -201,7 +201,7 @@ def test_policy_server_answers_every_step_under_attack() -> None:
 
 
 def test_sim_peers_compares_with_the_published_robots() -> None:
-    """Standard output holds only the JSON, although the published robots print from C."""
+    """Standard output holds only the JSON, although the C code of the published robots prints text."""
     found = report("sim_peers.py", "--steps", "2", "--rounds", "1", "--resets", "1")
     for task in ("Walker2D", "Ant"):
         alone = found["one_robot"][task]

@@ -1,4 +1,4 @@
-"""The report of ``td3-robot bench sim``. Its speed is not tested, because it depends on the machine."""
+"""The report of ``td3-robot bench sim``. No test checks the speed, because it depends on the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from td3_robot.util.machine import available_cores
 
 
 def test_report_names_machine_robots_fleets_and_memory() -> None:
-    """The test uses a child process, because a robot may reuse the memory that earlier tests have freed."""
+    """The benchmark runs in a child process. In this process, a robot may reuse memory that earlier tests freed."""
     words = ["-m", "td3_robot", "bench", "sim", "--json", "--steps", "20", "--rounds", "2", "--resets", "3"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)

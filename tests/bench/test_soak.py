@@ -31,11 +31,11 @@ def rows(**slopes: float) -> Any:
         ({"files": 2.0, "threads": 2.0}, ["files of policy", "threads of policy"]),
         ({"median_ms": 10.0}, []),  # 22.5 ms after the warm-up, and 30 ms at the end
         ({"median_ms": 60.0}, ["latency"]),
-        ({"median_ms": 60.0, "load": 40.0}, []),  # a latency 2.1 times as long, a load 1.9 times as high
+        ({"median_ms": 60.0, "load": 40.0}, []),  # the latency is 2.1 times as long, but the load is 1.9 times as high
     ],
 )
 def test_verdict_names_what_grows_after_the_warm_up(slopes: dict[str, float], grows: list[str]) -> None:
-    """Allowed: 4 MB of memory per hour, any growth of the disk, and 1.5 times the latency at the same load."""
+    """Allowed: 4 MB more memory per hour, any growth of the disk use, and 1.5 times the latency at the same load."""
     import soak
 
     assert soak.judge(rows(**slopes))["grows"] == grows
@@ -53,7 +53,7 @@ def test_page_shows_the_tables_of_the_data(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_short_soak_of_a_deployment_measures_every_process(tmp_path: Path) -> None:
-    """The verdict of a few seconds means nothing, so the test looks only at what was measured."""
+    """A verdict after a few seconds means nothing, so the test checks only the measurements."""
     words = [sys.executable, str(SCRIPTS / "soak.py"), "deploy", "--minutes", "0.15", "--every", "1"]
     done = subprocess.run([*words, "--out", str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stderr

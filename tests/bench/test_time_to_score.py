@@ -13,7 +13,7 @@ time_to_score: Any = importlib.import_module("time_to_score")
 
 
 def test_a_score_needs_two_successive_evaluations() -> None:
-    """The means of successive evaluations are 500, 1000 and 900."""
+    """The means of two successive evaluations are 500, 1000 and 900."""
     points = [(10.0, 100, 0.0), (20.0, 200, 1000.0), (30.0, 300, 1000.0), (40.0, 400, 800.0)]
     assert time_to_score.times(points, (500, 950, 1001)) == [20.0, 30.0, None]
     assert time_to_score.times(points[:1], (0,)) == [None]
@@ -30,7 +30,7 @@ def test_unknown_contestant_is_refused(capsys: pytest.CaptureFixture[str], monke
 def test_short_trainings_are_kept_and_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first 10,000 steps are random."""
+    """No contestant learns in the first 10,000 of the 10,400 steps."""
     pytest.importorskip("stable_baselines3")
     sizes = ["--steps", "10400", "--every", "5200", "--episodes", "1", "--seeds", "3", "--robots", "Walker2D"]
     folders = ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]

@@ -1,4 +1,4 @@
-"""The report of ``td3-robot bench train``. Its speed depends on the machine and is not tested."""
+"""The report of ``td3-robot bench train``. No test checks the speed, because it depends on the machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TINY = ["--threads", "1", "--hidden", "8", "--batch", "4", "--no-compile"]
 def test_the_report_of_a_real_training_has_consistent_speeds(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Networks are tiny. Standard output holds only the JSON."""
+    """The networks are tiny. Standard output holds only the JSON."""
     monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
     assert cli.main(["bench", "train", "--json", "--steps", "1000", "--rounds", "1", *TINY]) == 0
     report = json.loads(capfd.readouterr().out)

@@ -38,7 +38,7 @@ RECORDINGS = {
     "deployed": "deployed/deployed.mcap",
 }
 PATIENT = ("--set", "safety.observation_deadline_ms=60000")
-"""A long deadline for tests of other features. On a busy machine a driver may miss the 1 s deadline in robot.yaml."""
+"""A long deadline, for tests of other features. On a busy machine, a driver may miss the 1 s deadline of robot.yaml."""
 Start = Callable[..., Command]
 
 
@@ -71,7 +71,7 @@ def finish(started: Command) -> str:
 
 @cache
 def replayed(name: str) -> dict[str, Any]:
-    """Replay a recording, check that nothing differs, and return the report of ``replay --json`` by core."""
+    """Replay a recording and check that nothing differs. Return the report of ``replay --json`` for each core."""
     command = [sys.executable, "-m", "td3_robot.cli.main", "replay", "--json", str(FROZEN / RECORDINGS[name])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -148,8 +148,8 @@ def test_recording_is_replayed(name: str, core: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_cut_recording_is_recovered(name: str, frozen: Path, command: Start) -> None:
-    """Without the index no message is lost. Without the last chunk, all earlier messages are recovered."""
+def test_truncated_recording_is_recovered(name: str, frozen: Path, command: Start) -> None:
+    """A damaged index costs no message. If the last chunk is cut off, all earlier messages are recovered."""
     path = frozen / RECORDINGS[name]
     before, octets = list(Session([path]).entries()), path.read_bytes()
     with path.open("rb") as file:
@@ -204,7 +204,7 @@ def robot(frozen: Path, tmp_path: Path) -> Iterator[Robot]:
 
 
 def keep(robot: Robot, frozen: Path, name: str) -> Path:
-    """Copy a frozen state file to the robot's policy server."""
+    """Give the robot's policy server a frozen state file."""
     target = robot.folder / "policy.safetensors.state"
     shutil.copy(frozen / "deployed" / name, target)
     return target
@@ -237,7 +237,7 @@ def actions(robot: Robot) -> set[str]:
 
 
 def test_stop_and_freeze_of_version_0_1_0_stay_in_force(robot: Robot, frozen: Path) -> None:
-    """Only ``reset`` and ``activate`` end the emergency stop. The freeze stays. The withdrawn policy stays refused."""
+    """Only ``reset`` and ``activate`` end the emergency stop. The freeze stays, and the policy stays withdrawn."""
     path = keep(robot, frozen, "stopped.safetensors.state")
     before = json.loads(path.read_bytes())
     server = robot.serve()
@@ -286,7 +286,7 @@ def test_fault_of_version_0_1_0_stays_in_force(robot: Robot, frozen: Path) -> No
 
 
 def test_operator_connects_with_keys_of_version_0_1_0(robot: Robot, frozen: Path, command: Start) -> None:
-    """CURVE uses the key folders of version 0.1.0 on loopback. An operator without a key gets no answer."""
+    """Server and operator use CURVE with the key folders of version 0.1.0. An operator without a key gets no answer."""
     listed = json.loads(finish(command("keys", "list", "--keys", str(frozen / "keys" / "robot-7"), "--json")))
     assert {**listed, "folder": ""} == EXPECTED["keys"]
     keys = f"endpoints.keys={frozen / 'keys' / 'robot-7'}"

@@ -16,7 +16,7 @@ from td3_robot.util import resources
 
 
 def test_launch_a2c_of_version_0_1_0_selects_the_algorithm(caplog: pytest.LogCaptureFixture) -> None:
-    """Version 0.1.0 wrote all keys into the configuration of a run, also the keys that A2C did not read."""
+    """Version 0.1.0 wrote all keys into the configuration of a run, including keys that A2C did not read."""
     before = {"task": "discrete:CartPole-v1", "launch": "a2c", "timing": "free", "a2c": {"episodes": 7}}
     config = configuration.parse({**before, "learner": {"algorithm": "td3", "learning_starts": 25_000}})
     assert (config.launch, config.timing) == ("train", "lockstep")
@@ -29,7 +29,7 @@ def test_launch_a2c_of_version_0_1_0_selects_the_algorithm(caplog: pytest.LogCap
 
 
 def test_defaults_are_the_published_td3() -> None:
-    """Fujimoto et al. 2018, and the authors' code."""
+    """The values come from Fujimoto et al. 2018 and the authors' code."""
     learner = Config().learner
     assert (learner.batch_size, learner.learning_rate, learner.discount, learner.polyak) == (256, 3e-4, 0.99, 0.005)
     assert (learner.target_noise, learner.target_noise_clip, learner.policy_delay) == (0.2, 0.5, 2)
@@ -50,7 +50,7 @@ def test_a_resolved_configuration_reads_back_equal() -> None:
 
 
 def test_ddpg_is_td3_without_its_three_additions() -> None:
-    """``ddpg`` switches off all three. Each can also be switched off alone. The written configuration is equal."""
+    """``ddpg`` switches off all three. TD3 can switch off each one alone. A written configuration reads back equal."""
     ddpg = configuration.parse({}, ["learner.algorithm=ddpg"])
     assert (ddpg.learner.twin_critics, ddpg.learner.target_noise, ddpg.learner.policy_delay) == (False, 0.0, 1)
     assert configuration.parse(yaml.safe_load(ddpg.to_yaml())) == ddpg
@@ -69,11 +69,11 @@ def test_overrides_are_typed() -> None:
         {"learner": {"batch_size": 8}}, ["learner.batch_size=9", "learner.learning_rate=3e-4", "timing=lockstep"]
     )
     assert config.learner.batch_size == 9
-    assert config.learner.learning_rate == 3e-4  # YAML 1.1 reads it as text
+    assert config.learner.learning_rate == 3e-4  # YAML 1.1 reads 3e-4 as text
     assert config.timing == "lockstep"
 
 
-def test_numbers_are_written_as_in_json(tmp_path: Path) -> None:
+def test_numbers_with_exponents_are_read_as_in_json(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("{total_steps: 1E+5, learner: {learning_rate: 1e-3, discount: 98e-2}, robots: 2.0}")
     config = configuration.load(str(file), ["exploration.noise=[1e-2, 5e-1]", "learner.buffer_size=1e5"])
@@ -181,7 +181,7 @@ def test_a_file_makes_plain_values_and_runs_no_code(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_every_key_of_the_agreement_is_a_key() -> None:
+def test_the_agreement_names_only_keys_of_the_configuration() -> None:
     for key in Config().agreement():
         value: object = Config()
         for part in key.split("."):

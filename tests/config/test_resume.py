@@ -67,7 +67,7 @@ def test_undeclared_and_fixed_keys_are_refused(overrides: list[str], declared: s
         changes.accepted(Config(), config(*overrides), declared)
 
 
-def test_a_change_of_arithmetic_is_declared_and_listed() -> None:
+def test_declared_changes_of_device_precision_and_threads_are_listed() -> None:
     after = config("learner.precision=bf16", "learner.threads=2", "learner.device=cuda")
     assert changes.accepted(Config(), after, {"learner.precision", "learner.threads", "learner.device"}) == [
         'learner.device: "cpu" → "cuda"',
@@ -76,7 +76,7 @@ def test_a_change_of_arithmetic_is_declared_and_listed() -> None:
     ]
 
 
-def test_lockstep_resumes_with_the_same_robots() -> None:
+def test_lockstep_resumes_only_with_the_same_number_of_robots_and_simulators() -> None:
     lockstep: Any = config("timing=lockstep")
     for key in ("robots", "simulators"):
         with pytest.raises(UsageError, match=f"{key} is 1 in the run and cannot become 2"):

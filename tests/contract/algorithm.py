@@ -1,4 +1,4 @@
-"""Contract tests for learning algorithms. To test an algorithm, subclass the suite and name it:
+"""Contract tests for learning algorithms. To test an algorithm, subclass the suite and set ``algorithm``:
 
 class TestMine(AlgorithmContract):
     algorithm = Mine
@@ -33,7 +33,7 @@ class AlgorithmContract:
 
     algorithm: type[Algorithm]
     config = LearnerConfig(learning_rate=1e-3, batch_size=32)
-    """A configuration with which four updates change the actor."""
+    """With this configuration, four updates change the actor."""
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:

@@ -71,7 +71,7 @@ class RobotContract:
         assert np.isfinite(float(robot.reward(observation, action)))
 
     def test_robot_makes_episodes(self, robot: Robot) -> None:
-        """The driver's loop resets the robot and reports FIRST. Each later period gives one transition."""
+        """The driver first resets the robot and reports FIRST. Each period without a reset gives one transition."""
         body = RobotBody(robot)
         body.command(safe_action(robot)[None])
         assert body.step(body.commanded) == 0

@@ -1,4 +1,4 @@
-"""Contract tests for simulator backends. To test a backend, subclass the suite and name tasks:
+"""Contract tests for simulator backends. To test a backend, subclass the suite and name its tasks:
 
 @pytest.mark.parametrize("task", ["toy:Point"])
 class TestToy(SimulatorBackendContract): ...
@@ -26,7 +26,7 @@ STEPS = 60
 
 
 def actions(spec: RobotSpec, seed: int) -> Iterator[Float32]:
-    """Yield random actions over the whole range, forever."""
+    """Yield random actions from the whole range, without end."""
     random = np.random.default_rng(seed)
     while True:
         yield random.uniform(spec.action_low, spec.action_high).astype(np.float32)
@@ -216,7 +216,7 @@ class SimulatorBackendContract:
             assert vector.phase.tolist() == phases
         vector.close()
 
-    def test_latency_and_sensor_noise_work_for_every_backend(self, make: Make) -> None:
+    def test_every_backend_supports_action_latency(self, make: Make) -> None:
         config = RandomizationConfig(action_latency=(1, 3))
         one, same, plain = make(3, config), make(3, config), make(3)
         assert one.reset().tolist() == same.reset().tolist()

@@ -1,4 +1,4 @@
-"""Contract tests for the example driver and a robot with all methods; drivers of installed packages."""
+"""Contract tests for the example driver and for a robot with all methods. Tests for drivers of installed packages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Cart(Robot):
     spec = RobotSpec(
         "Cart",
         (Channel("position", "m", -5.0, 5.0), Channel("speed", "m/s", -2.0, 2.0)),
-        (Channel("force", "N", 0.5, 3.0),),  # zero is not allowed: the safe action is 0.5
+        (Channel("force", "N", 0.5, 3.0),),  # zero is not allowed, so the safe action is 0.5
         control_period=0.01,
     )
 
@@ -98,7 +98,7 @@ def test_unknown_driver_is_a_usage_error(arguments: list[str], capsys: pytest.Ca
     assert f"driver is {(arguments or [''])[0]!r}; allowed: ros2" in error
 
 
-def test_ros2_is_a_driver_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ros2_is_a_built_in_driver(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         by_name.main(["ros2", "--help"])
     assert "usage: td3-robot ros2 driver" in capsys.readouterr().out

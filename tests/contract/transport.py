@@ -25,7 +25,7 @@ from td3_robot.transport import codec
 from td3_robot.transport.interface import Transport
 from td3_robot.transport.link import LONG_SILENCE, PEER_TIMEOUT, ClientLink, ServerLink, hello
 
-ENDLESS = 1_000_000  # messages; every queue must be full before
+ENDLESS = 1_000_000  # messages; every queue must be full after fewer
 _DEADLINE = 60.0  # s
 
 
@@ -264,7 +264,7 @@ class TransportContract:
             sent += 1
             assert sent < ENDLESS
         assert sent > 0.9 * QUEUE_LENGTH
-        sent += joining.send("policy", make_step(sent))  # a transport's thread may have taken a message
+        sent += joining.send("policy", make_step(sent))  # the transport's thread may have made room for one more
         (got,) = pump(lambda got: len(of(got[0], Step)) == sent, serving)
         assert [step.sequence for step in of(got, Step)] == list(range(sent))
         pump(lambda _: joining.send("policy", make_step(sent)), joining)
@@ -365,7 +365,7 @@ class TransportContract:
         serving, _, peer = linked
 
         def later(got: list[list[Input]]) -> bool:
-            harness.elapsed += 0.5  # s; after a longer pause, the server would assume that it was suspended itself
+            harness.elapsed += 0.5  # s; after a longer pause, the server would assume that it was itself suspended
             return bool(got[0])
 
         (got,) = pump(later, serving)
@@ -387,7 +387,7 @@ class TransportContract:
     def test_new_server_welcomes_the_clients_of_the_old_one(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
-        """Steps for the old server reach the new server. The new server asks for a Hello and drops these Steps."""
+        """The new server gets Steps for the old server. It drops them and asks for a Hello."""
         old, joining, _ = linked
         harness.leave(old)
         for number in range(50):
@@ -414,7 +414,7 @@ class TransportContract:
     def test_server_notices_a_crashed_client_when_it_sends(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
-        """The client's last messages arrive before its Bye."""
+        """The server gets the client's last messages before the Bye."""
         serving, joining, peer = linked
         assert joining.send("policy", make_step(0))
         harness.leave(joining, in_order=False)

@@ -23,7 +23,7 @@ def test_onnx_gives_the_actors_actions(
     make_bundle: Callable[..., Bundle], rng: np.random.Generator, hidden: tuple[int, ...], robots: int, normalised: bool
 ) -> None:
     bundle = make_bundle(hidden=hidden, tame=True)
-    if normalised:  # the last deviation is so small that observations are clipped
+    if normalised:  # the last standard deviation is so small that observations are clipped
         seen = {OBSERVATION_MEAN: np.float32([1, -2, 0]), OBSERVATION_STD: np.float32([2, 0.5, 0.01])}
         bundle = replace(bundle, tensors={**bundle.tensors, **seen})
     model = onnxruntime.InferenceSession(onnx_export.convert(bundle), providers=["CPUExecutionProvider"])

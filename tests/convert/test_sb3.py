@@ -152,7 +152,7 @@ def test_damaged_data_is_refused(tmp_path: Path, spec: RobotSpec, rewrite: Calla
 
 @pytest.mark.slow
 def test_a_damaged_file_is_refused_or_read_correctly(tmp_path: Path, spec: RobotSpec, rng: np.random.Generator) -> None:
-    """A truncated file is an error. A file with one changed byte is an error or gives a complete policy."""
+    """A truncated file is an error. A file with one flipped bit is an error or gives a complete policy."""
     whole = saved(tmp_path).read_bytes()
     damaged = tmp_path / "damaged.zip"
     for cut in (0, 10, len(whole) // 2, len(whole) - 1):
@@ -176,7 +176,7 @@ def test_a_damaged_file_is_refused_or_read_correctly(tmp_path: Path, spec: Robot
 def test_damaged_tensors_are_refused_or_read_completely(
     tmp_path: Path, spec: RobotSpec, rng: np.random.Generator, rewrite: Callable[..., Path]
 ) -> None:
-    """One byte of policy.pth is changed. The result is an error or a complete policy."""
+    """The test flips one bit of policy.pth. The result is an error or a complete policy."""
     model = saved(tmp_path)
     whole = zipfile.ZipFile(model).read("policy.pth")
     for _ in range(60):
@@ -195,7 +195,7 @@ def saved_by_torch(content: Any) -> bytes:
 
 
 def test_tensors_that_require_gradients_are_read(tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path]) -> None:
-    """One changed bit in a file can set this flag of a tensor."""
+    """One flipped bit in a file can set this flag of a tensor."""
     model = saved(tmp_path)
     state = torch.load(io.BytesIO(zipfile.ZipFile(model).read("policy.pth")), weights_only=True)
     marked = saved_by_torch({name: tensor.requires_grad_() for name, tensor in state.items()})
@@ -232,7 +232,7 @@ def test_anything_but_a_state_dict_is_refused(
 def test_a_zip_bomb_is_refused(
     tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No member is unpacked beyond the limit."""
+    """The reader unpacks no member beyond the limit."""
     model = saved(tmp_path)
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,4 +1,4 @@
-"""A real Chromium without a window, controlled through the DevTools protocol."""
+"""A headless Chromium, controlled through the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Page:
     """One tab of the browser.
 
     Attributes:
-        problems: errors on the console and exceptions of scripts so far.
+        problems: errors and warnings on the console, and exceptions of scripts, so far.
     """
 
     def __init__(self, socket: Any) -> None:
@@ -82,7 +82,7 @@ class Page:
             self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
     def press(self, key: str, code: int) -> None:
-        """Press and release a key. ``code`` is its number in Windows. A key of one character also types it."""
+        """Press and release a key. ``code`` is its Windows key code. A key of one character also types it."""
         text = {"text": key} if len(key) == 1 else {}
         for kind, more in (("keyDown" if text else "rawKeyDown", text), ("keyUp", {})):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **more)

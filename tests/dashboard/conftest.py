@@ -52,7 +52,7 @@ class Site(NamedTuple):
 
 
 def make_run(folder: Path) -> RunFolder:
-    """A run that has ended, with RECORDS as its metrics."""
+    """Make a run that has ended, with RECORDS as its metrics."""
     run = RunFolder.create(folder, loading.load("walker2d_fast"))
     run.metrics_file.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     return run
@@ -60,7 +60,7 @@ def make_run(folder: Path) -> RunFolder:
 
 @pytest.fixture
 def serve(command: Callable[..., Any]) -> Callable[..., Site]:
-    """Starts a dashboard at a free port: ``serve("--run", folder)``."""
+    """Starts a dashboard on a free port: ``serve("--run", folder)``."""
     for module in ("starlette", "uvicorn"):
         pytest.importorskip(module, reason="needs td3-robot[dashboard], which is not installed")
 

@@ -1,4 +1,4 @@
-"""An operator commands a real policy server and a real robot driver with the page in a real Chromium."""
+"""An operator uses the page in a real Chromium to command a real policy server and a real driver."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.dashboard.conftest import Site
 
 
 def make_runs(folder: Path) -> None:
-    """Two seeds of one configuration, and one run with another batch size. Returns at 1000 and 2000 steps."""
+    """Make two runs that differ in their seed, and one with another batch size. Each has two evaluations."""
     for name, seed, batch, scores in (("a1", 1, 128, (10, 20)), ("a2", 2, 128, (30, 60)), ("b", 1, 256, (5, 6))):
         config = loading.load("walker2d_fast", [f"seed={seed}", f"learner.batch_size={batch}"])
         run = RunFolder.create(folder / name, config)

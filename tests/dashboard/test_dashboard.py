@@ -26,7 +26,7 @@ def site(serve: Callable[..., Site], tmp_path: Path) -> Site:
     return serve("--run", "run")
 
 
-def test_only_requests_of_this_site_with_the_token_get_an_answer(site: Site) -> None:
+def test_only_requests_of_this_site_with_the_token_are_accepted(site: Site) -> None:
     status, headers, body = site.get(f"/?token={site.token}")
     assert status == 200
     assert b"<title>td3-robot</title>" in body
@@ -103,7 +103,7 @@ def test_metrics_and_stream_of_a_run_that_has_ended(site: Site) -> None:
 
 
 def test_a_viewer_that_reads_nothing_blocks_nobody(site: Site) -> None:
-    """29 viewers read the stream. The last viewer reads nothing."""
+    """29 viewers read the stream, and one more viewer reads nothing."""
     cookie = {"Cookie": site.get(f"/?token={site.token}")[1]["set-cookie"].split(";")[0]}
     with contextlib.ExitStack() as stack:
         streams = []

@@ -40,7 +40,7 @@ def hello(robot: Any, name: str = "sim-0") -> Any:
 
 
 def test_a_snapshot_holds_pictures_of_the_steps_since_the_last_one(steps: list[Any]) -> None:
-    """Of 25 Steps, 10 are shown, from the first to the last. Two robots of six are not drawn."""
+    """The snapshot shows 10 of 25 Steps, including the first and the last. It shows 4 of 6 robots."""
     drawing, poses = Drawing(), Poses(WALKER)
     drawing.learn(hello(WALKER))
     for step in steps:

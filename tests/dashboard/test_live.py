@@ -1,4 +1,4 @@
-"""What the server keeps for the live page."""
+"""The data that the dashboard's server keeps for the live page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MS = 1_000_000  # ns
 
 
 def test_the_times_between_messages_follow_the_clock_of_the_node(make_step: Callable[..., Step]) -> None:
-    """Of seven Steps, 7 ms apart, one is missing. So there are four times of 7 ms, in the bin up to 10 ms."""
+    """Of seven Steps, 7 ms apart, one is missing. So four times of 7 ms remain, in the bin up to 10 ms."""
     pace = Pace()
     entries = entries_of([("sim-0", make_step(number)) for number in range(7)], period=7 * MS)
     del entries[3]

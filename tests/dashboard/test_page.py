@@ -76,18 +76,18 @@ SNAPSHOT = """number => ({
   specs: {}, latency: {"sim-0": [0, 0, 0, 0, 0, 0, number, 1, 0, 0, 0, 0, 0]}, drawable: ["sim-0"],
   drawn: {"sim-0/0": {radii: [0.1], frames: Array(10).fill([0, 0, 0, 0, 0, 1])}},
 })"""
-"""A JavaScript function that returns the snapshot with a number."""
+"""A JavaScript function that makes a snapshot from a number."""
 
 
 def test_the_memory_of_an_open_page_stays_constant(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
-    """The page keeps 50 points here instead of 1200, so that it forgets points after 50 snapshots."""
+    """In this test the page keeps 50 points instead of 1200, so it drops points after 50 snapshots."""
     make_run(tmp_path / "run")
     page.open(serve("--run", "run").address)
     page.wait("document.querySelector('#why').textContent && returns.data")
     page.run("connect = () => null, show_ = show, show = () => null, about.history = 50, true")
 
     def feed(begin: int, count: int) -> tuple[float, float]:
-        """Show snapshots. Return the size of the heap in bytes, and the number of nodes of the document."""
+        """Show snapshots. Return the size of the heap in bytes, and the number of DOM nodes."""
         page.run(f"for (let n = {begin}; n < {begin + count}; n++) show_(({SNAPSHOT})(n))")
         page.call("HeapProfiler.collectGarbage")
         return page.call("Runtime.getHeapUsage")["usedSize"], page.call("Memory.getDOMCounters")["nodes"]

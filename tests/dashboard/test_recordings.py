@@ -1,4 +1,4 @@
-"""The page of the recordings of a run, in a real Chromium."""
+"""The page for the recordings of a run, in a real Chromium."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver's core with a toy robot."""
+"""Fixtures for tests of the driver: its core with a toy robot."""
 
 from __future__ import annotations
 

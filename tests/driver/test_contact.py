@@ -43,7 +43,7 @@ def test_a_driver_does_not_turn_an_operators_stop_into_a_stop_of_all_robots(make
 
 
 def test_a_robots_own_stop_ends_with_its_reset(make_core: Make, robot: Toy) -> None:
-    """Otherwise, when an operator stops only this robot, the driver would ask the next server to stop all robots."""
+    """After the reset, an operator stops only this robot. So the driver does not ask a server to stop all robots."""
     core = make_core()
     robot.sees = EmergencyStop("the red button")
     core.step([], 0.02)
@@ -54,7 +54,7 @@ def test_a_robots_own_stop_ends_with_its_reset(make_core: Make, robot: Toy) -> N
 
 
 def test_a_driver_does_not_move_the_robot_before_the_welcome(make_core: Make, robot: Toy) -> None:
-    """Another driver may be in control. In that case the server sends no Welcome."""
+    """Another driver may move the robot. In that case the server sends no Welcome."""
     core = make_core(holds_off=True)
     for now in (1.0, 1.2, 1.49):
         assert core.step([], now) == []
@@ -86,7 +86,7 @@ def test_a_driver_without_an_answer_makes_the_robot_safe(
 
 
 def test_a_driver_with_a_rival_does_not_move_the_robot(make_core: Make, robot: Toy) -> None:
-    """Another driver may use its name. The server checks this for up to 2 s and sends Heartbeats, 0.25 s apart."""
+    """Another driver may have the same name. The server checks this for up to 2 s, with a Heartbeat every 0.25 s."""
     core = make_core(holds_off=True)
     wait = ("policy", Heartbeat(0, 5))
     for number in range(9):
@@ -103,7 +103,7 @@ def test_a_driver_with_a_rival_does_not_move_the_robot(make_core: Make, robot: T
 
 
 def test_a_driver_with_an_earlier_welcome_also_waits(make_core: Make, robot: Toy) -> None:
-    """After a restart or a silence, the server knows another driver of this name, which moves the robot now."""
+    """After a restart or a silence, the server may have welcomed another driver of this name, which moves the robot."""
     core = make_core(SAFE, holds_off=True)
     core.step([("policy", Welcome(1, "policy", 5))], 1.0)
     core.step([action(0, 1.5, -0.25)], 1.003)

@@ -14,7 +14,7 @@ POLICY, HELD, SAFE_ORIGIN = ActionOrigin.POLICY, ActionOrigin.HELD, ActionOrigin
 
 
 def test_an_action_is_applied_at_once_and_reported_in_the_next_step(make_core: Make, robot: Toy) -> None:
-    """The first observation is at 0.0. Its Action comes at 0.003 and holds until the next Action."""
+    """The first observation is at 0.0 s. Its Action comes at 0.003 s and holds until the next Action."""
     core = make_core()
     assert robot.applied == [[0.25, 0.0]]  # the safe action, before any Action
     assert core.step([action(0, 1.5, -0.25)], 0.003) == []
@@ -73,8 +73,8 @@ def test_hold_repeats_the_last_applied_action(make_core: Make, robot: Toy) -> No
     assert robot.applied[-1] == [1.5, 0.25]
 
 
-def test_a_robot_without_settings_keeps_the_limits_of_its_specification(make_core: Make, robot: Toy) -> None:
-    """The channels allow [-1, 3] and [-0.5, 0.5]. The bits of an action within them do not change, even of -0.0."""
+def test_a_robot_without_safety_settings_keeps_the_limits_of_its_specification(make_core: Make, robot: Toy) -> None:
+    """The channels allow [-1, 3] and [-0.5, 0.5]. An action within them keeps its bits, even -0.0."""
     core = make_core(SafetyConfig())
     core.step([action(0, 1e9, -1e9)], 0.003)
     assert robot.applied[-1] == [3.0, -0.5]
@@ -85,7 +85,7 @@ def test_a_robot_without_settings_keeps_the_limits_of_its_specification(make_cor
     assert np.array([robot.applied[-1]], np.float32).tobytes() == inside.tobytes()
 
 
-def test_an_action_outside_a_limit_that_stops_makes_the_robot_safe_at_once(make_core: Make, robot: Toy) -> None:
+def test_with_out_of_limit_stop_an_action_beyond_a_limit_stops_the_robot(make_core: Make, robot: Toy) -> None:
     core = make_core(SafetyConfig(limits={"left": (0.0, 1.0)}, out_of_limit="stop", safe_action={"left": 0.5}))
     core.step([action(0, 0.75, 0.25)], 0.003)
     assert robot.applied[-1] == [0.75, 0.25]
@@ -160,7 +160,7 @@ def test_a_learner_gets_the_same_steps(make_core: Make) -> None:
 
 
 def test_the_action_deadline_is_checked_between_two_steps(make_core: Make, robot: Toy) -> None:
-    """The Action comes at 0.003 and the deadline is 50 ms. The fault is after 0.053, before the Step at 0.06."""
+    """The Action comes at 0.003 s and the deadline is 50 ms. The fault is after 0.053 s, before the Step at 0.06 s."""
     core = make_core()
     core.step([action(0, 1.5, 0)], 0.003)
     for now in (0.02, 0.04):
@@ -187,7 +187,7 @@ def test_the_action_deadline_is_checked_between_two_steps(make_core: Make, robot
 
 
 def test_automatic_recovery_after_the_recovery_time(make_core: Make, robot: Toy) -> None:
-    """Recovery needs Actions for 39 ms. They come every 20 ms from 0.065 on; the first applied Action is at 0.105."""
+    """Recovery needs Actions for 39 ms. They come every 20 ms from 0.065 s; the driver applies the one at 0.105 s."""
     core = make_core(SafetyConfig(action_deadline_ms=50, recovery="automatic", recovery_ms=39, safe_action="zero"))
     core.step([action(0, 1.5, 0)], 0.003)
     core.step([], 0.02)
@@ -201,14 +201,14 @@ def test_automatic_recovery_after_the_recovery_time(make_core: Make, robot: Toy)
 
 
 def test_a_server_that_dies_during_a_reset_is_noticed(make_core: Make, robot: Toy) -> None:
-    """The reset ends at 5.0. The deadline of 50 ms starts there."""
+    """The reset ends at 5.0 s. Then the deadline of 50 ms starts."""
     core = make_core()
     core.step([action(0, 1.5, 0)], 0.003)
     robot.ends = Phase.TERMINATED
     core.step([], 0.02)
     robot.ends = Phase.MID
     core.step([], 0.04)
-    assert core.due == float("-inf")  # at once, so that the deadline starts at the end of the reset
+    assert core.due == float("-inf")  # the next turn is at once, so that the deadline starts at the end of the reset
     core.step([], 5.0)
     assert core.due == pytest.approx(5.02)  # the next period; the deadline is at 5.05
     assert core.guard.lifecycle.active
@@ -241,7 +241,7 @@ def test_a_reply_has_the_rate_that_the_node_measured(make_core: Make) -> None:
 
 
 def test_the_time_of_a_reset_misses_no_deadline(make_core: Make, robot: Toy) -> None:
-    """An episode ends at 0.04 s, and the reset lasts 2 s. Real time continues, so there are 99 overruns."""
+    """The reset begins at 0.04 s and lasts 2 s. Real time continues, so there are 99 overruns."""
     core = make_core()
     robot.ends = Phase.TERMINATED
     core.step([], 0.02)

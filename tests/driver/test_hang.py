@@ -38,7 +38,7 @@ def end() -> End:
 
 
 def patient(monkeypatch: pytest.MonkeyPatch, begun: threading.Event | None = None) -> None:
-    """Give stop() enough time on a busy machine. If stop() never returns, wait only until ``begun`` is set."""
+    """Let HangWatch wait up to 60 s for stop(). With ``begun``, it waits the usual time, but after ``begun`` is set."""
     join = threading.Thread.join
 
     def wait(thread: threading.Thread, timeout: float | None = None) -> None:
@@ -87,7 +87,7 @@ def test_a_hang_stops_the_robot_and_ends_the_process(
 def test_calls_that_return_in_time_have_no_effect() -> None:
     """Make calls for 2 s, each far shorter than the limit of 1 s. Repeat them if a busy machine delayed a call.
 
-    A thread that is suspended for the whole limit looks like a call that hangs.
+    HangWatch cannot tell a thread that is suspended for the whole limit from a call that hangs.
     """
     for _ in range(10):
         end, longest = End(), 0.0

@@ -63,7 +63,7 @@ def test_a_failing_motor_is_a_fault_and_the_safe_action_is_retried(make_core: Ma
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("what", ["motor", "sensor"])
 def test_a_fault_that_persists_prevents_recovery(what: str, every: int, make_core: Make, robot: Toy) -> None:
-    """Actions continue to arrive, while the motor or the sensor fails at every call or at every third call."""
+    """Actions continue to arrive, while the motor or the sensor fails in every period or in every third period."""
     core = make_core(SafetyConfig(action_deadline_ms=50, recovery="automatic", recovery_ms=200, safe_action="zero"))
     core.step([action(0, 1.5, 0)], 0.003)
     core.step([], 0.02)
