@@ -162,7 +162,7 @@ class RobotBody(OneRobot):
         return self._ask("observe", sound)
 
     def _judged(self, observation: Float32, action: Float32) -> tuple[int, float]:
-        def judge() -> tuple[int, float]:
+        def outcome() -> tuple[int, float]:
             phase, reward = int(self._robot.phase(observation)), float(self._robot.reward(observation, action))
             if phase not in (Phase.MID, Phase.TERMINATED, Phase.TRUNCATED) or not np.isfinite(reward):
                 raise ValueError(
@@ -170,7 +170,7 @@ class RobotBody(OneRobot):
                 )
             return phase, reward
 
-        return self._ask("judge", judge) or (int(Phase.TRUNCATED), 0.0)
+        return self._ask("phase() or reward", outcome) or (int(Phase.TRUNCATED), 0.0)
 
     @staticmethod
     def _log(problem: str, times: int, error: Exception) -> None:

@@ -240,11 +240,8 @@ def once() -> Down:
 
 def lenient() -> Down:
     """Imitate a server that accepts every source. The proxy replaces a wrong source with the right one."""
-    known: dict[str, Any] = {}
 
     def change(topic: str, message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-        if topic == "hello" and message.get("name") == "conformance":
-            known.setdefault("incarnation", message["incarnation"])
         if topic == "step" and message.get("source") == "somebody-else":
             message = {**message, "source": "conformance"}
         return [(topic, message)]

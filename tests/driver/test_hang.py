@@ -125,7 +125,7 @@ def test_no_call_reaches_the_robot_after_a_hang(end: End, monkeypatch: pytest.Mo
 
 
 class Stuck(Robot):
-    """A robot that hangs in the method named ``where``."""
+    """A robot that hangs in the call named ``where``."""
 
     def __init__(self, spec: RobotSpec, end: End) -> None:
         self.spec, self.end = spec, end
@@ -146,14 +146,14 @@ class Stuck(Robot):
 
     def reward(self, observation: Float32, action: Float32) -> float:
         del observation, action
-        self._maybe("judge")
+        self._maybe("phase() or reward")
         return 0.0
 
     def stop(self) -> None:
         self.at_rest = True
 
 
-@pytest.mark.parametrize("where", ["observe", "apply", "judge"])
+@pytest.mark.parametrize("where", ["observe", "apply", "phase() or reward"])
 def test_every_method_of_the_loop_is_watched(
     where: str, end: End, spec: RobotSpec, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
