@@ -1,4 +1,4 @@
-"""Real ROS 2 nodes in separate processes. Each test has its own ROS domain, on this machine only."""
+"""Fixtures that run real ROS 2 nodes in other processes. Each test has its own ROS domain on this machine only."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def domain() -> Iterator[int]:
 
 
 class Console:
-    """Calls services and reads topics, through a node in another process."""
+    """Calls ROS services and reads ROS topics through ``console_node.py`` in another process."""
 
     def __init__(self, world: World, *namespaces: str) -> None:
         self._process = subprocess.Popen(
@@ -165,7 +165,7 @@ class World:
         return self._start((self.python, str(HERE / "topics_node.py")), *arguments)
 
     def robot(self, *arguments: str) -> Command:
-        """Start a robot, and wait until it has published."""
+        """Start ``robot_node.py``, and wait until it publishes."""
         command = self._start((self.python, str(HERE / "robot_node.py")), *arguments)
         command.wait_for("^periods")
         return command
@@ -175,7 +175,7 @@ class World:
         return self.consoles[-1]
 
     def operator(self) -> Operator:
-        """An operator of the policy server, like ``td3-robot node``."""
+        """Return an operator that connects to the policy server as ``td3-robot node`` does."""
         return connect(f"ipc://{self.folder / 'policy.sock'}", timeout=60.0)
 
     def _start(self, program: tuple[str, ...], *arguments: str) -> Command:
@@ -215,7 +215,7 @@ def linear_policy(spec: RobotSpec, gains: Float32, file: Path) -> None:
 
 
 def moves(console: Console, topic: str = "/commands", driver: str = f"/{DRIVER}") -> None:
-    """Wait until a policy moves the robot. If the driver's data came late, the driver is inactive: activate it."""
+    """Wait until a policy moves the robot. If late data has made the driver inactive, activate the driver."""
 
     def check() -> bool:
         if acts(console, driver):

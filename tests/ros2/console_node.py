@@ -2,7 +2,7 @@
 
     python console_node.py NAMESPACE …
 
-Each line of standard input is a list: an operation and its arguments. Each line of standard output is the result.
+Each line of standard input is a list: an operation and its arguments. Each line of standard output is its result.
 """
 
 from __future__ import annotations
@@ -56,33 +56,33 @@ class Console:
     # -- operations ----------------------------------------------------------------------------------------------
 
     def newest(self, topic: str) -> Any:
-        """The newest value on a topic; null before the first."""
+        """Return the newest value on a topic, or None if none has come."""
         return self._newest.get(topic)
 
     def take(self, topic: str) -> list[Any]:
-        """The values on a topic since the last call."""
+        """Return the values that have come on a topic since the previous call."""
         return self._all.pop(topic, [])
 
     def trigger(self, service: str) -> dict[str, Any]:
-        """Call a std_srvs/Trigger."""
+        """Call a service of the type std_srvs/Trigger."""
         answer = self._call(Trigger, service, Trigger.Request())
         return {"success": answer.success, "message": answer.message}
 
     def change(self, node: str, transition: str) -> bool:
-        """Ask for a lifecycle transition; return whether the node made it."""
+        """Request a lifecycle transition, and return whether the node made it."""
         request = ChangeState.Request()
         request.transition.label = transition
         return bool(self._call(ChangeState, f"{node}/change_state", request).success)
 
     def state(self, node: str) -> str:
-        """The lifecycle state of a node."""
+        """Return the lifecycle state of a node."""
         return str(self._call(GetState, f"{node}/get_state", GetState.Request()).current_state.label)
 
     def nodes(self) -> list[str]:
         return sorted(f"{place.rstrip('/')}/{name}" for name, place in self.node.get_node_names_and_namespaces())
 
     def reliability(self, topic: str, node: str) -> list[str]:
-        """The reliability of a node's publishers and subscriptions of a topic."""
+        """Return the reliability of each publisher and subscription of a node on a topic."""
         ends = [*self.node.get_publishers_info_by_topic(topic), *self.node.get_subscriptions_info_by_topic(topic)]
         return [end.qos_profile.reliability.name.lower() for end in ends if end.node_name == node]
 

@@ -1,9 +1,9 @@
-"""A robot with a ROS 2 interface, as a separate process. It publishes its joints at 100 Hz and obeys commands.
+"""A simulated robot with a ROS 2 interface. It publishes its joint states at 100 Hz and obeys commands.
 
     python robot_node.py [--shuffle] [--still] [--ros-args …]
 
-The joint ``hip`` is a double integrator: the command is its acceleration. ``--still`` keeps it at its start.
-``--shuffle`` changes the order of the joints in each message. The robot prints its position every 50 periods.
+The joint ``hip`` is a double integrator: the command is its acceleration. ``--still`` keeps it at its start position.
+``--shuffle`` changes the order of the joints in each message. The robot prints the hip position every 50 periods.
 """
 
 from __future__ import annotations

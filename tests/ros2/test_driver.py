@@ -29,7 +29,7 @@ HIP = RobotSpec(
     0.01,
 )
 HIP_SOURCES = [{"channel": "velocity", "joint": "hip", "field": "velocity"}, {"channel": "angle", "joint": "hip"}]
-STALE_MS = 500  # test machines are shared
+STALE_MS = 500  # long, because a busy test machine delays messages
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def configure(world: World, stale_ms: float = STALE_MS, **safety: Any) -> None:
 
 
 def all_zero(console: Console, topic: str = "/commands") -> bool:
-    """Whether the robot got new commands, and all were the safe action."""
+    """Return whether new commands have come, and all were the safe action."""
     taken = console.take(topic)
     return bool(taken) and all(value == [0.0] for value in taken)
 
@@ -65,7 +65,7 @@ def wait_for_policy_state(console: Console, words: str) -> None:
 
 
 def test_each_channel_gets_its_value_in_any_order_of_the_joints(world: World) -> None:
-    """The robot stands still and shuffles its joints, so a policy that gets the right values repeats its command."""
+    """The robot stands still and shuffles its joints. If the policy gets the right values, it repeats its command."""
     spec = RobotSpec(
         "Leg",
         tuple(Channel(name, "1", -10.0, 10.0) for name in ("hip", "ankle", "pitch_rate", "foot")),
@@ -202,7 +202,7 @@ def test_an_emergency_stop_by_service_holds_until_reset_and_activate(hip: World)
 
 
 def test_an_emergency_stop_by_service_holds_without_a_policy_server(hip: World) -> None:
-    """The server is killed, and a person stops the robot. The stop also holds when another server starts."""
+    """A person stops the robot after the death of the server. The stop still holds after another server starts."""
     hip.robot()
     console = hip.console()
     server = hip.server()
@@ -269,7 +269,7 @@ def test_the_lifecycle_of_the_driver_reaches_ros(hip: World) -> None:
     wait_for_state(console, "active")
     figures = {"age of joint_states (s)", "transitions", "lag_max_s"}
 
-    def reports_figures() -> bool:  # the first report may precede the first period of the driver
+    def reports_figures() -> bool:  # the driver may report before its first period
         newest = console.newest("/diagnostics") or []
         return any(it["name"] == f"{NODE}: data" and figures <= set(it["values"]) for it in newest)
 
@@ -282,7 +282,7 @@ def test_a_shutdown_by_ros_ends_the_driver_without_a_policy_server(hip: World) -
     hip.robot()
     console = hip.console()
     driver = hip.driver()
-    poll_until(lambda: all_zero(console), driver.output)  # without a server, only the safe action
+    poll_until(lambda: all_zero(console), driver.output)  # without a server, the driver sends only the safe action
     assert console.change(NODE, "configure") is False
     assert console.change(NODE, "shutdown") is True
     assert driver.finish() == 128 + signal.SIGTERM
@@ -290,7 +290,7 @@ def test_a_shutdown_by_ros_ends_the_driver_without_a_policy_server(hip: World) -
 
 
 def test_two_robots_work_in_two_namespaces(hip: World) -> None:
-    """The robots share a policy server. The right robot has remapped topics and takes trajectories."""
+    """The robots share a policy server. The right robot has remapped topics and obeys trajectories."""
     section = json.loads((hip.folder / "robot.yaml").read_text())["ros2"]
     right = {
         **section,

@@ -1,4 +1,4 @@
-"""Republish real runs and recordings as ROS topics, and read them with a subscriber in another process."""
+"""Real runs and recordings appear as ROS topics. A subscriber in another process reads the topics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Listener:
     """The messages that a subscriber in another process receives.
 
     Attributes:
-        got: the fields of the messages of each topic.
+        got: the fields of each message, for each topic.
     """
 
     def __init__(self, world: World, topics: dict[str, str]) -> None:
@@ -112,7 +112,7 @@ def test_a_training_appears_as_ros_topics(ros: World, train: Callable[..., Comma
 
 
 def test_a_robot_appears_as_ros_topics(ros: World, command: Callable[..., Command]) -> None:
-    """A player replaces the robot: it plays the driver's recorded messages. RViz reads joints from /joint_states."""
+    """``td3-robot play`` replaces the driver: it plays recorded messages. RViz reads /joint_states."""
     monitor = ros.monitor("--endpoint", "ipc://m", "--ros-args", "-r", "leg/robot_0/joint_states:=joint_states")
     monitor.wait_for("the ROS node /td3_robot_monitor publishes the messages")
     listener = Listener(ros, {"/joint_states": JOINTS, "/leg/robot_0/commands": ARRAY, "/policy/leg/state+": TEXT})
@@ -131,7 +131,7 @@ def test_a_robot_appears_as_ros_topics(ros: World, command: Callable[..., Comman
 
 
 def test_a_robot_under_ros_appears_while_its_driver_runs(ros: World) -> None:
-    """The robot's position comes from ROS, and the monitor publishes the driver's observation of this position."""
+    """The driver reads the joint from ROS. The monitor publishes the driver's observation as a joint state."""
     channels = Channel("angle", "rad", -100.0, 100.0), Channel("velocity", "rad/s", -100.0, 100.0)
     hip = RobotSpec("Hip", channels, (Channel("acceleration", "rad/s²", -1.0, 1.0),), 0.01)
     linear_policy(hip, np.array([[-2.0, -2.0]], np.float32), ros.folder / "policy.safetensors")
@@ -157,7 +157,7 @@ def test_a_robot_under_ros_appears_while_its_driver_runs(ros: World) -> None:
         "/policy/state+": TEXT,
     })  # fmt: skip
     monitor = ros.monitor("--config", str(config))
-    active = {"data": "active"}  # a state from before the activation may come first
+    active = {"data": "active"}  # the first state may be older than the activation
     listener.until(
         lambda got: len(got) == 4 and len(got["/leg/robot_0/joint_states"]) > 50 and got["/policy/state"][-1] == active
     )
@@ -170,7 +170,7 @@ def test_a_robot_under_ros_appears_while_its_driver_runs(ros: World) -> None:
 
 @pytest.mark.parametrize("name", ["deployed", "pendulum", "walkers"])
 def test_ros_decodes_an_exported_recording(ros: World, tmp_path: Path, name: str) -> None:
-    """A node publishes the bytes of the file, as rosbag2 does. ROS decodes them in the subscriber's process."""
+    """A node publishes the bytes of the file, as ``ros2 bag play`` does. ROS decodes them in the subscriber."""
     mcap_reader, rosbags = pytest.importorskip("mcap.reader"), pytest.importorskip("rosbags.highlevel")
     assert main(["export", str(SESSIONS / f"{name}.mcap"), "--out", str(tmp_path), "--format", "ros2"]) == 0
     expected: dict[str, list[Any]] = {}

@@ -10,19 +10,19 @@ from tests.conftest import poll_until
 from tests.ros2.conftest import World, moves
 from tests.ros2.test_driver import HIP_SOURCES, SAFETY, STALE_MS, hip, wait_for_safe
 
-__all__ = ["hip"]  # a fixture
+__all__ = ["hip"]  # pytest uses this fixture
 
 
 def test_an_operator_drives_by_a_topic_and_by_a_joystick(hip: World) -> None:
     section = {"bundle": "policy.safetensors", "stale_ms": STALE_MS, "observations": HIP_SOURCES}
-    hip.configure(safety=SAFETY, ros2=section, policy={"operator_deadline_ms": 2000})  # test machines are shared
+    hip.configure(safety=SAFETY, ros2=section, policy={"operator_deadline_ms": 2000})  # a busy test machine is slow
     hip.robot()
     console = hip.console()
     hip.server()
     hip.driver()
     moves(console)
     operator = hip.ros_operator("--target", "robot", "--button", "1")
-    wait_for_safe(console)  # no message yet
+    wait_for_safe(console)  # no command of the operator has come yet
 
     def commanded(value: float) -> bool:
         newest = console.newest("/commands")
@@ -43,7 +43,7 @@ def test_an_operator_drives_by_a_topic_and_by_a_joystick(hip: World) -> None:
         lambda: str(console.newest(state)),
     )
     console.take("/commands")
-    wait_for_safe(console)  # the topic is silent
+    wait_for_safe(console)  # no message comes on the topic
     poll_until(follows_joystick, lambda: f"the last command is {console.newest('/commands')}")
     console.publish("/td3_robot_operator/commands", [0.25, 0.5])
     operator.wait_for(r"commands: \[0.25, 0.5\] is not an action; allowed: 1 finite number\(s\)")

@@ -1,4 +1,4 @@
-"""The conversion of ROS messages to channels and back. The tests use objects instead of ROS messages."""
+"""ROS messages become observations, and actions become ROS messages. Plain objects replace ROS messages here."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python topics_node.py listen TOPIC=TYPE …    prints one line of JSON for each message: topic and fields
     python topics_node.py play FILE              publishes the lines of FILE: topic, type and bytes (hexadecimal)
 
-A TOPIC that ends with ``+`` also gets the newest message from before the subscription.
+If TOPIC ends with ``+``, the node also prints the newest message from before its subscription.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def play(node: Any, file: str) -> None:
     for topic, _, data in messages:
         publishers[topic].publish(bytes.fromhex(data))
     print("played", flush=True)
-    rclpy.spin(node)  # the subscriber may still ask for repetitions
+    rclpy.spin(node)  # the subscriber may request lost messages again
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def test_lines_are_written_in_their_order(pipe: tuple[int, int]) -> None:
 
 
 def test_without_a_reader_lines_are_dropped_and_counted(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are 20 lines of 1 KiB. The pipe holds 4, the thread 1 and the queue 3. The last line is always written."""
+    """Of 20 lines of 1 KiB, the pipe holds 4, the thread 1 and the queue 3. The log always writes the last line."""
     monkeypatch.setattr(logs, "_MOST_WAITING", 3)
     log = logs.LogQueue(pipe[1])
     for number in range(20):

@@ -1,4 +1,4 @@
-"""Test the loop around a core: waiting times, and behaviour when a queue is full."""
+"""The loop of a node: how long it waits, and what it does while a queue is full."""
 
 from __future__ import annotations
 

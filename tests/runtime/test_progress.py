@@ -94,7 +94,7 @@ def test_resume_from_an_older_checkpoint_is_reported_once() -> None:
 
 
 def test_a_narrow_terminal_keeps_steps_time_left_and_return() -> None:
-    """On a narrow terminal, the line drops the other figures first. 60 columns are enough for the kept figures."""
+    """A narrow terminal drops the other figures. 60 columns are enough for these three."""
     assert line(FIGURES, 100_000, width=100) == (
         "25,000/100,000 steps (25 %) | ETA 8:20 | 150 steps/s | 149 updates/s | ratio 1.00 | return 612"
     )
@@ -114,7 +114,7 @@ def test_the_line_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_time_left_waits_for_a_typical_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a start, resume or restart of the learner, the first steps are slow, so no time left is shown."""
+    """The first steps after a start, resume or restart of the learner are slow, so the line shows no time left."""
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     stream = io.StringIO()
@@ -140,7 +140,7 @@ def test_long_work_shows_its_share_and_time_beside_a_long_text(monkeypatch: pyte
         working.show("export " + "folder/" * 20, lambda: 0.25)
         assert written.wait(60)
     shown = terminal.getvalue().split("\r\x1b[K")[1]
-    # The last of the 60 columns stays empty. ", 25 %, 0 s" needs 11 columns, or 12 after 10 s, so 48 or 47 remain.
+    # The last of the 60 columns stays empty. ", 25 %, 0 s" needs 11 columns, or 12 after 10 s. The text gets the rest.
     assert len(shown) == 59
     assert re.fullmatch(r"export (folder/)+f?o?l?d?e?r?, 25 %, \d+ s", shown)
 

@@ -115,7 +115,7 @@ def test_final_figures_give_the_steps_made(tmp_path: Path) -> None:
 
 
 def test_without_a_clean_end_the_newest_checkpoint_gives_the_steps_made(tmp_path: Path) -> None:
-    """After a full disk or a killed supervisor, final.json is missing or was written by an earlier start."""
+    """After a full disk or the death of the supervisor, final.json is missing or comes from an earlier start."""
     run = RunFolder.create(tmp_path / "run", Config())
     assert run.steps_made() == 0
     (run.checkpoints / "checkpoint-000000005000.safetensors").touch()

@@ -1,4 +1,4 @@
-"""A learner's files get to the storage whole, come back whole, and no other training can disturb them."""
+"""The learner copies complete files to the storage and back. No other training can change the files there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytest.importorskip("fsspec")
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """The folder that plays the storage."""
+    """The folder that serves as the storage."""
     return tmp_path / "storage"
 
 
@@ -77,13 +77,13 @@ def test_a_copy_takes_only_what_has_changed(claimed: Storage, run: Path, place: 
     assert (place / "metrics.jsonl").read_text() == "an old copy"
     (run / "metrics.jsonl").write_text("a longer text")
     save(run, 2000)
-    save(run, 3000)  # removes the first
+    save(run, 3000)  # removes the first checkpoint
     claimed.push(run, copied)
     assert names(place) == {*LEARNED, SECOND, THIRD, "owner"}
     assert (place / "metrics.jsonl").read_text() == "a longer text"
 
 
-def test_a_half_upload_is_no_file_of_the_storage(
+def test_a_pull_ignores_an_interrupted_upload(
     claimed: Storage, run: Path, place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def half(source: str, target: str) -> None:
@@ -104,10 +104,10 @@ def test_a_half_upload_is_no_file_of_the_storage(
     assert names(place) == {*LEARNED, FIRST, SECOND, "owner"}
 
 
-def test_a_damaged_checkpoint_of_the_storage_is_survived(
+def test_a_learner_survives_a_damaged_checkpoint_in_the_storage(
     claimed: Storage, run: Path, place: Path, tmp_path: Path
 ) -> None:
-    """Some file systems can lose the end of a file. The learner then uses the checkpoint before."""
+    """Some file systems can lose the end of a file. The learner then uses the previous checkpoint."""
     save(run, 2000)
     claimed.push(run, {})
     (place / SECOND).write_bytes((place / SECOND).read_bytes()[:-100])
@@ -129,7 +129,7 @@ def test_a_pull_makes_a_folder_equal_to_the_storage(claimed: Storage, run: Path,
 
 
 def test_a_storage_without_folders_and_renames_works(run: Path, tmp_path: Path) -> None:
-    """In this file system of fsspec, a move is a copy and a removal, as in object storage."""
+    """The memory file system of fsspec moves a file by a copy and a removal, as object storage does."""
     made = Storage(f"memory://{tmp_path}")
     made.claim(RunFolder(run), newer=False)
     copied: dict[str, str] = {}
@@ -156,7 +156,7 @@ def test_only_the_newest_owner_writes(claimed: Storage, run: Path, place: Path, 
     with pytest.raises(NotOwnerError, match="does not belong to this training"):
         claimed.push(run, {})
     with pytest.raises(NotOwnerError):
-        retried(lambda: claimed.pull(tmp_path / "other"))  # without further tries
+        retried(lambda: claimed.pull(tmp_path / "other"))  # does not try again
     assert names(place) == {"owner"}
 
 
@@ -174,7 +174,7 @@ def test_a_learner_that_loses_the_storage_during_an_upload_changes_nothing_there
     with monkeypatch.context() as context:
 
         def slow(source: str, target: str) -> None:
-            context.undo()  # both use the same file system object
+            context.undo()  # ``other`` uses the same file system object
             upload(source, target)
             other.claim(RunFolder(run), newer=True)
             other.push(tmp_path / "other", {})
@@ -196,7 +196,7 @@ def test_a_resume_survives_a_claim_that_reached_only_the_run_folder(claimed: Sto
 
 
 def test_files_without_an_owner_are_not_taken(run: Path, tmp_path: Path) -> None:
-    """The storage is a folder of another training. A slash at the end makes no difference."""
+    """The URL names the folder of another run. A slash at the end of the URL makes no difference."""
     overrides = [f"cluster.storage=file://{run}/"]
     with pytest.raises(ConfigError, match="which holds another run; allowed: an empty folder"):
         new_run("pendulum", overrides, tmp_path / "new", cluster=ask_here)
@@ -271,7 +271,7 @@ def test_the_last_copy_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_resume_fetches_what_an_interrupted_training_left(place: Path, tmp_path: Path) -> None:
-    """The storage has a newer checkpoint than the run folder. Later, the run folder is the newer one."""
+    """First the storage has the newest checkpoint, and later the run folder has it."""
     run, config, _ = new_run("pendulum", [], tmp_path / "run")
     run.write_run(config=config.to_yaml())
     left = Storage(f"file://{place}")
@@ -294,7 +294,7 @@ def test_a_resume_fetches_what_an_interrupted_training_left(place: Path, tmp_pat
         ("file:///proc/walker", "cluster.storage is 'file:///proc/walker': [Errno 2] No such file or directory"),
     ],
 )
-def test_a_storage_that_cannot_be_written_is_named(url: str, message: str, tmp_path: Path) -> None:
+def test_the_error_names_a_storage_that_cannot_be_written(url: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         new_run("pendulum", [f"cluster.storage={url}"], tmp_path / "run", cluster=ask_here)
     assert str(caught.value).startswith(message)
@@ -303,7 +303,7 @@ def test_a_storage_that_cannot_be_written_is_named(url: str, message: str, tmp_p
 
 
 @pytest.mark.skipif(importlib.util.find_spec("s3fs") is not None, reason="s3fs is installed")
-def test_a_protocol_without_its_package_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_protocol_without_its_package(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.storage is 's3://bucket/walker': Install s3fs"):
         new_run("pendulum", ["cluster.storage=s3://bucket/walker"], tmp_path / "run", cluster=ask_here)
 
@@ -317,7 +317,7 @@ def test_a_replay_buffer_in_a_file_does_not_fit_a_storage(place: Path, tmp_path:
 
 
 def test_a_url_belongs_to_one_run(claimed: Storage, run: Path, tmp_path: Path) -> None:
-    """The run itself may continue. Another run is refused."""
+    """The run may use its URL again, but another run may not."""
     storage.check(claimed.url, RunFolder(run))
     with pytest.raises(ConfigError, match=r"which holds another run; allowed: an empty folder"):
         new_run("pendulum", [f"cluster.storage={claimed.url}"], tmp_path / "new", cluster=ask_here)
@@ -330,7 +330,7 @@ def test_a_url_belongs_to_one_run(claimed: Storage, run: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     "url", ["bucket/walker", "memory://walker", "file://walker", "s3://a b", "s3://b/*", "s3://", ""]
 )
-def test_a_malformed_url_is_named(url: str) -> None:
+def test_the_error_names_a_malformed_url(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         configuration.parse({"cluster": {"storage": url}})
     assert f"cluster.storage is {url!r}; allowed: null, or the URL of a folder" in str(caught.value)
@@ -350,7 +350,7 @@ def test_a_url_without_a_password_is_allowed(url: str) -> None:
     assert configuration.parse({"cluster": {"storage": url}}).cluster.storage == url
 
 
-def test_run_json_has_no_more_than_url_and_owner(claimed: Storage, run: Path) -> None:
+def test_run_json_has_only_url_owner_and_newer(claimed: Storage, run: Path) -> None:
     facts: dict[str, Any] = json.loads((run / "run.json").read_text())["storage"]
     assert facts == {"url": claimed.url, "owner": claimed.owner, "newer": False}
     assert set(stamps(run)) == {*LEARNED, FIRST}

@@ -1,4 +1,4 @@
-"""The supervisor counts the deaths of processes, and starts them on hosts that join."""
+"""The supervisor counts the deaths of processes, and starts the processes again on hosts that join."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from td3_robot.runtime.supervisor import Supervisor
 
 
 class OneLostHost(ThisMachine):
-    """The host of a simulator is lost. There is room for it again when another host joins."""
+    """The simulator has lost its host. With ``room``, another host has joined and can start the simulator."""
 
     def __init__(self, run: Path, simulator: Process) -> None:
         super().__init__(run)

@@ -1,4 +1,4 @@
-"""Send notifications to systemd over a real socket, as described in sd_notify(3)."""
+"""The notifier sends systemd's notifications over a real socket, as sd_notify(3) describes."""
 
 from __future__ import annotations
 

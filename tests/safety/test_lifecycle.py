@@ -143,7 +143,7 @@ def test_the_watchdog_fires_after_its_deadline() -> None:
 
 
 def test_automatic_recovery_needs_feeds_without_a_gap() -> None:
-    """Recovery needs 0.3 s of feeds less than 0.1 s apart. After the gap from 2.2 to 2.35, the 0.3 s start again."""
+    """Recovery needs 0.3 s of feeds less than 0.1 s apart. The gap from 2.2 to 2.35 starts the 0.3 s again."""
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1, 0.3)
     watchdog.feed(1.0)
@@ -157,7 +157,7 @@ def test_automatic_recovery_needs_feeds_without_a_gap() -> None:
 
 
 def test_after_a_suspension_the_last_feed_is_too_old() -> None:
-    """The clock continues during a suspension."""
+    """The clock runs on while the machine is suspended."""
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1)
     watchdog.feed(1.0)
@@ -165,7 +165,7 @@ def test_after_a_suspension_the_last_feed_is_too_old() -> None:
 
 
 def test_a_refusal_in_the_log_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """The reason of a stop comes from a peer."""
+    """A peer chooses the reason of a stop, so it can contain control characters."""
     lifecycle = Lifecycle("policy")
     verbs = {"activate": lambda command, now: lifecycle.command(command.verb, now)}
     lifecycle.stop("x\ny\x1b[31m", 0.0)

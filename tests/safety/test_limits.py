@@ -1,4 +1,4 @@
-"""Safety settings: how they apply to a robot, how the settings of robot and policy are joined, and wrong settings."""
+"""Safety settings: their effect on a robot, the joined settings of robot and policy, and refused settings."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_without_settings_the_limits_are_those_of_the_specification(spec: RobotS
 
 
 def test_settings_match_a_hand_calculation(spec: RobotSpec) -> None:
-    """Period 0.02 s: 5 N/s is 0.1 N a period; a cut-off of 10 Hz blends 1 - exp(-2π·10·0.02) = 0.71539."""
+    """In a period of 0.02 s, 5 N/s is a step of 0.1 N. The blend of 10 Hz is 1 - exp(-2π·10·0.02) = 0.71539."""
     robot = SafetyConfig(limits=(-0.8, 2.0), rate={"left": 5.0}, low_pass=10.0, safe_action={"left": 0.5})
     envelope = joined(robot, NOTHING, spec)
-    assert envelope.low.tolist() == pytest.approx([-0.8, -0.5])  # one value for all is limited by the specification
+    assert envelope.low.tolist() == pytest.approx([-0.8, -0.5])  # the specification narrows limits for all actions
     assert envelope.high.tolist() == pytest.approx([2, 0.5])
     assert envelope.step is not None
     assert envelope.step.tolist() == pytest.approx([0.1, math.inf])
@@ -52,10 +52,10 @@ def test_settings_match_a_hand_calculation(spec: RobotSpec) -> None:
     [
         (NOTHING, NOTHING, 30),
         (SafetyConfig(reset_timeout_ms=5000), SafetyConfig(reset_timeout_ms=2000), 2),
-        (SafetyConfig(reset_timeout_ms=5, observation_deadline_ms=100), NOTHING, 0.1),  # never below the deadline
+        (SafetyConfig(reset_timeout_ms=5, observation_deadline_ms=100), NOTHING, 0.1),  # at least the deadline
     ],
 )
-def test_the_reset_timeout_is_the_shortest_or_30_seconds(
+def test_the_reset_timeout_is_the_shorter_setting_or_30_seconds(
     spec: RobotSpec, robot: SafetyConfig, policy: SafetyConfig, seconds: float
 ) -> None:
     assert joined(robot, policy, spec).reset_timeout_s == seconds
@@ -104,7 +104,7 @@ Configs = st.builds(
 
 
 @given(Configs, Configs)
-def test_joined_settings_are_as_strict_as_each_of_them(robot: SafetyConfig, policy: SafetyConfig) -> None:
+def test_joined_settings_are_at_least_as_strict_as_each_of_them(robot: SafetyConfig, policy: SafetyConfig) -> None:
     def bounds(first: SafetyConfig, second: SafetyConfig) -> Any:
         try:
             envelope = joined(first, second, SPEC)

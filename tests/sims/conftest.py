@@ -13,7 +13,7 @@ from td3_robot.specs import Float32, RobotSpec
 
 
 class Scripted:
-    """An environment with given lengths and endings of episodes. The observation is (episode, step, first action)."""
+    """A script gives the length and the ending of each episode. The observation is (episode, step, action[0])."""
 
     time_limit = 0
     concurrent = False

@@ -26,10 +26,10 @@ class Random:
 
 
 class Stand:
-    """Hold a pose with springs at the joints, against a little noise.
+    """Springs at the joints hold a pose. The actions also have a little noise.
 
     ``GAINS`` has a row for each joint: target position in units of its channel, stiffness, damping, gain of the pitch,
-    gain of the forward velocity. A random search found these gains: the robot stands for 1000 steps from any seed.
+    gain of the forward velocity. A random search found these gains: the robot stands for 1000 steps with any seed.
     """
 
     GAINS = {  # noqa: RUF012

@@ -87,7 +87,7 @@ def ours(twins: Twins) -> dict[str, list[float]]:
 
 
 def test_all_numbers_equal_pybullets(twins: Twins, seed: int) -> None:
-    """Compares joints and masses at the start, all states after each step, and a picture at the end."""
+    """The test compares joints and masses at the start, all states after each step, and a picture at the end."""
     world, client, floor, robot, driven = twins
     for index, joint in enumerate(world.client.joints(world._robot)):
         info = pybullet.getJointInfo(robot, index, client)
@@ -272,11 +272,10 @@ def test_another_version_of_pybullet_is_refused_in_one_line(monkeypatch: pytest.
 
 
 def test_uninitialised_memory_does_not_change_the_results() -> None:
-    """New memory holds different bytes in two runs, and the robots must move in the same way.
+    """The robots move in the same way in two runs with different bytes in new memory.
 
-    Without the fix in ``c_api``, one of the six robots moves differently after step 12 if memory holds 0x55.
-
-    glibc fills new memory with the complement of MALLOC_PERTURB_.
+    glibc fills new memory with the complement of MALLOC_PERTURB_. Without the fix in ``c_api``, the bytes 0x55 change
+    the motion of one of the six robots after step 12.
     """
     code = (
         "import hashlib, numpy as np\n"

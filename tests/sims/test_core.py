@@ -116,8 +116,8 @@ def test_the_core_keeps_steps_until_the_learner_has_handled_them(make_core: Call
     assert [step.sequence for step in steps(core.step([welcome("learner")], 0.4))] == [3, 4, 5, 6]
 
 
-def test_the_core_waits_while_too_many_steps_are_unanswered(make_core: Callable[..., SourceCore]) -> None:
-    """The core keeps at most QUEUE_LENGTH + 1 unanswered Steps, and then waits."""
+def test_the_core_waits_while_too_many_steps_are_unhandled(make_core: Callable[..., SourceCore]) -> None:
+    """The core waits as soon as it keeps QUEUE_LENGTH + 1 Steps that the learner has not handled."""
     core = make_core()
     core.step([throttle(10**6)], 0.0)
     number = 0

@@ -63,8 +63,9 @@ def test_jitter_delays_each_action_and_drops_actions_older_than_the_last(spec: R
 
 
 def test_a_task_gets_the_delayed_action() -> None:
-    """A Pendulum with a latency of 2 equals one without latency that starts with two zero actions."""
+    """A Pendulum with a latency of 2 periods equals one without latency that starts with two zero actions."""
     late, plain = make("gymnasium:Pendulum-v1", 3, action_latency=[2, 2]), tasks.make("gymnasium:Pendulum-v1", 3)
+    # Randomization draws four numbers, so the plain robot draws four too.
     plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]
     np.testing.assert_array_equal(late.reset(), plain.reset())
     sent = [np.array([value], np.float32) for value in (2.0, -1.0, 0.5, 1.5, -2.0)]
@@ -101,6 +102,7 @@ def test_noise_has_the_drawn_standard_deviation(seed: int) -> None:
 
 def test_readings_stay_within_their_channels_and_rewards_have_no_noise(seed: int) -> None:
     noisy, plain = make("Walker2D", seed, sensor_noise={"all": [9, 9]}), tasks.make("Walker2D", seed)
+    # Randomization draws four numbers, so the plain robot draws four too.
     plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]
     noisy.reset()
     plain.reset()

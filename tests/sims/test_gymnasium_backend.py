@@ -22,7 +22,7 @@ TASKS = ["Pendulum-v1", "MountainCarContinuous-v0", pytest.param("LunarLanderCon
 
 
 class Asymmetric(gymnasium.Env[np.ndarray[Any, Any], np.ndarray[Any, Any]]):
-    """Different bounds in each dimension, reward terms, no rate, no pictures."""
+    """An environment with different bounds in each dimension and reward terms, but no rate and no pictures."""
 
     observation_space = spaces.Box(np.array([-np.inf, 0.0], np.float32), np.array([np.inf, 3.0], np.float32))
     action_space = spaces.Box(np.array([-1.0, 2.0], np.float32), np.array([5.0, 2.5], np.float32))
@@ -44,7 +44,7 @@ for name, keys in {"Asymmetric-v0": {"max_episode_steps": 4}, "Endless-v0": {}}.
 
 @pytest.mark.parametrize("task", TASKS)
 def test_numbers_equal_gymnasiums(task: str) -> None:
-    ours = tasks.make(f"gymnasium:{task}")  # first: it filters the warnings of Box2D's import
+    ours = tasks.make(f"gymnasium:{task}")  # first, because it filters the warnings of Box2D's import
     original = gymnasium.make(task)
     random = np.random.default_rng(0)
     ends = 0
@@ -81,7 +81,7 @@ def test_lunar_lander_has_its_sizes_and_its_period() -> None:
     assert (lander.observation_size, lander.action_size, lander.control_period) == (8, 2, 1 / 50)
 
 
-def test_bounds_of_each_dimension_and_the_default_rate() -> None:
+def test_a_specification_has_the_bounds_of_each_dimension_and_the_default_rate() -> None:
     spec = tasks.spec("gymnasium:td3_robot_tests/Asymmetric-v0")
     assert spec.action_low.tolist() == [-1, 2]
     assert spec.action_high.tolist() == [5, 2.5]
@@ -197,7 +197,7 @@ ROBOT = RobotSpec(
 
 
 @pytest.mark.parametrize("described", [ROBOT, ROBOT.describe()])
-def test_an_environment_names_its_robot(monkeypatch: pytest.MonkeyPatch, described: Any) -> None:
+def test_an_environment_describes_its_robot(monkeypatch: pytest.MonkeyPatch, described: Any) -> None:
     monkeypatch.setattr(Asymmetric, "robot_spec", described, raising=False)
     environment = tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0")
     assert environment.spec == ROBOT
@@ -217,7 +217,7 @@ def test_an_environment_names_its_robot(monkeypatch: pytest.MonkeyPatch, describ
         ),
     ],
 )
-def test_a_wrong_robot_spec_is_named(monkeypatch: pytest.MonkeyPatch, described: Any, text: str) -> None:
+def test_the_error_names_a_wrong_robot_spec(monkeypatch: pytest.MonkeyPatch, described: Any, text: str) -> None:
     monkeypatch.setattr(Asymmetric, "robot_spec", described, raising=False)
     with pytest.raises(ConfigError, match=re.escape(text)):
         tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0")

@@ -26,7 +26,7 @@ ROBOTS = [f"td3_robot/{name}-v0" for name in tasks.names()]
 @pytest.mark.parametrize("name", ROBOTS)
 def test_checkers_find_no_problem(name: str) -> None:
     environment = gymnasium.make(name, render_mode="rgb_array", width=48, height=32)
-    # Warnings are errors here. Gymnasium's check of rendering opens a window, but a test has no display.
+    # Warnings are errors here. Gymnasium's render check opens a window, but a test has no display.
     gymnasium_check(environment.unwrapped, skip_render_check=True)
     environment.reset()
     env_render_passive_checker(environment.unwrapped)
@@ -146,7 +146,7 @@ def test_window_shows_the_same_world_and_follows_the_robot() -> None:
         os.close(write_end)
         try:
             with os.fdopen(read_end) as numbers:
-                display = f":{numbers.readline().strip()}"  # written when the screen is ready
+                display = f":{numbers.readline().strip()}"  # Xvfb writes it when the screen is ready
             child = subprocess.run(
                 [sys.executable, "-c", _IN_A_WINDOW],
                 env={**os.environ, "DISPLAY": display},
@@ -175,7 +175,7 @@ def test_gymnasium_imports_the_module_before_the_name() -> None:
     assert (child.stdout, child.stderr) == ("td3_robot/Ant-v0\n", "")
 
 
-def test_stable_baselines3_trains_on_it() -> None:
+def test_stable_baselines3_trains_on_a_robot() -> None:
     environment = gymnasium.make("td3_robot/Walker2D-v0")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Over thousands of episodes memory does not grow, and one seed gives the same numbers in every process."""
+"""Memory does not grow over thousands of episodes. One seed gives the same numbers in every process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# Huge pages are off, because one huge page would count as 2 MB. /proc/self/statm is delayed; smaps_rollup is exact.
+# Huge pages are off, because one huge page would count as 2 MB. /proc/self/statm lags; smaps_rollup is exact.
 MEMORY = r"""
 import ctypes, re, sys
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_memory_does_not_grow_over_resets(task: str) -> None:
 
 
 def test_one_seed_gives_the_same_run_in_every_process(seed: int) -> None:
-    """Compares every observation, reward and end of 300 steps and their resets, for all robots."""
+    """For all robots, the test compares 300 steps and their resets: each observation, reward and ending."""
     first = run(TRACE, str(seed))
     assert run(TRACE, str(seed)) == first
     assert run(TRACE, str(seed + 1)) != first

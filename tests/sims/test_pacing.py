@@ -61,7 +61,7 @@ def test_late_steps_shift_no_deadline(spec: RobotSpec) -> None:
 
 
 def test_deadlines_do_not_drift(spec: RobotSpec) -> None:
-    """A million steps are each 3 ms late."""
+    """Each of a million steps is 3 ms late."""
     pacing = RealTime(spec, "hold")
     pacing.stepped(1000.0)
     for _ in range(1_000_000):
@@ -72,7 +72,7 @@ def test_deadlines_do_not_drift(spec: RobotSpec) -> None:
 
 def test_an_action_is_applied_at_the_deadline_and_not_before(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
-    assert core.step([], 0.5) == []  # starts with the learner's first message
+    assert core.step([], 0.5) == []  # the core starts with the learner's first message
     first = one(core.step([THROTTLE], 1.0))
     assert (first.sequence, first.phase[0], first.origin) == (0, Phase.FIRST, ActionOrigin.NONE)
     assert core.pacing.deadline == pytest.approx(1.02)

@@ -38,7 +38,7 @@ def make_published(task: str) -> gymnasium.Env[Any, Any]:
 
 
 def drivers(task: str, seed: int) -> list[Driver]:
-    """One driver for each episode. Some make the robot fall. With ``Stand`` the robot reaches the time limit."""
+    """Return a driver for each episode. Some make the robot fall. With ``Stand`` the robot reaches the time limit."""
     if task == "HalfCheetah":  # every episode lasts until the time limit
         return [Random(seed, 1.5), Stand(task, seed)]
     falls: list[Driver] = [Random(seed, 1.0), Random(seed, 1.5)]
@@ -109,7 +109,7 @@ def test_humanoid_reaches_its_time_limit_as_in_the_package() -> None:
 
 
 @pytest.mark.parametrize("task", ROBOTS)
-def test_first_episode_differs_from_the_package_in_its_first_reward_only(task: str) -> None:
+def test_first_episode_differs_from_the_package_only_at_its_start(task: str) -> None:
     published, ours = make_published(task), tasks.make(task)
     *differences, _ = episode_lines(published, ours, Random(5, 1.0), 5)
     *reset, reward = differences
@@ -140,7 +140,7 @@ def test_first_episode_equals_the_same_episode_later(task: str) -> None:
 
 
 def walk(robot: Environment, driver: Driver, steps: int) -> list[Any]:
-    """Outcomes of the running episode, at most ``steps``."""
+    """Return the outcomes of at most ``steps`` steps of the current episode."""
     outcomes = []
     observation = np.zeros(robot.spec.observation_size, np.float32)
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Known output of C code is dropped, and nothing else is lost."""
+"""``without_lines`` drops the named lines that C code writes, and no others."""
 
 from __future__ import annotations
 

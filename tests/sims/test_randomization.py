@@ -48,7 +48,7 @@ def world_of(robot: Locomotion) -> World:
 
 
 def act(robot: Any, seed: int, steps: int) -> list[Any]:
-    """Outcomes of random actions over several episodes."""
+    """Return the outcomes of random actions, and the start and world of each new episode."""
     driver, lines = Random(seed, 1.0), []
     for _ in range(steps):
         outcome = robot.step(driver(np.zeros(0, np.float32), robot.spec.action_size))
@@ -81,7 +81,7 @@ def test_on_is_true_if_any_key_is_set() -> None:
 
 @pytest.mark.parametrize("task", ["Walker2D", "Ant"])
 def test_factors_of_one_change_nothing(task: str, seed: int) -> None:
-    """Randomization takes four numbers from the random stream. After that, both robots draw the same reset noise."""
+    """Randomization draws four numbers, so the plain robot draws four too. Then both draw the same reset noise."""
     drawn = make(task, seed, mass=[1, 1], friction=[1, 1], motor_strength=[1, 1], joint_damping=[0, 0])
     plain = tasks.make(task, seed)
     plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]
@@ -162,8 +162,8 @@ def test_damping_brakes_a_joint() -> None:
 
 @pytest.mark.parametrize("task", tasks.names())
 @pytest.mark.parametrize("side", [0.0, 1.0, math.pi / 2, math.pi, -2.0])
-def test_a_tilt_turns_the_robot_to_its_side(task: str, side: float) -> None:
-    """A tilt ahead is a positive pitch, and a tilt to the left a negative roll. The lowest point does not sink."""
+def test_a_tilt_turns_the_robot_in_its_direction(task: str, side: float) -> None:
+    """A forward tilt is a positive pitch. A tilt to the left is a negative roll. The lowest point does not sink."""
     world, joints = World(MODELS[task]), len(MODELS[task].joints)
     world.reset([0.0] * joints)
     before, lowest = world.body(), world._lowest()
@@ -216,7 +216,7 @@ def test_a_push_moves_the_torso_in_its_direction(task: str, side: float) -> None
 
 
 def test_pushes_follow_their_schedule(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """0.05 s are 3 control periods of 0.0165 s, and 0.33 s are 20. The first push starts within 20 periods."""
+    """A push lasts 3 control periods of 0.0165 s, and starts every 20 periods. The first starts within 20 periods."""
     pushed: list[tuple[int, float, float]] = []
     robot = make("Ant", seed, push={"force": [50, 60], "duration": [0.05, 0.05], "interval": [0.33, 0.33]})
     monkeypatch.setattr(World, "push", lambda _, force, side: pushed.append((robot.length, force, side)))
@@ -248,7 +248,7 @@ def test_one_seed_gives_one_sequence_of_worlds(task: str, seed: int) -> None:
         robot.close()
 
 
-def test_turning_one_key_on_keeps_the_other_draws(seed: int) -> None:
+def test_a_key_does_not_change_the_draws_of_other_keys(seed: int) -> None:
     one, two = make("Hopper", seed, friction=[0.5, 1]), make("Hopper", seed, **EVERYTHING)
     one.reset()
     two.reset()

@@ -32,7 +32,7 @@ def of(outputs: list[Output], kind: type[Message]) -> list[Any]:
 
 
 def drive(core: SimulatorCore, count: int, save: bool = False) -> tuple[list[bytes], list[SimulatorState]]:
-    """The next Steps as bytes; with ``save`` the learner requests the state after the last Step."""
+    """Return the next Steps as bytes. With ``save``, the learner requests the state after the last Step."""
     steps: list[bytes] = []
     states: list[SimulatorState] = []
     for number in range(count + 1):
@@ -84,7 +84,7 @@ def test_a_simulator_already_in_the_saved_state_only_confirms_it() -> None:
 def test_an_episode_that_cannot_be_repeated_is_reported_and_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A task with its own random generator cannot be repeated. Its robot begins a new episode."""
+    """Robot 1 drifts, like a task with its own random generator. It begins a new episode."""
     core = make("gymnasium:Pendulum-v1")
     _, [state] = drive(core, 5, save=True)
     other = make("gymnasium:Pendulum-v1", incarnation=1)

@@ -87,7 +87,7 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
         print(name)
         with pytest.raises(BundleError, match=text):
             robot.restore_state(state)
-    robot.restore_state(good)  # still works
+    robot.restore_state(good)  # the robot still works
     robot.close()
     ant.close()
 

@@ -43,7 +43,7 @@ def test_calls_run_at_the_same_time(pool: ThreadPool) -> None:
     assert not barrier.broken
 
 
-def test_one_thread_is_the_caller() -> None:
+def test_a_pool_of_one_thread_makes_all_calls_in_the_caller() -> None:
     pool, seen = ThreadPool(1), set()
     pool.run(lambda _: seen.add(threading.current_thread()), 5)
     assert seen == {threading.current_thread()}
@@ -99,7 +99,7 @@ def test_an_interrupt_of_the_wait_is_raised_after_all_calls(pool: ThreadPool, ra
         while sys._current_frames()[main.ident or 0].f_code is not ThreadPool.run.__code__:
             pass  # until the caller waits
         os.kill(os.getpid(), signal.SIGINT)
-        while not interrupted.wait(1):  # the signal came just before the caller slept
+        while not interrupted.wait(1):  # the signal may come just before the caller sleeps
             os.kill(os.getpid(), signal.SIGINT)
         early.append(left.wait(0.2))
 

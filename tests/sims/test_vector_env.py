@@ -27,7 +27,7 @@ def envs(scripted: Callable[..., Any]) -> Callable[..., VectorEnvironment]:
 
 
 def test_each_robot_has_its_phases_and_episode_numbers(envs: Callable[..., VectorEnvironment]) -> None:
-    """Robot 0: two steps, terminated. Robot 1: three steps, truncated. Robot 2: one step, both flags: terminated."""
+    """Robot 0: two steps, terminated. Robot 1: three steps, truncated. Robot 2: one step, both flags, so terminated."""
     robots = envs([(2, True, False)], [(3, False, True)], [(1, True, True)])
     rows = []
     for number in range(6):
@@ -70,7 +70,7 @@ def test_robots_sources_and_restarts_have_different_repeatable_starts() -> None:
 def test_diverged_physics_truncates_the_episode(
     envs: Callable[..., VectorEnvironment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The Step has the last finite observation, reward 0 and TRUNCATED. Then a new episode begins."""
+    """The Step has the last finite observation, reward 0 and the phase TRUNCATED. Then a new episode begins."""
     robots = envs([(9, True, False)])
     robots.step(robots.action)
     robots.step(robots.action)
@@ -90,7 +90,7 @@ def test_diverged_physics_truncates_the_episode(
 
 @pytest.mark.parametrize("task", tasks.names())
 def test_the_number_of_threads_changes_nothing(task: str, seed: int) -> None:
-    """One thread and five threads give the same bits for six robots with resets among their steps."""
+    """Six robots give the same bits with one thread as with five. Their steps include resets."""
     ranges = RandomizationConfig(mass=(0.8, 1.2), push=PushConfig(force=(10.0, 50.0)))
     alone, together = (
         VectorEnvironment(lambda number: tasks.make(task, number, ranges), 6, seed, "sim-0", 0, threads=threads)
@@ -106,7 +106,7 @@ def test_the_number_of_threads_changes_nothing(task: str, seed: int) -> None:
         assert alone.world == together.world
         assert list(alone.world) == list(together.world)
         begun += int((alone.phase == Phase.FIRST).sum())
-    if task not in ("Ant", "HalfCheetah"):  # they seldom or never fall
+    if task not in ("Ant", "HalfCheetah"):  # these robots seldom or never fall
         assert begun > 6, "resets were not among the steps"
     alone.close()
     together.close()
@@ -130,7 +130,7 @@ def test_there_are_as_many_threads_as_cores_but_no_more_than_robots(monkeypatch:
 
 
 def test_a_failure_in_a_thread_is_raised() -> None:
-    """The error names the robot that failed, and the threads continue."""
+    """The error shows the wrong action, and the threads continue."""
     envs = VectorEnvironment(lambda number: tasks.make("Hopper", number), 4, 0, "sim-0", 0, threads=3)
     envs.step(envs.action)
     action = np.zeros((4, 3), np.float32)

@@ -88,7 +88,7 @@ def test_a_stored_error_does_not_keep_the_world_alive(monkeypatch: pytest.Monkey
     disconnect = bullet_api.disconnect
     monkeypatch.setattr(bullet_api, "disconnect", lambda handle: (freed.append(handle), disconnect(handle)))
     world = World(MODELS["Hopper"])
-    monkeypatch.setattr(bullet_api, "ready", lambda _: 0)  # as after closing a window
+    monkeypatch.setattr(bullet_api, "ready", lambda _: 0)  # as after the user closes the window
     with pytest.raises(RuntimeError, match="closed its window") as kept:
         world.client.step()
     assert freed == []
@@ -99,7 +99,7 @@ def test_a_stored_error_does_not_keep_the_world_alive(monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_closed_worlds_free_their_memory() -> None:
-    """A Hopper takes more than 20 MB. After ten are closed, memory has grown by less than 10 MB."""
+    """A Hopper takes more than 20 MB. Ten closed Hoppers leave less than 10 MB."""
     code = """
 from td3_robot_sims.backends.bullet.world import World
 from td3_robot_sims.backends.bullet.robots import MODELS
