@@ -1,10 +1,10 @@
-"""Shared fixtures: one linear-algebra thread, printed seeds, small robots and messages, real trainings."""
+"""Fixtures of all tests: printed seeds, a toy robot with its messages and policies, and real processes."""
 
 from __future__ import annotations
 
 import os
 
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as in the launch description; the order of summation must be the same
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as in launch/train.yaml, so that sums have the same order
 
 import contextlib
 import queue
@@ -28,7 +28,7 @@ from td3_robot.bundle import Bundle, Exploration, layer_shapes
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Channel, RobotSpec
 
-# Hypothesis examples have no deadline, because test machines are shared. A failure prints how to repeat the example.
+# Hypothesis examples have no deadline, because a test machine may be busy. A failure prints how to repeat the example.
 settings.register_profile("td3-robot", deadline=None, print_blob=True)
 settings.load_profile("td3-robot")
 
@@ -109,7 +109,7 @@ def make_step() -> Callable[..., Step]:
 
 
 def install_metadata(folder: Path, module: str, group: str, row: str) -> None:
-    """Write package metadata for a module, so that it looks like an installed package with one entry point.
+    """Write package metadata that makes a module look like an installed package with one entry point.
 
     Args:
         folder: the folder that holds the module; it is on the import path.
@@ -207,7 +207,7 @@ class Command:
         raise AssertionError(f"no line like {pattern!r} in:\n{self.output()}")
 
     def wait_for_steps(self, steps: int, timeout: float = 240) -> int:
-        """Wait for a progress line with at least ``steps`` environment steps. Unread earlier lines also count.
+        """Wait for a progress line with at least ``steps`` environment steps. Lines in the queue count too.
 
         Returns:
             The number of environment steps in the line that matched.
@@ -257,7 +257,7 @@ class Command:
         return "\n".join(self.lines)
 
     def children(self) -> dict[str, psutil.Process]:
-        """Return the running child processes of the command, with their names as keys."""
+        """Return the running child processes of the command by name."""
         found = {}
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):  # the child just ended
@@ -273,7 +273,7 @@ class Command:
         """Kill the command and its children if they still run, at the end of a test."""
         if self.process.poll() is None:
             children: list[psutil.Process] = []
-            with contextlib.suppress(psutil.NoSuchProcess):  # a process may end by itself meanwhile
+            with contextlib.suppress(psutil.NoSuchProcess):  # the process may have just ended
                 children = psutil.Process(self.process.pid).children(recursive=True)
             for child in children:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -308,9 +308,9 @@ SMALL = (
     "learner.compile=false",
     "evaluation.every=0",
 )
-"""Overrides for a quick training, for tests of the processes. Tests of learning need other settings.
+"""Overrides of a training that is quick and learns little, for tests of processes.
 
-Precision and threads are set, because ``auto`` first measures them for some seconds.
+Precision and threads are set, because ``auto`` needs some seconds to measure them.
 """
 
 

@@ -1,4 +1,4 @@
-"""Runs all cores of a run in one process. Lock-step over several processes must give the same results bit for bit."""
+"""Runs all cores of a run in one process. A lock-step run over several processes must give exactly the same results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helpers and the fixtures ``save`` and ``acted``, which make small recordings without processes."""
+"""Helpers and fixtures that make small recordings, and messages for them, without processes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Publisher:
             self.now += 0.1
 
     def sequences(self, topic: str = "step") -> list[list[int]]:
-        """Return, for each file, the sequence numbers of a topic."""
+        """Return the sequence numbers of a topic in each file."""
         return [[e.sequence for e in Session([path]).entries((topic,))] for path in self.recorder.files]
 
 
@@ -67,7 +67,7 @@ Save = Callable[..., Path]
 
 @pytest.fixture
 def save(tmp_path: Path) -> Save:
-    """``save(name, entries, facts=…)`` writes a session file. With ``close=False``, the file has no end."""
+    """``save(name, entries, facts=…)`` writes a session file. With ``close=False``, the file is incomplete."""
 
     def run(name: str, entries: Iterable[Entry], facts: Facts | None = None, close: bool = True) -> Path:
         writer = SessionWriter(tmp_path / name, facts or facts_of_this_machine(Config()), 0.0)
@@ -86,7 +86,7 @@ def save(tmp_path: Path) -> Save:
 def acted(
     make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> Callable[..., list[tuple[str, Message]]]:
-    """``acted(steps, robots)`` gives messages of a simulator, a policy server and a learner with two Weights."""
+    """``acted(steps, robots)`` returns messages of a simulator, a policy server and a learner, with two Weights."""
 
     def run(steps: int = 30, robots: int = 2) -> list[tuple[str, Message]]:
         core, messages = PolicyCore(Config().seed), list[tuple[str, Message]]()

@@ -25,15 +25,8 @@ ALLOWED = {
     "td3_robot/noises.py": {"errors", "registry", "util"},
     "td3_robot/bundle.py": {"errors", "noises", "safety", "specs", "util"},
     "td3_robot/util": {"errors", "util"},
-    "td3_robot/config": {
-        "config",
-        "errors",
-        "learner",
-        "noises",
-        "runtime",
-        "safety",
-        "util",
-    },  # only tables of ``learner``
+    # From ``learner``, the configuration may import only tables.
+    "td3_robot/config": {"config", "errors", "learner", "noises", "runtime", "safety", "util"},
     "td3_robot/safety": {"config", "errors", "messages", "safety", "specs", "util"},
     "td3_robot/transport": {"core_types", "errors", "messages", "specs", "topics", "transport", "util"},
     "td3_robot/policy/core.py": {
@@ -64,7 +57,7 @@ ALLOWED = {
     "td3_robot/learner/algorithms": {"config", "errors", "learner", "registry"},
     "td3_robot/learner/engine/networks.py": set(),
 }
-"""What each module or package may import from td3_robot. Process loops in ``runtime`` and nodes may import all."""
+"""What each module or package may import from td3_robot. Nodes and the process loops in ``runtime`` may import all."""
 
 
 def imported(module: Path) -> Iterator[str]:
@@ -142,7 +135,7 @@ IO = {
 
 
 def module_file(name: str) -> Path | None:
-    """Return the file of a module of this project. Return None for packages, names in modules, and other projects."""
+    """Return the file of a module of this project, or None for a package, a name in a module, or another project."""
     folder = ROOT / "sims" if name.startswith("td3_robot_sims.") else ROOT
     path = folder.joinpath(*name.split(".")).with_suffix(".py")
     return path if name.startswith(("td3_robot.", "td3_robot_sims.")) and path.exists() else None
@@ -166,10 +159,10 @@ def runtime_imports(module: Path, *, inside_functions: bool) -> set[str]:
 
 @pytest.mark.parametrize("core", CORES)
 def test_cores_do_no_io(core: str) -> None:
-    """Neither a core nor any module of this project that it imports may import I/O, clocks or threads.
+    """Neither a core nor a module of this project that it imports may import I/O, clocks or threads.
 
-    Imports inside functions count only in the core's package. Elsewhere nodes may call such functions: ``Bundle.load``
-    opens a file for a node.
+    An import inside a function counts only in the core's package. In other packages, a node may call such a
+    function, for example ``Bundle.load``.
     """
     package = core.rpartition(".")[0]
     chains = {core: core}
@@ -199,7 +192,7 @@ def test_cores_send_nothing_to_a_recorder() -> None:
 
 
 def test_package_init_files_are_empty() -> None:
-    """Importing one part must not load another."""
+    """Importing one package must not load another."""
     for module in MODULES:
         if module.name == "__init__.py":
             assert module.read_text().strip() == "" or module.read_text().lstrip().startswith('"""'), module

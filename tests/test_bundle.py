@@ -70,7 +70,7 @@ def test_a_decoded_bundle_equals_the_encoded_one(
     payload = original.encode()
     assert_same(Bundle.decode(payload), original)
     assert Bundle.decode(payload).encode() == payload
-    assert original.encode() == payload  # the hash in Weights messages depends on it
+    assert original.encode() == payload  # equal bundles need equal bytes, because Weights carry the hash of the bytes
 
 
 def test_unbounded_observations_stay_unbounded(spec: RobotSpec) -> None:
@@ -108,7 +108,7 @@ def test_truncated_or_longer_bytes_are_refused(make_bundle: Make) -> None:
 
 
 def test_changed_byte_is_refused_or_changes_only_a_value_or_a_name(make_bundle: Make) -> None:
-    """Shapes still fit and values are finite. The hash in a Weights message protects against other changes."""
+    """If the bundle is accepted, shapes fit and values are finite. Only the hash in Weights detects such a change."""
     payload = make_bundle().encode()
     for position in range(0, len(payload), 97):
         for value in (0x00, 0x7F, 0xFF, payload[position] ^ 1):
@@ -159,7 +159,7 @@ def test_other_safetensors_files_are_not_policies() -> None:
 @pytest.mark.parametrize("version", [0, 2, "1", None, "x" * 10_000])
 def test_other_format_version_is_named_first(make_bundle: Make, version: Any) -> None:
     _, ours, _ = taken_apart(make_bundle().encode())
-    # An unknown format may lack everything else.
+    # The header of an unknown format may lack all other keys.
     text = reason(put_together({}, {"format": version, "layers": ours["hidden"]}, b""))
     assert f"bundle format {str(version)[:40]!r}; this version reads format 1" in text
 

@@ -15,7 +15,7 @@ KEEPERS = sorted(
 )
 MONOTONIC = {"monotonic", "sleep"}
 OTHER_READS = {
-    "td3_robot/runtime/node.py": {"time"},  # the default incarnation, which must only grow between starts
+    "td3_robot/runtime/node.py": {"time"},  # the default incarnation, which must be higher after each start
     "td3_robot/transport/tap.py": {"time_ns"},  # publishing time in recordings
 }
 

@@ -62,7 +62,7 @@ def grown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def later_step(make_step: Any, **fields: Any) -> Step:
-    """A Step with the new fields, of two robots with two actions each."""
+    """Return a Step of two robots with two actions each, with the new fields."""
     torque = np.arange(4, dtype=np.float32).reshape(2, 2)
     return GrownStep(**asdict(make_step(3, robots=2)), **{"latency": 5, "torque": torque, "note": "new", **fields})
 
@@ -194,7 +194,7 @@ def test_an_old_client_counts_new_fields(later_bytes: bytes) -> None:
     ],
 )
 def test_a_field_whose_name_is_not_text_is_counted(name: bytes, spec: Any) -> None:
-    """A stranger may send such bytes. They must not end the process."""
+    """Any peer may send such bytes. They must not end the process."""
     payload = codec.encode(Bye("over"))
     assert payload[0] == 0x81  # a map of one field
     grown = b"\x82" + payload[1:] + name + b"\x01"

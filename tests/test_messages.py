@@ -42,7 +42,7 @@ FROZEN = {
     "welcome": {"protocol": "u32", "name": "text", "session": "u64"},
     "refused": {"code": "text", "reason": "text"},
 }
-"""Fields that are the same in every protocol version, so that two versions can recognise that they differ."""
+"""Fields that are the same in every protocol version, so that two peers can recognise different versions."""
 
 
 def golden(name: str) -> tuple[dict[str, Any], bytes]:
@@ -173,7 +173,7 @@ def test_longest_fields_fit_into_the_message(message: type[Message]) -> None:
     assert total <= message.MAX_BYTES + 4096 * (message.NAME == "weights")
 
 
-def test_a_step_of_the_largest_robots_fits_into_a_message() -> None:
+def test_a_step_of_1024_large_robots_fits_into_a_message() -> None:
     robots, observations, actions = 1024, 256, 64
     assert robots * (1 + 8 + 4 + 4 * observations + 4 + 4 * actions) < MESSAGES["step"].MAX_BYTES
 

@@ -1,4 +1,4 @@
-"""The waits of a takeover, with a clock that the test moves."""
+"""How long a takeover waits for its period and for the server, with a fake clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from td3_robot.operators import Takeover, make_command
 
 
 class FakeBus:
-    """A connection to a policy server that only sends Heartbeats. Waiting moves the clock."""
+    """A connection to a policy server that only sends Heartbeats. Waiting advances the clock."""
 
     def __init__(self) -> None:
         self.now = 100.0

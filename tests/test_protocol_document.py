@@ -1,4 +1,4 @@
-"""docs/reference/protocol.md is up to date with the code, and sufficient to write a peer."""
+"""docs/reference/protocol.md is up to date with the code, and is all that a person needs to write a peer."""
 
 from __future__ import annotations
 

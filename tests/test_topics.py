@@ -55,7 +55,7 @@ class Records:
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: f"{topic.message.NAME}-{topic.publisher}-{topic.link}")
 def test_taps_record_exactly_the_topics_of_the_table(topic: Topic) -> None:
-    """The publisher's tap records a sent message. If the publisher has no tap, the tap of the subscriber records it."""
+    """The publisher's tap records a sent message. If the publisher has no tap, the subscriber's tap records it."""
     sample = next(message for message in samples() if type(message) is topic.message)
     publisher, subscriber = Records(), Records()
     if topic.publisher != "operator":
@@ -81,7 +81,7 @@ def test_link_is_named_after_one_of_its_ends() -> None:
 
 
 def test_periods_timeouts_and_queue_length_are_consistent() -> None:
-    """A client times out after several lost Heartbeats. At 60 Hz, a queue holds all messages of one timeout."""
+    """A client times out after several lost Heartbeats. At 60 Hz, a queue holds all messages of one timeout period."""
     assert HELLO_PERIOD < HEARTBEAT_PERIOD
     assert PEER_TIMEOUT >= 3 * HEARTBEAT_PERIOD
     assert QUEUE_LENGTH / 60 > PEER_TIMEOUT

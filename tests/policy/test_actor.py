@@ -28,7 +28,7 @@ def test_actor_matches_a_hand_calculation() -> None:
     }
     actor = Actor(Bundle(spec, (1,), tensors))
     assert actor(np.array([[1, -1]], np.float32))[0, 0] == np.float32(np.tanh(np.float32(1))) * 2 + 1
-    # Second observation -3: 2 - 9 + 1.5 < 0, so h = 0 and the action is tanh(-1) · 2 + 1 = -0.5231883.
+    # With -3 in channel b, 2·1 + 3·(-3) + 1.5 < 0. So h = 0, and the action is tanh(-1) · 2 + 1 = -0.5231883.
     np.testing.assert_allclose(actor(np.array([[1, -3]], np.float32)), [[-0.5231883]], rtol=1e-6)
 
 

@@ -60,8 +60,8 @@ def test_uniform_warm_up_fills_the_limits_of_each_dimension(
         assert (action.noise_kind, action.noise_seed) == (2, 9)
         actions.append(action.action[0])
     drawn = np.array(actions)
-    # 2000 draws from U[-1, 3] and U[-0.5, 0.5]. The smallest and the largest draw are closer to the limits than 1 % of
-    # the range. This fails with probability 0.99^2000 ~ 2e-9.
+    # 2000 draws from U[-1, 3] and U[-0.5, 0.5]. The smallest and the largest draw are less than 1 % of the
+    # range from the limits. Each of these four comparisons fails with probability 0.99^2000 ~ 2e-9.
     for column, (low, high) in enumerate([(-1, 3), (-0.5, 0.5)]):
         assert low <= drawn[:, column].min() < low + 0.01 * (high - low)
         assert high - 0.01 * (high - low) < drawn[:, column].max() <= high

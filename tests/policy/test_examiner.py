@@ -36,7 +36,7 @@ def _thread() -> str:
 
 @dataclass
 class Gate:
-    """Replaces ``examine``. Each call is recorded and blocks until the test calls :meth:`open`."""
+    """Replaces ``examine``. Records each call, which then blocks until the test calls :meth:`open`."""
 
     passes: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     asked: list[tuple[int, str]] = field(default_factory=list)
@@ -83,7 +83,7 @@ def weights(version: int, bundle: Bundle) -> Weights:
 
 
 def every(_: Weights) -> bool:
-    """Accept all weights, in place of a core."""
+    """Want all weights, in place of a core's ``store.wanted``."""
     return True
 
 
@@ -112,7 +112,7 @@ def test_weights_wait_for_the_examiner_and_other_messages_do_not(
     make_bundle: Callable[..., Bundle],
 ) -> None:
     new, step = weights(2, make_bundle(2)), make_step(1)
-    load = Command(1, "", "load", "", 0, new.sha256, new.payload)  # commands keep their order
+    load = Command(1, "", "load", "", 0, new.sha256, new.payload)  # does not wait: commands keep their order
     others: list[Input] = [(operator, load), (peer, step), (operator, replace(load, verb="estop"))]
     assert examiner.sift([others[0], ("learner", new), *others[1:]], every) == others
     assert examiner.sift(others[1:], every) == others[1:]
@@ -164,7 +164,7 @@ def test_an_examiner_does_not_change_how_invalid_weights_are_refused(
 def test_weights_that_the_core_would_refuse_are_delivered_at_once(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle]
 ) -> None:
-    """Two cases: the payload is far too large, and the server is frozen."""
+    """The core refuses weights that are far too large, and all weights while the server is frozen."""
     core = PolicyCore(seed=9, examine=examiner)
     core.load(1, make_bundle())
     large: list[Input] = [("learner", Weights(2, 0, 0, "0" * 64, bytes(3_000_000)))]
@@ -181,7 +181,7 @@ def test_weights_that_the_core_would_refuse_are_delivered_at_once(
 def test_older_weights_are_examined_if_the_newest_weights_are_invalid(
     examiner: Examiner, gate: Gate, counters: Counter[str], make_bundle: Callable[..., Bundle]
 ) -> None:
-    """Versions 2, 3 and 4 arrive while 1 is examined. 4 is invalid, so 3 is next. 5 arrives late and is last."""
+    """Versions 2, 3 and 4 arrive while 1 is examined. 4 is invalid, so 3 is next. 5 arrives while 3 is examined."""
     core = PolicyCore(seed=9, examine=examiner)
 
     def take(*arrived: Weights) -> None:
@@ -204,7 +204,7 @@ def test_older_weights_are_examined_if_the_newest_weights_are_invalid(
 def test_the_waiting_queue_is_bounded(
     examiner: Examiner, gate: Gate, counters: Counter[str], make_bundle: Callable[..., Bundle]
 ) -> None:
-    """While one version is examined, only the four newest waiting versions stay in memory."""
+    """During an examination, only the four newest waiting versions stay in memory."""
     bad = replace(weights(1, make_bundle()), sha256="0" * 64)
     examiner.sift([("learner", bad)], every)
     left = [replace(bad, version=version, payload=bytes(bytearray(1000))) for version in range(2, 10)]
@@ -244,7 +244,7 @@ def test_a_loaded_policy_replaces_all_weights_that_came_before_it(
 def test_refused_weights_are_freed(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Reference cycles must not keep the weights, because a policy server may disable the garbage collector."""
+    """No reference cycle may keep the weights in memory, because a policy server may disable the garbage collector."""
     caplog.set_level(logging.CRITICAL)  # a captured log record would keep the error and the weights alive
     core = PolicyCore(seed=9, examine=examiner)
     core.load(1, make_bundle())
@@ -266,7 +266,7 @@ def test_refused_weights_are_freed(
 def test_an_error_in_the_examiner_is_raised_in_the_core(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle], failure: BaseException
 ) -> None:
-    """The error of the thread is raised in the core, and the thread continues."""
+    """After the error, the thread examines the next weights."""
     gate.failure = failure
     gate.open(2)
     new = weights(1, make_bundle())
@@ -284,9 +284,9 @@ def test_an_error_in_the_examiner_is_raised_in_the_core(
 
 @given(turns=st.lists(st.lists(st.booleans(), max_size=4), max_size=12))
 def test_the_newest_valid_weights_are_always_delivered(turns: list[list[bool]]) -> None:
-    """True means valid weights. Each version is delivered once, or the counter shows that it was not examined.
+    """A list holds the weights that arrive in one turn. True means valid weights.
 
-    No version is delivered after a newer valid version.
+    The examiner delivers each version once or counts it as not examined. It delivers valid versions in ascending order.
     """
     released = threading.Semaphore(0)
     policy = Actor.__new__(Actor)

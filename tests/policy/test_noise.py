@@ -142,10 +142,11 @@ def test_the_distributions_have_the_expected_moments(white: type[Noise], flat: t
 
 
 def test_numbers_drawn_at_once_are_independent_and_normal() -> None:
-    """256 robots draw 16 steps of 6 actions, 24,576 numbers with a fixed seed. Bounds are four standard errors.
+    """256 robots draw 16 steps of 6 actions: 24,576 numbers with a fixed seed. Bounds are four standard errors.
 
-    The error of a mean of n numbers is 1/√n. The mean of their fourth powers is 3, with the error √(96/n). The error of
-    a correlation over m pairs is 1/√m. Kolmogorov's distance is above 1.63/√n with a probability of 1 %.
+    The standard error of the mean of n numbers is 1/√n. The mean of their fourth powers is 3, with standard error
+    √(96/n). The standard error of a correlation over m pairs is 1/√m. Kolmogorov's distance is above 1.63/√n with
+    probability 1 %.
     """
     noise = GaussianV2(7, "sim-0", 0, 256, 6)
     drawn = noise.draw(np.arange(256), np.zeros(256, np.uint64), np.zeros(256, np.uint32)).astype(np.float64)
@@ -197,7 +198,7 @@ def test_categorical_draws_from_the_softmax_of_the_scores(
 ) -> None:
     """10,000 draws with a fixed seed. Each frequency is within four standard errors: 4 · √(p (1 - p) / 10⁴) <= 0.02.
 
-    The last layer has weights of zero, so every observation has the same scores: tanh(bias) · half range + middle.
+    All weights are zero, so every observation has the same scores: tanh(bias) · half range + middle.
     """
     bundle = make_bundle()
     tensors = {name: np.zeros_like(tensor) for name, tensor in bundle.tensors.items()}
@@ -246,11 +247,11 @@ def test_ornstein_uhlenbeck_remembers_only_the_blocks_it_needs() -> None:
 
 
 def test_ornstein_uhlenbeck_has_the_expected_variance_and_correlation() -> None:
-    """The variance tends to 1 / (1 - 0.85²) = 3.6036, so the deviation tends to 1.898. The correlation of neighbours
-    is 0.85.
+    """The variance tends to 1 / (1 - 0.85²) = 3.6036, so the standard deviation tends to 1.898.
 
-    4,000 steps of 10 actions have a fixed seed. Their error is as large as the error of 4000 · 0.15 · 10 / 2 = 3000
-    independent numbers, so the error of the deviation is below 4 %.
+    The correlation of successive steps is 0.85. The seed is fixed. 4,000 steps of 10 actions are worth at least
+    4000 · 0.15 · 10 / 2 = 3000 independent numbers. So three standard errors of the standard deviation,
+    3/√(2 · 3000), are below 4 %.
     """
     noise = OrnsteinUhlenbeck(**IDENTITY, theta=0.15)
     x = np.concatenate([ask(noise, [0], [step]) for step in range(4000)])[200:]

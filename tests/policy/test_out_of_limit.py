@@ -106,7 +106,7 @@ def test_clamp_is_the_default_setting(shares: tuple[float, float]) -> None:
 
 
 def test_a_stop_names_the_channel_and_lasts_until_reset_and_activate() -> None:
-    """Automatic recovery does not end the stop, because it is an emergency stop of this robot."""
+    """The stop is an emergency stop of this robot, so automatic recovery does not end it."""
     safety = SafetyConfig(
         limits=LIMITS, out_of_limit={"right": "stop"}, safe_action=SAFE, recovery="automatic", recovery_ms=1
     )

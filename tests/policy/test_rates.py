@@ -44,7 +44,7 @@ def test_late_answers_and_queued_steps_miss_deadlines(driver: Peer, make_step: C
     }
     assert rates.figures(6.0) == expected
     assert rates.figures(20.0) == expected
-    assert rates.figures(22.0) == {}  # the source has left
+    assert rates.figures(22.0) == {}  # the measurement is older than 15 s
 
 
 def test_a_server_that_does_not_answer_measures_nothing(driver: Peer, make_step: Callable[..., Step]) -> None:
@@ -87,7 +87,7 @@ def test_only_sources_in_real_time_are_measured(
     make_step: Callable[..., Step],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """All answers are late. The server warns after each 5 s."""
+    """All answers are late. The server warns every 5 s."""
     rates = AnswerRates(0.05, realtime=realtime)
     peer = replace(driver, hello=changed(driver.hello, role=role))
     for number in range(12):

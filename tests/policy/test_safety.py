@@ -43,7 +43,7 @@ def test_the_rate_limits_the_change_of_an_action() -> None:
 
 
 def test_the_low_pass_mixes_the_new_action_with_the_applied_action() -> None:
-    """At 10 Hz, the new action has a share of 0.71539: 1 + 0.71539·(2 - 1) = 1.71539.
+    """With a cut-off frequency of 10 Hz, the new action has a share of 0.71539: 1 + 0.71539·(2 - 1) = 1.71539.
 
     The filter does not change channels without a cut-off frequency.
     """
@@ -62,7 +62,7 @@ def test_limits_have_priority_over_the_rate() -> None:
 
 
 def test_each_robot_is_filtered_separately() -> None:
-    """Each robot changes by at most 0.1 N a period from its own applied action."""
+    """The action of each robot changes by at most 0.1 N per period, from the robot's own applied action."""
     safety = SafetyFilter(joined(SafetyConfig(rate=5.0), SafetyConfig(), SPEC), SPEC)
     action = np.array([[3, 0], [3, 0], [-1, 0]], np.float32)
     applied = np.array([[2, 0], [0, 0], [1, 0]], np.float32)
@@ -118,7 +118,7 @@ def test_invalid_observations_are_named(refuse: bool, value: float, words: str |
 def test_settings_that_never_act_change_no_bit(
     make_step: Callable[..., Step], make_bundle: Callable[..., Bundle], spec: RobotSpec, rng: np.random.Generator
 ) -> None:
-    """A server with very wide settings is compared with a server without settings."""
+    """A server with very wide settings computes the same bytes as a server without settings."""
     peer = Peer("policy", b"1", hello("simulator", "sim-0", client=1, robots=4, spec=spec), {})
     wide = SafetyConfig(limits=(-1e6, 1e6), rate=1e9, observation_deadline_ms=1e9)
     cores = [PolicyCore(9), PolicyCore(9, safety=wide)]

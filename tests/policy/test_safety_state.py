@@ -193,7 +193,7 @@ def test_the_file_keeps_the_newest_state(tmp_path: Path) -> None:
 
 
 def test_the_longest_possible_list_of_stops_fits_into_the_file(tmp_path: Path) -> None:
-    """1024 names of 256 characters need 1.5 MB: JSON needs six bytes per character. No part may be cut off."""
+    """1024 names of 256 characters need 1.5 MB, because JSON needs six bytes for each control character."""
     names = tuple(f"{number:04}{252 * chr(1)}" for number in range(1024))
     file = StateFile(tmp_path / "policy.state")
     file.keep(SafetyState(stopped=names))
@@ -204,7 +204,7 @@ def test_the_longest_possible_list_of_stops_fits_into_the_file(tmp_path: Path) -
 
 
 def test_a_failed_write_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A stop must survive a disk that is full for some time."""
+    """A stop must survive a disk that fails for some time. In this test, the folder is missing for some time."""
     folder = tmp_path / "disk"
     folder.mkdir()
     file = StateFile(folder / "policy.state")
@@ -284,7 +284,7 @@ def test_the_file_of_version_0_1_0_is_read(tmp_path: Path) -> None:
         withdrawn=("00ff",),
     )
     assert file.kept.plain() == OLD
-    again = StateFile(path)  # this version has rewritten the file
+    again = StateFile(path)  # the first StateFile has rewritten the file
     again.close()
     assert again.kept == file.kept
 

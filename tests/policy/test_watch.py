@@ -41,7 +41,7 @@ def operator() -> Peer:
 
 @pytest.fixture
 def make_core(peer: Peer, operator: Peer, make_bundle: Callable[..., Bundle]) -> Cores:
-    """Makes a server with a policy, a connected robot and a connected operator."""
+    """Makes the core of a server with a policy, a connected robot and a connected operator."""
 
     def make(safety: SafetyConfig = SAFE, **options: Any) -> PolicyCore:
         core = PolicyCore(9, safety=safety, **options)
@@ -443,9 +443,9 @@ def test_a_non_finite_action_is_replaced_by_the_safe_action(
 def test_memory_does_not_grow(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step], rng: np.random.Generator
 ) -> None:
-    """With all settings on, memory grows by less than 2,000 bytes in 2,000 Steps, measured after the first 1,000 Steps.
+    """With all settings on, memory grows by less than 2,000 bytes in 2,000 Steps, after the first 1,000 Steps.
 
-    One of four measurements must pass: a leak would appear in all of them, other allocations would not.
+    One of four measurements must pass, because a leak appears in all of them and other allocations do not.
     """
     everything = SafetyConfig(
         limits=(-0.4, 0.4),
@@ -496,7 +496,7 @@ def test_a_learners_weights_neither_end_a_fault_nor_remove_the_limits(
 
 
 def learned(bundle: Bundle) -> Bundle:
-    """Return a bundle without safety settings. The first number of each action is the maximum."""
+    """Return a policy without safety settings. Its action is the maximum in the first channel."""
     tensors = {name: np.zeros_like(tensor) for name, tensor in bundle.tensors.items()}
     last = max(name for name in tensors if name.endswith("bias"))
     tensors[last][0] = 100
@@ -699,7 +699,7 @@ def test_at_the_start_of_an_episode_rate_limit_and_safe_action_use_the_held_acti
 
 
 def test_far_too_large_weights_of_a_learner_are_refused_before_hashing(make_core: Cores) -> None:
-    """Hashing 60 MB would delay every robot. A person may load a policy of any size."""
+    """Hashing 60 MB would delay every robot. Only a person may load a policy of any size."""
     core = make_core()
     junk = bytes(3_000_000)
     core.step([("learner", Weights(2, 0, 0, "0" * 64, junk))], 1.0)
@@ -715,7 +715,7 @@ RESETS = SafetyConfig(safe_action={"left": 0.25}, observation_deadline_ms=200, r
 
 @pytest.fixture
 def make_phase(make_step: Callable[..., Step]) -> Callable[..., Step]:
-    """Makes a Step with the given phase. An episode ends at Step 4, and the next episode begins at Step 5."""
+    """Makes a Step with the given phase. In most tests, an episode ends at Step 4 and the next begins at Step 5."""
 
     def make(sequence: int, phase: Phase, episode_step: int = 0, **fields: Any) -> Step:
         phases, steps = np.full(1, phase, np.uint8), np.full(1, episode_step, np.uint32)
@@ -762,7 +762,7 @@ def test_the_watch_waits_30_seconds_for_a_reset_by_default(
 def test_a_robot_that_is_lost_during_its_reset_is_in_fault_after_the_timeout(
     make_core: Cores, peer: Peer, make_phase: Callable[..., Step], reason: str
 ) -> None:
-    """A blocked driver sends no heartbeats, so the server forgets the client before the reset times out."""
+    """A blocked driver sends no Heartbeats, so the server forgets the client before the reset times out."""
     core = make_core(RESETS)
     core.step([(peer, make_phase(4, Phase.TERMINATED, 4))], 1.0)
     core.step([(peer, Bye(reason))], 3.0)

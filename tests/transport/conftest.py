@@ -100,7 +100,7 @@ Pump = Callable[..., list[list[Input]]]
 def pump() -> Pump:
     """Returns ``pump(condition, *buses)``, which receives from all buses in turn until ``condition`` holds.
 
-    ``condition`` gets a list of the received inputs of each bus, and ``pump`` returns these lists or fails after 60 s.
+    ``pump`` passes one list of received inputs per bus to ``condition``. It returns these lists, or fails after 60 s.
     """
 
     def run(condition: Callable[[list[list[Input]]], bool], *buses: Bus) -> list[list[Input]]:

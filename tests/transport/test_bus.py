@@ -1,4 +1,4 @@
-"""Test the ZeroMQ bus: unix sockets, loopback, lost and faulty peers, malformed input and full queues."""
+"""Test the ZeroMQ bus: unix sockets, loopback, lost and faulty peers, large messages and malformed input."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def raw() -> Iterator[Callable[[int], Any]]:
 
 @pytest.fixture
 def linked(endpoint: str, make_bus: Make, make_server: Make, make_client: Make, pump: Make) -> tuple[Bus, Bus, Peer]:
-    """Connected: a server bus, a client bus, and the server's peer object for the client."""
+    """A server bus, a client bus that has joined it, and the server's peer object for the client."""
     server, client = make_bus(), make_bus()
     server.serve(endpoint, make_server())
     client.connect(endpoint, make_client())
@@ -258,9 +258,7 @@ def test_a_server_that_closes_does_not_delete_the_socket_file_of_its_successor(
     pump(lambda _: client.welcome("policy"), client, second)
 
 
-def test_only_the_newest_of_many_queued_hellos_is_used(
-    tmp_path: Path, make_bus: Make, make_hello: Make, raw: Make
-) -> None:
+def test_the_newest_of_many_queued_hellos_counts(tmp_path: Path, make_bus: Make, make_hello: Make, raw: Make) -> None:
     """A policy server repeats its Hello while the learner is away. libzmq delivers all of them, the oldest first."""
     endpoint = f"ipc://{tmp_path}/learner"
     client, bus = raw(zmq.DEALER), make_bus()
@@ -292,7 +290,7 @@ def test_a_silent_client_expires(watched: Watched) -> None:
     assert client.recv_multipart()[0] == b"refused"
 
 
-# -- full queues -----------------------------------------------------------------------------------------------------
+# -- large messages --------------------------------------------------------------------------------------------------
 
 
 def test_large_messages_arrive_whole(linked: tuple[Bus, Bus, Peer], pump: Make, of: Make) -> None:
@@ -387,7 +385,7 @@ def test_a_message_with_very_many_frames_is_dropped_and_read_over_several_turns(
     monkeypatch.setattr(
         session, "receive", lambda key, frames, *more: kept.append(len(frames)) or receive(key, frames, *more)
     )
-    clock = iter(range(10**9))  # each reading of the clock advances it enough to end a turn of 1 ms
+    clock = iter(range(10**9))  # each reading advances the clock by 1 s, which ends the turn
     monkeypatch.setattr(server._receiver, "_clock", lambda: next(clock))
     client._sockets["policy"].send_multipart([b""] * 5000)
     assert client.send("policy", make_step(1))
@@ -575,8 +573,8 @@ def test_receive_returns_within_its_timeout(endpoint: str, make_server: Make) ->
         bus.close()
 
 
-def test_after_an_input_a_spinning_bus_polls_without_waiting_for_some_time(make_bus: Make) -> None:
-    """``polls`` holds the timeouts in ms. In this test a poll takes 1/16 s, so 1/4 s of spinning is four polls."""
+def test_after_an_input_a_bus_spins_for_its_spin_time(make_bus: Make) -> None:
+    """``polls`` lists the timeouts in ms. A poll with timeout 0 takes 1/16 s, so 1/4 s of spinning is four polls."""
     bus, now, polls = make_bus(), [100.0], list[int]()
 
     class Poller:

@@ -312,9 +312,8 @@ def test_each_kind_of_error_explains_what_is_wrong(kind: str, text: str, name: s
 def test_limits_are_inclusive() -> None:
     assert codec.decode("heartbeat", heartbeat(stamp=-(2**63), session=2**64 - 1)) is not None
     assert codec.decode("hello", hello(robots=2**32 - 1, spec=nested(8), name="x" * 256)) is not None
-    assert (
-        codec.decode("hello", hello(spec={"a": [[]] * 4094})) is not None
-    )  # 4094 lists, the list around them and the map are 4096
+    # One map, one list and 4094 inner lists: 4096 in all.
+    assert codec.decode("hello", hello(spec={"a": [[]] * 4094})) is not None
     assert codec.decode("bye", msgpack.packb({"reason": "é" * 2048})) is not None
     full = Weights.MAX_BYTES
     limit = wire_fields(Weights)["payload"].limit
@@ -402,7 +401,7 @@ def test_encoding_a_wrong_array_is_a_value_error(make_step: Any, observation: An
 
 
 def test_a_false_length_uses_little_memory() -> None:
-    """The header of a list contains its length. The decoder must not allocate memory for lengths that are false."""
+    """The header of a list states its length. The decoder must not allocate memory for a false length."""
     size = Hello.MAX_BYTES
     head = b"\xdd" + (size // 2).to_bytes(4, "big")
     payload = head * 500

@@ -55,7 +55,7 @@ def make_locked() -> Iterator[Callable[[KeyFolder | None], Bus]]:
 
 @pytest.fixture
 def stranger() -> Iterator[Callable[[], Any]]:
-    """Returns a function that makes plain DEALER sockets. With ``server``, a socket gets a new key pair."""
+    """Returns a function that makes plain DEALER sockets. Given a server's public key, it adds a new key pair."""
     with zmq.Context() as context, ExitStack() as stack:
 
         def make(server: str | None = None) -> Any:
@@ -80,7 +80,7 @@ def listen(seconds: float, *buses: Bus) -> list[Any]:
 
 
 def exchange(server: Bus, client: Bus, make_step: Make, pump: Make, of: Make) -> Any:
-    """Send a Step to the server and an Action back. Returns the server's peer object for the client."""
+    """Send a Step to the server and an Action back. Return the server's peer object for the client."""
     assert client.send("policy", make_step(1))
     got, _ = pump(lambda got: bool(of(got[0], Step)), server, client)
     peer = next(origin for origin, message in got if isinstance(message, Step))
@@ -176,7 +176,7 @@ def test_a_client_refuses_a_server_with_another_key(
     pump: Make,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The robot's key is allowed, but the robot expects another server. It sends nothing to this server."""
+    """The robot's key is allowed, but the robot expects another server. So the robot sends nothing."""
     server, _, bound = linked
     folders[1].revoke("server")
     folders[1].allow("server", KeyFolder(tmp_path / "x").create("x").public, "server:policy")
@@ -332,7 +332,7 @@ def test_a_key_connects_only_in_its_roles(
 def test_a_copy_of_the_servers_own_key_works_until_the_server_has_a_new_key_pair(
     tmp_path: Path, make_locked: Make, make_hello: Make, pump: Make, of: Make
 ) -> None:
-    """A thief has a copy of the robot's key folder. The copy may even be an operator of this robot."""
+    """A thief has a copy of the robot's key folder, and may even be an operator of this robot."""
     folder, copy = KeyFolder(tmp_path / "server"), KeyFolder(tmp_path / "copy")
     folder.create("server")
     shutil.copytree(folder.path, copy.path)
@@ -355,7 +355,7 @@ def test_a_copy_of_the_servers_own_key_works_until_the_server_has_a_new_key_pair
 def test_the_server_of_one_link_cannot_be_the_server_of_another(
     link: str, folders: Folders, make_locked: Make, make_server: Make, make_client: Make, pump: Make
 ) -> None:
-    """The robot trusts this server on the link policy. The server does not become its learner or its recorder."""
+    """The robot trusts this server only on link policy, so the server cannot be its learner or its recorder."""
     server, robot = make_locked(folders[0]), make_locked(folders[1])
     robot.connect(server.serve("tcp://127.0.0.1:*", make_server(link=link)), make_client(link=link))
     got, _ = pump(lambda _: bool(robot.dropped()["not-the-server"]), server, robot)
@@ -424,7 +424,7 @@ def test_a_server_with_a_socket_file_and_tcp_needs_keys_for_tcp_only(
     make_step: Make,
     pump: Make,
 ) -> None:
-    """So a policy server on a cluster serves the simulators of its host and operators on other hosts."""
+    """In this way, a policy server on a cluster serves simulators on its host and operators on other hosts."""
     server, link = make_locked(folders[0]), make_server()
     file, bound = (server.serve(endpoint, link) for endpoint in (f"ipc://{tmp_path}/policy", "tcp://127.0.0.1:*"))
     near, far, stranger = make_locked(None), make_locked(folders[1]), make_locked(None)
@@ -466,7 +466,7 @@ def test_unknown_clients_do_not_delay_a_robot(
     stranger: Make,
     rng: np.random.Generator,
 ) -> None:
-    """Unknown clients leave handshakes unfinished, send garbage or too large frames, and use wrong keys."""
+    """Unknown clients leave handshakes unfinished, send garbage and oversize frames, and use wrong keys."""
     server, robot, bound = linked
     with ExitStack() as stack:
         for size in [0] * 40 + [int(rng.integers(1, 200)) for _ in range(40)]:

@@ -165,8 +165,7 @@ def test_a_stale_socket_of_another_program_is_left_alone(tmp_path: Path) -> None
 
 
 def test_two_servers_that_start_together_bind_one_after_the_other(tmp_path: Path) -> None:
-    """Without the lock, both could find the same stale socket. The second server would then replace the first server's
-    socket."""
+    """Without the lock, both could find the same stale socket. The second would then replace the first's socket."""
     endpoint, order = f"ipc://{tmp_path}/policy", list[str]()
     entered = threading.Event()
 

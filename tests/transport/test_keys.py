@@ -76,7 +76,7 @@ def test_a_folder_that_others_can_write_is_refused(folder: KeyFolder, writable: 
             use()
     folder.allowed_file.touch()  # a running process reads the allow-list again and then allows nobody
     assert "no other machine may connect: key folder" in str(keys.refresh())
-    folder.path.chmod(0o755)  # others may read the folder, because it shows no secret
+    folder.path.chmod(0o755)  # others may read the folder, but not the secret file
     assert folder.identity().name == "robot-7"
 
 

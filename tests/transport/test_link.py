@@ -1,4 +1,4 @@
-"""Test both ends of a link: handshake, refusals, heartbeats and expiry. The test gives the frames and the time."""
+"""Test both ends of a link: handshake, refusals, heartbeats and expiry. The tests supply the frames and the time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def frames(message: Message) -> list[bytes]:
 
 
 def ask(server: ServerLink, message: Message, key: bytes = b"1", now: float = 0.0) -> tuple[list[Any], list[Any]]:
-    """Send a message to the server. Returns the inputs for the core, and the replies without their keys."""
+    """Send a message to the server. Return the inputs for the core, and the replies without their keys."""
     inputs, replies = server.receive(key, frames(message), now)
     assert all(other == key for other, _ in replies)
     return inputs, [reply for _, reply in replies]
@@ -511,7 +511,7 @@ def test_only_the_hello_of_an_unknown_client_is_decoded(
 def test_a_client_of_an_earlier_server_causes_no_warning(
     make_server: MakeServer, topic: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A second monitor of a run causes no warning: the nodes do not know yet that the first monitor has ended."""
+    """A second monitor may get messages for the first monitor, because the nodes do not know yet that it has ended."""
     server = make_server()
     ((_, refused),) = server.receive(b"1", [topic, bytes(33)], 0.0)[1]
     assert refused.code == "hello"
@@ -647,7 +647,7 @@ def test_a_hello_is_repeated_until_it_is_answered(make_client: MakeClient) -> No
 
 
 def test_a_driver_core_gets_a_heartbeat_that_arrives_before_the_welcome(make_client: MakeClient) -> None:
-    """This Heartbeat shows the core that the server runs, before the server accepts or refuses the client."""
+    """This Heartbeat tells the core that the server runs, before the server accepts or refuses the client."""
     assert make_client().receive(frames(Heartbeat(5, 4)), 0.1) == []
     client = make_client(role="driver")
     client.due(0.0)

@@ -1,4 +1,4 @@
-"""Test features that only the in-memory bus has: immediate restarts, and links that a test can change."""
+"""Test features that only the in-memory bus has: immediate restarts, and links on which a test can lose messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def linked(make_server: Make, make_client: Make) -> tuple[MemoryBus, MemoryBus, Any]:
-    """Connected: a server bus, a client bus, and the server's peer object for the client. The clock stands still."""
+    """A server bus, a client bus that has joined it, and the server's peer object for the client. Time stands still."""
     network = Network()
     server, client = MemoryBus(network, lambda: 0.0), MemoryBus(network, lambda: 0.0)
     server.serve("policy", make_server())

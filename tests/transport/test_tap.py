@@ -44,7 +44,7 @@ class Recorder:
         return True
 
     def offer(self, *messages: Any, link: str = "learner") -> None:
-        """Offer messages in one turn and wait until the batch is due."""
+        """Offer messages in one turn, and advance the clock until the batch is due."""
         for message in messages:
             self.tap.offer(link, message, codec.encode(message))
         self.now += GATHERED_S
@@ -153,9 +153,8 @@ def test_commands_are_recorded_by_the_node_that_receives_them(make_client: Make,
 def test_messages_are_sent_in_batches(recorder: Recorder, make_step: Make) -> None:
     posted = []
     recorder.tap._post = lambda name, payload: bool(posted.append((name, payload)) or True)
-    for number, now in enumerate(
-        (1.0, 1.04, 1.08, 1.12)
-    ):  # the tap sends the first message immediately, and then a batch every 0.1 s
+    # The tap sends the first message immediately, and then a batch every 0.1 s.
+    for number, now in enumerate((1.0, 1.04, 1.08, 1.12)):
         recorder.tap.offer("policy", make_step(number), codec.encode(make_step(number)))
         recorder.tap.flush(now)
     batches = [codec.decode_records(payload) for _, payload in posted]
@@ -179,7 +178,7 @@ def test_a_batch_is_limited_in_records_and_a_long_record_is_sent_alone(recorder:
 def test_a_paused_node_is_recorded_without_a_gap(
     recorder: Recorder, make_step: Make, monkeypatch: pytest.MonkeyPatch, flushed: bool
 ) -> None:
-    """After the pause, the recorder no longer knows the node, so the tap must send a Hello first."""
+    """During the pause, the recorder removes the node. So the tap must send a Hello after the pause."""
     for name, value in (("PEER_TIMEOUT", PEER_TIMEOUT), ("LONG_SILENCE", LONG_SILENCE)):  # undo nobody_expires
         monkeypatch.setattr(f"td3_robot.transport.link.{name}", value)
     recorder.offer(make_step(0))
@@ -333,7 +332,7 @@ def test_an_expected_recorder_gets_the_messages_from_the_beginning(make_client: 
 
 
 def test_setting_the_clock_back_does_not_change_the_order(make_client: Make, make_step: Make) -> None:
-    """A computer may correct its clock at any time. The second Step must not come before the first."""
+    """A computer may correct its clock at any time. The tap must still send the first Step first."""
     late = Recorder(make_client(link="recorder"), wall=iter([9, 8, 2, 1]).__next__, expected=True)
     late.there = False
     late.offer(make_step(0), Weights(1, 0, 0, "0" * 64, b"x"), make_step(1), Weights(2, 0, 0, "0" * 64, b"y"))
@@ -344,7 +343,7 @@ def test_setting_the_clock_back_does_not_change_the_order(make_client: Make, mak
 
 
 def test_the_memory_for_an_absent_recorder_is_bounded(make_client: Make) -> None:
-    """The limit is 32 MiB. Nine messages of 4 MB exceed it, so the tenth is dropped and counted."""
+    """The limit is 32 MiB. Nine messages of 4 MB exceed it, so the tap drops and counts the tenth."""
     waiting = Recorder(make_client(link="recorder"), expected=True)
     policies = [Command(number, "", "load", "", 0, "", bytes(4_000_000)) for number in range(10)]
     waiting.offer(*policies, link="policy")
@@ -369,7 +368,7 @@ def test_a_refusal_by_the_recorder_stops_only_the_recording(
 def test_the_bus_records_what_it_sends_and_never_waits(
     make_bus: Make, make_server: Make, make_client: Make, make_step: Make, pump: Make, of: Make, tmp_path: Path
 ) -> None:
-    """Real sockets and the real handshake are used. When the recorder has ended, the bus continues to send."""
+    """The test uses real sockets and the real handshake. After the end of the recorder, the bus continues to send."""
     endpoints = {link: f"ipc://{tmp_path}/{link}" for link in ("policy", "learner", "recorder")}
     server, client = make_bus(), make_bus()
     server.serve(endpoints["policy"], make_server(1, "policy"))

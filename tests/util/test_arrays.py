@@ -1,4 +1,4 @@
-"""Fast checks of arrays."""
+"""The fast check that all numbers of an array are finite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from td3_robot.util.arrays import FEW, finite
 @pytest.mark.parametrize("size", [1, FEW, FEW + 1, 1000])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_finite_checks_every_number(size: int, dtype: Any) -> None:
-    """The position of a number does not matter. Finite numbers are finite even if their sum or squares overflow."""
+    """The check finds a bad number at any position. It accepts finite numbers whose sum or squares overflow."""
     largest = np.finfo(dtype).max
     for value in (0.0, -1.5, largest, -largest):
         assert finite(np.full((1, size), value, dtype))

@@ -42,7 +42,7 @@ def test_processor_seconds_are_those_of_the_process() -> None:
 def test_a_containers_memory_limit_counts(
     lines: str, contents: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel reports 5 KiB of available memory. Each group uses 1000 bytes; 600 of these are only file cache."""
+    """The kernel reports 5 KiB of available memory. Each group uses 1000 bytes; 600 of them are file cache."""
     groups = tmp_path / "cgroup"
     for name, text in contents.items():
         path = groups / name
