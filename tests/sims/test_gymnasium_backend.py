@@ -47,7 +47,6 @@ def test_numbers_equal_gymnasiums(task: str) -> None:
     ours = tasks.make(f"gymnasium:{task}")  # first, because it filters the warnings of Box2D's import
     original = gymnasium.make(task)
     random = np.random.default_rng(0)
-    ends = 0
     for episode in range(3):
         seed = 11 if episode == 0 else None
         theirs, mine = original.reset(seed=seed)[0], ours.reset(seed)
@@ -60,8 +59,6 @@ def test_numbers_equal_gymnasiums(task: str) -> None:
             np.testing.assert_array_equal(theirs, outcome.observation)
             assert (float(reward), terminated, truncated) == outcome[1:]
             assert sum(ours.reward_terms().values()) == outcome.reward
-        ends += 1
-    assert ends == 3
     original.close()
     ours.close()
 

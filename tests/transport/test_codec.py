@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import msgpack
@@ -21,7 +22,6 @@ from td3_robot.messages import (
     Evaluation,
     FieldType,
     Heartbeat,
-    Hello,
     Message,
     Record,
     Step,
@@ -400,15 +400,26 @@ def test_encoding_a_wrong_array_is_a_value_error(make_step: Any, observation: An
         codec.encode(make_step(observation=observation))
 
 
-def test_a_false_length_uses_little_memory() -> None:
-    """The header of a list states its length. The decoder must not allocate memory for a false length."""
-    size = Hello.MAX_BYTES
-    head = b"\xdd" + (size // 2).to_bytes(4, "big")
-    payload = head * 500
-    payload += b"\x01" * (size - len(payload))
-    with pytest.raises(ProtocolError) as caught:
-        codec.decode("hello", payload)
-    assert caught.value.kind == "fields"
+@pytest.mark.parametrize("place", ["a field", "a map", "an unknown field"])
+def test_a_false_length_uses_little_memory(place: str) -> None:
+    """The header of a list states its length. The decoder must not allocate memory for a false length of 2^31 - 1."""
+    endless = msgpack.ExtType(1, b"")  # stands for the list
+    fields: dict[str, Any] = {"protocol": 1, "role": "node", "name": "x", "incarnation": 0, "client": 0, "robots": 0}
+    fields |= {"weights_version": 0, "spec": {}, "agreement": {}}
+    fields |= {"a field": {"name": endless}, "a map": {"spec": {"x": endless}}, "an unknown field": {"y": endless}}[
+        place
+    ]
+    packed = msgpack.packb(fields)
+    assert packed.count(msgpack.packb(endless)) == 1
+    payload = packed.replace(msgpack.packb(endless), b"\xdd\x7f\xff\xff\xff" + b"\x01" * 100)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError):
+            codec.decode("hello", payload)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 20  # a list of 2^31 - 1 pointers would take 17 GB
 
 
 def test_a_missing_key_is_found_despite_duplicate_keys() -> None:
