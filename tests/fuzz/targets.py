@@ -1,7 +1,7 @@
-"""The targets of fuzzing: functions that read bytes from outside.
+"""Fuzz targets: functions that read bytes from outside.
 
 Each target takes any bytes. It returns after a valid result or after the documented error. Any other exception is a
-defect, and a failed assertion about a valid result is a defect too.
+defect. A target also asserts properties of valid results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 def decode(data: bytes) -> None:
-    """A message. The first byte chooses the topic. A valid message can be encoded and decoded again."""
+    """Decode a message. The first byte chooses the topic. A valid message can be encoded and decoded again."""
     topic = _TOPICS[data[0] % len(_TOPICS)] if data else ""
     try:
         message = codec.decode(topic, data[1:])
@@ -50,7 +50,7 @@ def decode(data: bytes) -> None:
 
 
 def server(data: bytes) -> None:
-    """A server of a link, with the messages of up to four unknown clients."""
+    """Give the server of a link messages of up to four unknown clients."""
     link = ServerLink("policy", "policy", policy_core.ACCEPTS, {}, session=1)
     for now, (client, topic, payload) in enumerate(_messages(data)):
         link.receive(bytes([client % 4]), [topic, payload], float(now))
@@ -58,7 +58,7 @@ def server(data: bytes) -> None:
 
 
 def client(data: bytes) -> None:
-    """A client of a link, with the messages of a faulty server."""
+    """Give the client of a link messages of a faulty server."""
     link = ClientLink("policy", hello("driver", "leg", client=1, incarnation=1), _KINDS, essential=False)
     for now, (_, topic, payload) in enumerate(_messages(data)):
         link.receive([topic, payload], float(now))
@@ -66,7 +66,7 @@ def client(data: bytes) -> None:
 
 
 def bundle(data: bytes) -> None:
-    """A policy file. A valid policy can be written and read again."""
+    """Read a policy file. A valid policy can be written and read again."""
     try:
         read = Bundle.decode(data, "fuzz")
     except BundleError as error:
@@ -76,7 +76,7 @@ def bundle(data: bytes) -> None:
 
 
 def recording(data: bytes) -> None:
-    """A recording: the reader, and the command recover."""
+    """Read a recording. Then recover it, as the command ``recover`` does, and read the result."""
     file, copy = FOLDER / "fuzz.mcap", FOLDER / "copy.mcap"
     file.write_bytes(data)
     with contextlib.suppress(SessionError):
@@ -90,7 +90,7 @@ def recording(data: bytes) -> None:
 
 
 def config(data: bytes) -> None:
-    """A configuration file. A valid configuration can be written and read again."""
+    """Read a configuration file. A valid configuration can be written and read again."""
     file = FOLDER / "fuzz.yaml"
     file.write_bytes(data)
     try:
@@ -103,7 +103,7 @@ def config(data: bytes) -> None:
 
 
 def keys(data: bytes) -> None:
-    """The files of a key folder. The first byte chooses the file."""
+    """Read one file of a key folder. The first byte chooses the file."""
     folder = KeyFolder(FOLDER / "keys")
     folder.path.mkdir(mode=0o700, exist_ok=True)
     secret = bool(data[:1]) and data[0] % 2 == 0
@@ -117,7 +117,7 @@ def keys(data: bytes) -> None:
 
 
 def state(data: bytes) -> None:
-    """The state file of a policy server."""
+    """Open the state file of a policy server."""
     file = FOLDER / "fuzz.state"
     file.write_bytes(data)
     try:
@@ -127,7 +127,7 @@ def state(data: bytes) -> None:
 
 
 def sb3_model(data: bytes) -> None:
-    """A model of Stable-Baselines3."""
+    """Read a model of Stable-Baselines3."""
     file = FOLDER / "fuzz.zip"
     file.write_bytes(data)
     try:

@@ -2,8 +2,8 @@
 
     python tests/golden/regenerate.py
 
-The script refuses to change bytes if golden files of the same PROTOCOL_VERSION exist, because released peers would not
-understand the new bytes. First raise PROTOCOL_VERSION in td3_robot/messages.py. If that version is not released yet,
+Released peers do not understand changed bytes. So the script refuses to change the bytes of a PROTOCOL_VERSION that
+already has golden files. First raise PROTOCOL_VERSION in td3_robot/messages.py. If no release has the current version,
 pass ``--unreleased`` instead.
 """
 
@@ -64,7 +64,7 @@ SPEC = RobotSpec(
 
 
 def samples() -> list[Message]:
-    """One example of each message, with arrays for two robots. Numbers are exact in binary and all different."""
+    """One example of each message, with arrays for two robots. Array elements are exact in binary."""
     f4, u1, u4, u8 = np.float32, np.uint8, np.uint32, np.uint64
     tensors = {
         name: ((np.arange(np.prod(shape)).reshape(shape) - 2) / 4).astype(f4)
@@ -123,7 +123,7 @@ def samples() -> list[Message]:
 
 
 def readable(message: Message) -> dict[str, Any]:
-    """Return the fields on the wire for JSON: arrays as nested lists, bytes as hexadecimal text."""
+    """Return the encoded fields as values for JSON: arrays as nested lists, bytes as hexadecimal text."""
     content = {}
     for name in msgspec.msgpack.decode(codec.encode(message)):
         value = getattr(message, name)

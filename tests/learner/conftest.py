@@ -15,7 +15,7 @@ from tests.learner.world import World, config
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Use one thread. The matrices are small: more threads do not help, and cost time on a busy machine."""
+    """Use one thread. For small matrices, more threads do not help, and they cost time on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -24,7 +24,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Each device that the learner can run on. Without a GPU, the test for the GPU is skipped."""
+    """Each device that the learner can run on. Without a GPU, pytest skips the tests on the GPU."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA GPU here")
     return torch.device(request.param)

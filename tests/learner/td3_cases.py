@@ -142,7 +142,7 @@ class Exact:
                 tensor.copy_(theirs[name])
 
     def learn(self, batch: Batch) -> list[Tensor]:
-        """Make one update with this batch. Return one tensor of errors for each critic."""
+        """Make one update with this batch. Return one tensor of TD errors for each critic."""
         return list(self.td3.learn(Batch(*(tensor.double() for tensor in batch))))
 
 

@@ -49,7 +49,7 @@ def test_sources_share_the_grant_and_a_leaving_source_returns_its_part(world: Wo
 
 def test_published_weights_are_complete_and_set_the_exploration(world: World) -> None:
     policy, sim = world.peer("policy", "policy"), world.peer("simulator", "sim-0", robots=1)
-    assert world.join(policy) == []  # the robot is not known yet
+    assert world.join(policy) == []  # the learner does not know the robot yet
     [first] = published(world.join(sim))
     assert first.version == 1
     assert sha256(first.payload) == first.sha256
@@ -145,7 +145,7 @@ def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, ma
             ("b", sequence + 1),
         ]
         assert {item.weights_version for item in throttles(outputs)} == {world.core.publisher.version}
-        # Each round after the first adds two transitions. After the first two, each transition adds one update.
+        # Each round after the first adds two transitions. After the first two transitions, each one adds one update.
         assert world.core.updates == max(0, 2 * sequence - 2)
 
 
@@ -163,8 +163,8 @@ def test_staleness_is_the_age_of_the_acting_weights(world: World) -> None:
     world.join(sim)
     for sequence in range(30):
         world.give(sim, changed(world.make_step(sequence), weights_version=2))
-    # Version 2 was published after 0 updates. Before Step n the learner has made n - 11 updates.
-    # So the ages are 1 to 18. The moving mean has weight 0.01.
+    # The learner published version 2 after 0 updates. Before Step n, it has made n - 11 updates. So the ages are 1 to
+    # 18. In the moving mean, a new age has weight 0.01.
     expected = sum(0.01 * age * 0.99 ** (18 - age) for age in range(1, 19))
     assert world.core.gauges.staleness == pytest.approx(expected)
 
@@ -172,7 +172,7 @@ def test_staleness_is_the_age_of_the_acting_weights(world: World) -> None:
 def test_the_learning_rate_falls_linearly(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
     """The rate is constant for 30 of 60 steps, then falls to a tenth.
 
-    After 40 steps a third of the fall is done: 0.001 · (1 - 0.9 / 3) = 0.0007.
+    After 40 steps, a third of the fall is done: 0.001 · (1 - 0.9 / 3) = 0.0007.
     """
     falling = config(learning_rate=0.001, learning_rate_end=0.1, learning_rate_falls_from=0.5)
     world = World(make_core(falling), spec, make_step)
@@ -279,7 +279,7 @@ def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
 
 
 def test_many_robots_get_a_record_every_16_control_periods(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record takes some ms. With 2 robots and a record every 4 steps, every second Step would wait for a record.
+    """A record takes a few ms. With 2 robots and a record every 4 steps, every second Step would wait for a record.
 
     The first record comes with the first Step that reaches 4 steps. The next records come at multiples of 16 · 2 steps.
     """
@@ -316,7 +316,7 @@ def test_every_metric_is_documented(world: World, monkeypatch: pytest.MonkeyPatc
 
 
 def test_learner_and_served_policy_compute_the_same_action(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    """The numpy actor reads the encoded bundle. The learner's actor reads the normalised batch."""
+    """The policy server's numpy actor reads the encoded bundle. The learner's actor reads the normalised batch."""
     world = World(make_core(config(normalise_observations=True)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)

@@ -1,4 +1,4 @@
-"""The metrics of a run are lines of JSON, even if the previous process stopped in the middle of a line."""
+"""The metrics of a run are lines of JSON, even after a process stopped in the middle of a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The running mean and deviation agree with hand calculations and numpy, and continue from a saved state."""
+"""The running mean and standard deviation equal hand calculations and numpy, and continue from a saved state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from td3_robot.learner.replay_buffer.buffer import Batch
 
 
 def test_statistics_match_a_hand_calculation() -> None:
-    """Values 1, 3 and 8 have mean 4 and variance (9 + 1 + 16) / 3. A constant channel gets the smallest deviation."""
+    """Values 1, 3 and 8 have mean 4 and variance (9 + 1 + 16) / 3. A constant channel gets the smallest divisor."""
     normaliser = Normaliser(2)
     assert {name: array.tolist() for name, array in normaliser.tensors().items()} == {
         "observation.mean": [0, 0],

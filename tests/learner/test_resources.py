@@ -135,7 +135,7 @@ def storages(thing: Any, found: dict[int, int], seen: set[int]) -> dict[int, int
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_announced_gpu_memory_equals_that_of_the_tensors(precision: str, device: torch.device) -> None:
-    """Counts the copied rows, one batch and the networks. The tolerance of 2 % covers gaps between parameters."""
+    """The GPU holds copied rows, one batch and the networks. The tolerance of 2 % covers gaps between parameters."""
     config = parse(
         {"learner": {"device": "cuda", "precision": precision, "policy_average": 0.01, "buffer_size": 20_000}}
     )
@@ -167,7 +167,7 @@ def machine_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_needs_match_a_hand_calculation() -> None:
-    """The actor has 5 · 3 + 5 + 2 · 5 + 2 = 32 numbers, the critics have 2 · (5 · 5 + 5 + 5 + 1) = 72.
+    """The actor has 5 · 3 + 5 + 2 · 5 + 2 = 32 numbers. The critics have 2 · (5 · 5 + 5 + 5 + 1) = 72.
 
     The learner keeps these 104 numbers five times. A checkpoint holds them four times. A checkpoint also holds the
     rows, and for LAP one priority of 8 bytes for each row. The disk must hold two kept checkpoints and a new one.
@@ -222,7 +222,7 @@ def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None
 
 
 def test_existing_files_and_loaded_arrays_do_not_count_again(machine_of: Any, tmp_path: Path) -> None:
-    """Covers the replay file, the checkpoints, and the arrays of a checkpoint that are already in memory."""
+    """The replay file and the checkpoints exist, and the arrays of a checkpoint are already in memory."""
     config, run = small("learner.replay_storage=file"), RunFolder(tmp_path)
     File(run.replay, 100_000, 10).close()
     run.checkpoints.mkdir()

@@ -1,4 +1,4 @@
-"""A learner that starts from a policy does not change the policy until its new critics have learned something."""
+"""A learner that starts from a policy first trains its new critics. Only then does it change the policy."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_learner_starts_with_the_served_policy(
             core.step([], 1.0)
         assert (actions(core.publisher.bundle()) == actions(served)).all() == (core.updates < 22), (
             core.updates
-        )  # policy_delay is 2
+        )  # the actor changes at every second update, first at update 22
         updates = core.updates
     assert updates == 49  # 59 transitions, and learning starts after 10
 

@@ -36,7 +36,7 @@ def resumed(config: Config, arrays: Any, scalars: Any, **options: Any) -> Learne
 
 
 class World:
-    """A learner core with fake peers and functions for their messages."""
+    """A learner's core with fake peers, and functions that send their messages."""
 
     def __init__(self, core: LearnerCore, spec: RobotSpec, make_step: Callable[..., Step]) -> None:
         self.core, self.spec, self.make_step = core, spec, make_step

@@ -18,7 +18,7 @@ def made(**options: float) -> A2C:
 
 
 def episode(rng: np.random.Generator, steps: int) -> Batch:
-    """An episode of random numbers that terminates, with γ = 0.9."""
+    """An episode of random transitions with γ = 0.9. The last transition terminates."""
     s, s2 = (torch.from_numpy(rng.normal(size=(steps, 4)).astype(np.float32)) for _ in range(2))
     a = torch.from_numpy(np.where(np.eye(2)[rng.integers(0, 2, steps)], 1, -1).astype(np.float32))
     discount = torch.full((steps, 1), 0.9)
@@ -80,7 +80,7 @@ def test_an_update_follows_the_gradient_of_the_loss() -> None:
         moved = (parameter.detach() - old).view(-1).numpy()
         clear = np.abs(slopes) > 0.02
         np.testing.assert_allclose(moved[clear], -1e-3 * np.sign(slopes[clear]), rtol=1e-3)
-    assert sum((np.abs(slopes) > 0.02).sum() for slopes in numeric) > 40  # of 4·8+8+8·2+2 + 4·8+8+8+1 = 107
+    assert sum((np.abs(slopes) > 0.02).sum() for slopes in numeric) > 40  # of 107: actor 4·8+8+8·2+2, critic 4·8+8+8+1
 
 
 def test_progress_reaches_1_after_the_configured_episodes() -> None:

@@ -88,7 +88,7 @@ def test_equals_stable_baselines3(kind: Any, monkeypatch: pytest.MonkeyPatch) ->
             patch.setattr(torch.Tensor, "normal_", lambda _self, *_a, noise=noise: noise)
             theirs.train(gradient_steps=1, batch_size=B)
 
-    # Both use float32, but their sums have different orders. 20 steps of 1e-3 move a weight by up to 0.02.
+    # Both use float32, but add in different orders. 20 steps of 1e-3 move a weight by up to 0.02.
     for role, name, tensor in pairs:
         torch.testing.assert_close(tensors_of(td3, role)[name], tensor, atol=2e-5, rtol=0)
 
@@ -107,7 +107,7 @@ def test_metrics_are_means_since_the_last_call(kind: Any) -> None:
 
 
 def test_gauges_match_a_hand_calculation(kind: Any) -> None:
-    """All rewards are -3 and all discounts are 0, so |y| = 3.
+    """All rewards are -3 and all discounts are 0, so every target y is -3.
 
     The actor's last bias is 9 in one of three dimensions, so 1/3 of the actions are near a limit.
     """
@@ -141,7 +141,7 @@ def test_clipping_keeps_the_direction_and_bounds_the_norm(kind: Any) -> None:
 
 
 def test_the_averaged_policy_matches_a_hand_calculation(kind: Any, seed: int) -> None:
-    """With ``policy_average`` 0.4, the new actor has weight 1 at update 1, 1/2 at update 2, and then 0.4."""
+    """With ``policy_average`` 0.4, the average gives the actor weight 1 at update 1, 1/2 at update 2, and then 0.4."""
     config = LearnerConfig(batch_size=8, policy_delay=1, policy_average=0.4)
     td3 = kind(3, 2, (4,), config, seed=1)
     plain = kind(3, 2, (4,), LearnerConfig(batch_size=8, policy_delay=1), seed=1)

@@ -1,4 +1,4 @@
-"""Checkpoint files: written atomically, protected by hashes, and loaded from the newest complete one."""
+"""A checkpoint is written atomically and has a hash. A run continues from the newest undamaged checkpoint."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def test_an_older_checkpoint_replaces_a_damaged_one(tmp_path: Path, caplog: pyte
         assert found is not None
         assert found[2] == {"steps": 1}
         assert "the learner uses an older checkpoint" in caplog.text
-        assert not newest.exists()  # it is renamed, so that it does not count as a checkpoint
+        assert not newest.exists()  # load_newest renames it, so that it does not count as a checkpoint
 
 
 def test_a_changed_bit_is_found_or_has_no_effect(tmp_path: Path) -> None:
-    """The header also counts. It holds the scalars and the names, types and shapes of the arrays."""
+    """The test flips one bit of every byte. The header holds the scalars and the arrays' names, types and shapes."""
     path = checkpoint.save(tmp_path, 1, ARRAYS, {"updates": 2300, "text": "ü", "rate": 1e-3}, keep=1)
     whole = path.read_bytes()
     arrays, scalars = checkpoint.load(path)
@@ -76,7 +76,7 @@ def test_a_changed_bit_is_found_or_has_no_effect(tmp_path: Path) -> None:
             found, values = checkpoint.load(path)
         except BundleError:
             continue
-        # The other bits change only spaces in the header or the way in which the same values are written.
+        # An undetected change affects only spaces in the header, or the spelling of an equal value.
         assert values == scalars
         assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
             name: (array.dtype, array.tolist()) for name, array in arrays.items()
@@ -115,7 +115,7 @@ def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None
     for name in (
         ".checkpoint-000000000002.safetensors-2p5ue53b",
         ".tmpjvwgfl",
-    ):  # the names of this package and of safetensors
+    ):  # temporary names of this package and of safetensors
         (tmp_path / name).write_bytes(b"half")
     checkpoint.tidy(tmp_path)
     assert list(tmp_path.iterdir()) == [saved]
@@ -129,7 +129,7 @@ def test_without_a_complete_checkpoint_resuming_is_an_error(tmp_path: Path) -> N
 
 
 def test_the_checkpoint_just_saved_is_kept(tmp_path: Path) -> None:
-    """A learner rolls back from step 300 to step 120. It keeps the new file, not the file of step 300."""
+    """A learner rolls back from step 300 and then saves at step 120. It keeps the new file, not that of step 300."""
     checkpoint.save(tmp_path, 300, ARRAYS, {}, keep=1)
     saved = checkpoint.save(tmp_path, 120, ARRAYS, {}, keep=1)
     assert list(tmp_path.iterdir()) == [saved]

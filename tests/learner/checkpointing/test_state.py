@@ -1,4 +1,4 @@
-"""The state of a learner: saved, restored in a new process, and refused if it does not fit."""
+"""A new learner restores the saved state of another learner. It refuses a state that does not fit."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def test_a_restored_learner_continues_bit_exactly(
     assert world.core.updates == other.core.updates == 29
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert other.core.counts()["missed"] == 0
-    assert other.core.publisher.version == world.core.publisher.version + 1  # one more version, published at the start
+    assert other.core.publisher.version == world.core.publisher.version + 1  # a restored learner publishes at its start
 
 
 @pytest.mark.parametrize(("saved", "killed"), [(None, 3), (None, 30), (12, 13), (12, 37)])
-def test_a_restarted_learner_recovers_all_state_of_the_stored_rows(
+def test_a_restarted_learner_equals_a_learner_that_was_never_killed(
     saved: int | None, killed: int, spec: RobotSpec, make_step: Callable[..., Step], tmp_path: Path
 ) -> None:
-    """The learner restarts after a kill, with or without a checkpoint. It equals a learner that was never killed.
+    """The learner restarts after a kill, with or without a checkpoint.
 
     After the checkpoint, the killed learner may store more rows than the buffer holds. A Step gives three rows, or two
-    rows if one robot starts an episode. One Step has the greatest reward.
+    rows if one robot starts an episode. Step 20 has the greatest reward.
     """
     random = np.random.default_rng(5)
     steps = []
@@ -192,7 +192,7 @@ OPTIONS = {
 
 
 def test_a_learner_with_all_options_restores_bit_exactly(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    """Each episode has 7 steps. The test saves the state in the middle of n-step returns."""
+    """Each episode has 7 steps. When the test saves the state, two n-step returns are incomplete."""
 
     def step(sequence: int) -> Step:
         episode, number = divmod(sequence, 8)
@@ -212,7 +212,6 @@ def test_a_learner_with_all_options_restores_bit_exactly(spec: RobotSpec, make_s
     for sequence in range(29):
         world.give(sim, step(sequence))
         world.idle(2)
-    # Two rows are not yet complete.
     assert (world.core.env_steps, len(world.core.training.experience.replay)) == (
         25,
         23,
@@ -228,7 +227,7 @@ def test_a_learner_with_all_options_restores_bit_exactly(spec: RobotSpec, make_s
             item.idle(2)
     mine, theirs = state.save(world.core, 0.0)[0], state.save(other.core, 0.0)[0]
     assert world.core.updates == other.core.updates > 25
-    # Pending weights are named by their version, and a restored learner publishes a new version.
+    # The names of pending weights contain their version, and a restored learner publishes a new version.
     named = {name for name in mine if not name.startswith("pending.")}
     assert named == {name for name in theirs if not name.startswith("pending.")}
     for name in named:

@@ -48,11 +48,11 @@ def trained(config: LearnerConfig, updates: int, *, compiles: bool = False) -> F
 
 @pytest.mark.skipif(machine.compiler_lack() is not None, reason=str(machine.compiler_lack()))
 def test_compiled_updates_equal_plain_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled and plain updates differ only by rounding. A second learner loads the code from the cache.
+    """Compiled and plain updates differ only by rounding. A second engine loads the code from the cache.
 
-    Four steps move a weight by up to 0.004. Where a gradient is near Adam's ε, 1e-8, a step depends on rounding. The
-    test covers both memory layouts: the actor has one row for each neuron, and critics with LayerNorm have one row for
-    each sample. The cached code gives the same bits.
+    Four steps move a weight by up to 0.004. If a gradient is near Adam's ε of 1e-8, the step depends on rounding. The
+    test covers both memory layouts: the actor's layers compute one row for each neuron, and critics with LayerNorm
+    compute one row for each sample. The code from the cache gives the same bits.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # after the test, monkeypatch restores this variable
@@ -61,7 +61,7 @@ def test_compiled_updates_equal_plain_updates(tmp_path: Path, monkeypatch: pytes
     plain, quick = trained(config, 4), trained(config, 4, compiles=True)
     assert plain.second is not None
     assert quick.second is None
-    assert any((tmp_path / "td3-robot" / "compiled").rglob("*.so"))  # the cache was used
+    assert any((tmp_path / "td3-robot" / "compiled").rglob("*.so"))  # the compiler filled the cache
     expected, found = plain.state()[0], quick.state()[0]
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=4e-5, err_msg=name)
@@ -119,10 +119,10 @@ def test_a_wrong_compilation_is_not_used(
 def test_updates_are_not_compiled_for_a_user_without_a_home_folder(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A user without a name, as in some containers, has no folder for compiled code."""
+    """In some containers, the user has no home folder. Then there is no folder for compiled code."""
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it does for a user without a home
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without a home folder
     td3 = FastTD3(O, A, (24, 16), LearnerConfig(), seed=3)
     compiled.use(td3, example())
     assert not td3.compiled

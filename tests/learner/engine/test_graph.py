@@ -58,7 +58,7 @@ Replace = Callable[[Callable[[Work], Work]], None]
 
 @pytest.fixture
 def replace_capture(monkeypatch: pytest.MonkeyPatch) -> Replace:
-    """Replaces the capture of a graph, which needs a GPU."""
+    """A function that replaces the capture of graphs. A real capture needs a GPU."""
 
     def replace(capture: Callable[[Work], Work]) -> None:
         monkeypatch.setattr(graph, "aside", lambda work: work())
@@ -83,8 +83,8 @@ def test_captured_updates_equal_plain_updates(
 ) -> None:
     """There are two graphs, or one graph if every update changes the policy.
 
-    A round has ``policy_delay`` updates. The first launch comes after one round; with ``policy_average``, after
-    1/0.5 + 1 rounds; and with ``critics_first``, after 6 updates.
+    A round has ``policy_delay`` updates. The first launch comes after one round. With ``policy_average`` 0.5, it comes
+    after 1/0.5 + 1 = 3 rounds. With ``critics_first`` 6, it comes after 6 updates.
     """
     recorder = Recorder()
     if device.type == "cpu":
@@ -102,7 +102,7 @@ def test_captured_updates_equal_plain_updates(
 
 
 class Graph:
-    """A stand-in for a graph. Like a graph, its launches change memory but no Python attributes."""
+    """A stand-in for a graph. Like those of a real graph, its launches change memory but no Python attributes."""
 
     def __init__(self, td3: FastTD3) -> None:
         self._td3 = td3
@@ -134,7 +134,7 @@ def _copied(value: Any) -> Any:
 def test_gauges_show_the_newest_captured_update(
     config: LearnerConfig, resumed_at: int, replace_capture: Replace
 ) -> None:
-    """The test restores the engine at an even or odd number of updates, and again after 26 more updates."""
+    """The test restores the engine after an even or odd number of updates, and again after 26 more updates."""
     cpu, gauges = torch.device("cpu"), []
     for captures in (False, True):
         td3, replay = FastTD3(O, A, (24, 16), config, 3), filled_buffer(cpu)
@@ -206,7 +206,7 @@ def test_another_batch_reaches_the_captured_memory(replace_capture: Replace) -> 
 
 
 def test_differences_match_a_hand_calculation() -> None:
-    """A change of 0.1 may have an error of 0.001. For other numbers, the limit is 2.4e-7 times the largest."""
+    """The limit is 1 % of the largest change, 0.1, plus 2.4e-7 of the largest value, 2. Together this is 0.001."""
     before = {"w": np.array([1.0, 2.0], np.float32), "generator": np.zeros(3, np.uint8)}
     after = {"w": np.array([1.1, 2.0], np.float32), "generator": np.ones(3, np.uint8)}
     near = {"w": np.array([1.1009, 2.0], np.float32), "generator": np.ones(3, np.uint8)}

@@ -62,8 +62,8 @@ def test_outputs_and_gradients_equal_autograd(layer_norm: bool, dtype: torch.dty
     network, generator = made(["one", "two"], 3, layer_norm=layer_norm, dtype=dtype)
     x = torch.randn((50, 7), generator=generator)
     d_output = torch.randn((50, 3), generator=generator)
-    # float32 has 24 bits, so a few roundings are small. bfloat16 has 8 bits, so each rounding changes a value by up to
-    # 2^-9 = 0.2 %. The sums have about 50 terms of size one. LayerNorm may double the error.
+    # float32 has 24 significant bits, so rounding errors are small. bfloat16 has 8, so each rounding changes a value by
+    # up to 2^-9 = 0.2 %. The sums have about 50 terms of size one. LayerNorm may double the error.
     limit = 2e-5 if dtype == torch.float32 else 0.15
     expected: dict[str, Any] = {}
     slopes: list[list[Layer]] = []
@@ -141,8 +141,8 @@ def test_adam_equals_torch_and_does_not_change_the_gaps(dtype: torch.dtype) -> N
 
 
 def test_initialisation_equals_that_of_torch_linear() -> None:
-    # Numbers that are uniform within ±1/sqrt(100) = ±0.1 have the variance 0.1²/3 and the deviation 0.0577. For
-    # 100 x 200 weights, the mean has a deviation of 0.0577/141 = 4e-4, and the variance has a deviation of about 0.6 %.
+    # Uniform numbers within ±1/sqrt(100) = ±0.1 have the variance 0.1²/3 and the standard deviation 0.0577. Over
+    # 100 x 200 weights, the mean has the standard error 0.0577/141 = 4e-4, and the variance has one of about 0.6 %.
     network = Network(["one"], [100, 200, 1])
     network.initialise(torch.Generator().manual_seed(7))
     for name, count in (("one.0.weight", 20_000), ("one.0.bias", 200)):
@@ -174,9 +174,9 @@ def test_bfloat16_copies_follow_the_parameters() -> None:
     assert not torch.equal(network.forward(x)[0], before)
 
 
-def test_layout_aligns_and_puts_the_hidden_layers_first() -> None:
-    # Hidden: 33 x 7 = 231 -> 256, 33 -> 64, 20 x 33 = 660 -> 672, 20 -> 32; together 1024.
-    # Last, with LayerNorm before it: scale and shift 2 x 64 and 2 x 32, 3 x 20 = 60 -> 64, 3 -> 32; together 288.
+def test_the_layout_aligns_parameters_and_puts_hidden_layers_first() -> None:
+    # Hidden layers: 33 x 7 = 231 -> 256, 33 -> 64, 20 x 33 = 660 -> 672, 20 -> 32; together 1024.
+    # Scale and shift of LayerNorm: 2 x 64, 2 x 32. Last layer: 3 x 20 = 60 -> 64, 3 -> 32. Together 288.
     layout = Layout(["one"], SIZES, layer_norm=True)
     assert layout.low_size == 1024
     assert layout.size == 1024 + 288

@@ -1,4 +1,4 @@
-"""The engine and the plain TD3 give equal results, also with two threads. In bfloat16, the results are nearly equal."""
+"""Compares the engine with the plain TD3, two threads with one thread, and bfloat16 with float32."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_the_engine_equals_the_plain_algorithm_in_float64(
     for batch in batches(count, seed=12):
         errors, expected = engine.learn(batch), exact.learn(batch)
         torch.testing.assert_close(torch.cat(list(errors), 1).cpu().double(), torch.cat(expected, 1), atol=1e-4, rtol=0)
-    # A float32 has 24 bits, so rounding changes a value by up to 6e-8 of its size. Adam divides a gradient by its size,
-    # so a relative error of about 1e-6 in a gradient moves a weight by learning_rate * 1e-6. The error is larger only
-    # for gradients near ε = 1e-8, because Adam's first step depends on their sign. After enough steps, the input of
-    # some ReLU comes so close to 0 that the order of sums decides its sign. One sample then counts in one gradient and
-    # not in the other. This changes a mean of gradients by about 3e-5. 25 steps of 1e-3 move a weight by up to 0.025.
-    # The tolerance of 1e-4 is 250 times smaller, so it still finds a wrong update.
+    # float32 has 24 significant bits, so rounding changes a value by up to 6e-8 of its size. Adam divides a gradient by
+    # its size, so a relative error of about 1e-6 in a gradient moves a weight by learning_rate * 1e-6. The error is
+    # larger only for gradients near ε = 1e-8, because Adam's first step depends on their sign. After many steps, the
+    # input of some ReLU is so close to 0 that the order of a sum decides its sign. One sample then counts in one
+    # gradient and not in the other. This changes a mean of gradients by about 3e-5. 25 steps of 1e-3 move a weight by
+    # up to 0.025. The tolerance of 5e-5 is 500 times smaller, so the test still finds a wrong update.
     near, close = (5e-6, 2e-6) if count <= 2 else (5e-5, 1e-4)
     assert distance(weights_of(engine), weights_of(exact.td3)) < near
     assert distance(weights_of(engine, "target"), weights_of(exact.td3, "target")) < near
@@ -96,7 +96,7 @@ def test_the_engine_starts_with_the_weights_and_noise_of_the_plain_algorithm() -
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("kind", [TD3, FastTD3])
 def test_bfloat16_stays_near_float32(kind: Any, layer_norm: bool) -> None:
-    """After 50 updates, values differ by at most 8 % of their learned change, and normalised actions by 0.05."""
+    """After 50 updates, values differ by at most 8 % of what they learned, and normalised actions by at most 0.05."""
     ours = {
         precision: kind(O, A, (400, 300), LearnerConfig(precision=precision, layer_norm=layer_norm), seed=7)
         for precision in ("fp32", "bf16")
@@ -125,7 +125,7 @@ def test_a_state_continues_on_any_device(device: torch.device) -> None:
     assert torch.equal(there.draw_noise(B).cpu(), here.draw_noise(B))
     there.learn(stream[3])
     here.learn(stream[3])
-    assert distance(weights_of(there), weights_of(here)) < 2e-6  # the same limit as for the plain algorithm
+    assert distance(weights_of(there), weights_of(here)) < 2e-6  # devices add in different orders
 
 
 def test_the_learning_rate_can_be_on_the_device(device: torch.device) -> None:

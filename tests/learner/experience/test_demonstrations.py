@@ -1,4 +1,4 @@
-"""Transitions under an operator's actions: stored like others, left out, or kept apart and mixed into batches."""
+"""An operator's transitions are stored like all others, left out, or used for a fixed share of each batch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from td3_robot.messages import Phase, Step
 from td3_robot.specs import RobotSpec
 from tests.learner.world import World, config, resumed
 
-OPERATED = range(20, 30)  # Steps whose action the operator of robot 1 chose
+OPERATED = range(20, 30)  # Steps in which an operator has taken over robot 1
 
 
 def trained(spec: RobotSpec, make_step: Callable[..., Step], **learner: Any) -> LearnerCore:
-    """A learner after 40 Steps of two robots. An operator drives robot 1 in 10 Steps, and sends nothing in the last."""
+    """A learner after 41 Steps of two robots.
+
+    An operator has taken over robot 1 in 10 Steps. In the last of these, the operator is silent.
+    """
     world = World(make_core(config(learning_starts=4, **learner)), spec, make_step)
     source = world.peer("simulator", "sim-0", robots=2)
     world.join(source)
@@ -52,7 +55,7 @@ def test_the_learner_leaves_out_an_operators_transitions(
     core.training.experience.end()
     rows = core.training.parts()["replay"].state()[0]["rows"]
     assert steps(rows) == sorted([*range(40), *(n for n in range(40) if n + 1 not in OPERATED[:-1])])
-    assert core.env_steps == 80  # the steps count, so that the pace of the run stays
+    assert core.env_steps == 80  # the learner counts these steps, so that the pace of the run stays the same
 
 
 @pytest.mark.parametrize("replay", ["uniform", "lap"])

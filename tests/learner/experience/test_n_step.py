@@ -95,7 +95,7 @@ def test_rows_equal_those_of_a_slow_reference(data: st.DataObject, robots: Any, 
 
     expected, waiting = [], 0
     for robot in range(len(robots)):
-        chains: list[list[Step]] = []  # each a list of Steps; k + 1 Steps are k transitions
+        chains: list[list[Step]] = []  # lists of consecutive Steps; k + 1 Steps are k transitions
         for before, after in itertools.pairwise(received):
             follows = (after.incarnation, after.sequence) == (before.incarnation, before.sequence + 1)
             if follows and after.phase[robot] != Phase.FIRST:

@@ -1,4 +1,4 @@
-"""Rollouts contain the whole episodes of each robot. They contain no episode with a gap."""
+"""Each finished episode of a robot gives one rollout. An episode with a gap gives none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F, M, T, U = Phase.FIRST, Phase.MID, Phase.TERMINATED, Phase.TRUNCATED
 
 
 class World:
-    """Sends Steps of some robots to rollouts. The reward of a step is the number of the step in its episode."""
+    """Sends Steps of some robots to rollouts. A step's reward and observation are its number in the episode."""
 
     def __init__(self, make_step: Callable[..., Step], robots: int) -> None:
         self.make_step, self.robots = make_step, robots

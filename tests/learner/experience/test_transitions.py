@@ -1,4 +1,4 @@
-"""Joins Steps to transitions, with lost and repeated Steps, restarts, and episodes of any length."""
+"""Joins Steps into transitions, with lost and repeated Steps, restarts, and episodes of any length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from td3_robot.messages import Phase, Step
 
 
 def history(ends: list[list[tuple[int, bool]]], length: int, incarnation: int) -> list[Step]:
-    """Return Steps of a source whose robots repeat episodes of the given lengths and endings.
+    """Return ``length`` Steps of a source. Each robot repeats its episodes in ``ends``: (steps, whether it terminates).
 
     Every observation holds (incarnation, robot, episode, step), so that a wrong join shows in the numbers.
     """
@@ -156,7 +156,7 @@ def test_truncation_is_not_termination() -> None:
 
 
 def test_a_restored_learner_counts_the_steps_it_missed() -> None:
-    """The learner received Steps 0 to 9, and then receives Step 12. It missed two Steps, so nothing joins Step 9."""
+    """The learner received Steps 0 to 9. Then it misses two Steps, so Step 12 completes no transition."""
     steps = history([[(100, True)]], 20, 4)
     before = Assembler()
     for step in steps[:10]:

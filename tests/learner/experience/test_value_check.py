@@ -1,4 +1,4 @@
-"""Compares observed returns with the critic's values: hand calculations, gaps, and a known critic."""
+"""Tests the comparison of observed returns with the critic's values: hand calculations, gaps, and a known critic."""
 
 from __future__ import annotations
 

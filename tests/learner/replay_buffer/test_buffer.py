@@ -116,8 +116,8 @@ def test_samples_are_uniform(added: int) -> None:
     values, counts = np.unique(drawn, return_counts=True)
     assert list(values) == [i + 0.125 for i in range(added - stored, added)]
     # Each of n values should occur draws/n times. Pearson's sum has n - 1 degrees of freedom, so its mean is n - 1 and
-    # its variance is 2 (n - 1). The limit is five deviations above the mean. With uniform samples, fewer than one seed
-    # in 10^4 would fail. This seed is fixed.
+    # its variance is 2 (n - 1). The limit is five standard deviations above the mean. With uniform samples, fewer
+    # than one seed in 10^4 would fail. This seed is fixed.
     chi_squared = float(((counts - draws / stored) ** 2 / (draws / stored)).sum())
     assert chi_squared < (stored - 1) + 5 * np.sqrt(2 * (stored - 1))
 

@@ -51,7 +51,7 @@ def test_samples_equal_those_of_the_host(seed: int, device: torch.device) -> Non
 def test_rows_of_a_file_are_copied_in_blocks(
     seed: int, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A buffer of 10 rows is copied in blocks of at most 4 rows. A new process copies all rows again."""
+    """The buffer copies its 10 rows to the device in blocks of at most 4 rows. A new process copies all rows again."""
     monkeypatch.setattr(device_buffer, "_AT_ONCE", 4)
     random = np.random.default_rng(seed)
 

@@ -47,8 +47,8 @@ def test_the_tree_finds_the_same_leaf_as_a_cumulative_sum(
 def test_priorities_match_a_hand_calculation() -> None:
     """α is 1/2. New rows get the greatest priority so far, which is 1 at first.
 
-    One critic has |δ| of 0.3 and 4, which gives the priorities 1 and 2. A second critic has |δ| of 9 and 1.5. Then the
-    priorities are 3 and 2.
+    One critic has |δ| of 0.3 and 4. |δ| counts as at least 1, so the priorities are 1 and 2. A second critic has |δ| of
+    9 and 1.5. The larger |δ| counts, so the priorities are 3 and 2.
     """
     buffer = PrioritisedReplay(4, O, A, seed=1, exponent=0.5)
     buffer.add(*transitions(0, 2))
@@ -84,7 +84,7 @@ def test_unfilled_rows_are_never_drawn() -> None:
     buffer.add(*transitions(1, 7))
     assert buffer.sample(20_000).observation[:, 0].min() >= 1
     buffer._tree.find = lambda fractions: np.full(len(fractions), 999)  # type: ignore[method-assign]
-    assert (buffer.sample(3).observation[:, 0] == 7.125).all()  # the last row replaces an unfilled row
+    assert (buffer.sample(3).observation[:, 0] == 7.125).all()  # the last filled row, not an unfilled one
 
 
 def test_priorities_equal_those_of_the_plain_algorithm() -> None:

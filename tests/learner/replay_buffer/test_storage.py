@@ -1,4 +1,4 @@
-"""Replay rows in a file survive a killed process. A damaged file is refused."""
+"""Replay rows in a file survive a kill of the process. The process refuses a damaged file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from td3_robot.learner.replay_buffer import storage
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 from td3_robot.learner.replay_buffer.storage import File, Note, Storage
 
-WIDTH = 10  # of a robot with 3 observations and 2 actions
+WIDTH = 10  # numbers in a row, with observations of size 3 and actions of size 2
 
 
 def note(total: int, source: str = "sim-0") -> Note:
@@ -203,7 +203,7 @@ def test_another_shape_or_an_unknown_journal_is_refused(tmp_path: Path) -> None:
 
 
 def test_buffers_in_memory_and_in_a_file_give_equal_batches(tmp_path: Path, rng: np.random.Generator) -> None:
-    """The rows wrap around the end of a buffer of 50, and a second buffer restores the state. Batches are bit-exact."""
+    """The rows wrap around the end of a buffer of 50. A second buffer restores the state. Batches have equal bits."""
     buffers = [ReplayBuffer(50, 3, 2, 7), ReplayBuffer(50, 3, 2, 7, lambda *size: File(tmp_path / "a", *size))]
     for count in (1, 30, 30, 70):
         content = rng.normal(size=(count, 8)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""How free-running shares the allowed steps between sources."""
+"""How free-running shares the allowed steps among sources."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_every_process_rolls_back_when_a_simulator_is_lost(world: World) -> None
     sent = {(item.incarnation, item.answers, item.weights_version) for item in throttles(outputs)}
     assert sent == {(0, 6, before[2])}
     for peer, name in ((a, "a"), (restarted, "b")):
-        assert world.give(peer, world.make_step(5, source=name)) == []  # the learner has processed this Step
+        assert world.give(peer, world.make_step(5, source=name)) == []  # the learner has already processed this Step
     assert len(throttles(a_round(world, a, restarted, 6))) == 2
     assert world.core.env_steps == before[0] + 2
     assert world.core.counts()["missed"] == world.core.counts()["gaps"] == 0
@@ -150,7 +150,7 @@ def test_a_process_that_reconnects_continues(world: World) -> None:
     assert states(outputs) == []
     assert not world.core.scheduler.must_roll_back
     assert [(item.source, item.answers) for item in throttles(outputs)] == [("b", 1)]
-    world.give(b, world.make_step(0, source="b"))  # sent again; it does not belong to the next round
+    world.give(b, world.make_step(0, source="b"))  # a repeated Step does not belong to the next round
     assert throttles(world.give(a, world.make_step(1, source="a"))) == []
     assert len(throttles(world.give(b, world.make_step(1, source="b")))) == 2
 

@@ -1,4 +1,4 @@
-"""Compares the replay ratio with hand calculations, and tests its bounds for any order of turns."""
+"""Compares the limits of the replay ratio with hand calculations, and tests its bounds for any order of turns."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def test_limits_match_a_hand_calculation() -> None:
     assert not limiter.updates_due(120, 10)
     assert limiter.steps_allowed(0) == 116  # 100 + 8 / 0.5
     assert limiter.steps_allowed(10) == 136  # 100 + 18 / 0.5
-    assert limiter.steps_allowed(10, overshoot=3) == 133  # three fewer, since robots step together
+    assert limiter.steps_allowed(10, overshoot=3) == 133  # three fewer, because four robots step together
     assert limiter.steps_allowed(10_000) == 1000
     assert not limiter.done(1000, 449)
     assert limiter.done(1000, 450)  # 0.5 · 900
 
 
 def test_offline_updates_come_first_and_do_not_count() -> None:
-    """30 offline updates come first. After 120 steps 0.5 · 20 = 10 more updates are due."""
+    """30 offline updates come first. By step 120, 0.5 · 20 = 10 more updates are due."""
     limiter = RateLimiter(0.5, 8.0, 100, 1000, offline=30)
     assert limiter.updates_due(0, 0)
     assert limiter.updates_due(0, 29)
