@@ -4,7 +4,8 @@ The figures are environment steps per second of a training.
 
     python benchmarks/auto_choice.py [--threads 1 2] [--steps 3000] [--rounds 3] [--json]
 
-The trainings are those of ``td3-robot bench train``. The figures exclude the time in which ``auto`` measures.
+The trainings are those of ``td3-robot bench train``. The figures exclude the time in which ``auto`` measures the
+speed of each choice.
 """
 
 from __future__ import annotations

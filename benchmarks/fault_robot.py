@@ -1,4 +1,4 @@
-"""Inject a fault into a recorded robot: the cells ``deploy`` and ``record`` of faults.py."""
+"""Inject a fault into a robot with a recorder. These are the cells ``deploy`` and ``record`` of faults.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLICY, SAFE = 0.5, -0.125  # N·m
 CUT = 3.0  # seconds
 PERIOD_MS, DEADLINE_MS = 20, 500
 SLOW_PERIOD_MS, SLOW_DEADLINE_MS = 200, 2000
-"""On a lossy link, the delay of 50 ms each way and the repetition of a lost segment must fit into one period."""
+"""On a lossy link, one period must be long enough for 50 ms of delay each way and a retransmission."""
 _SERVER_OF = {"driver": "policy", "learner": "learner", "recorder": "recorder"}
 """Maps a process to the server of its link. The cable connects this server to all other processes."""
 _OUTPUT = {"policy": Action.NAME, "learner": ADOPTED, "driver": Step.NAME, "recorder": Step.NAME}
@@ -41,7 +41,7 @@ class Robot(Processes):
     Args:
         folder: folder of all files.
         fault: the fault of a cell.
-        process: the process that has the fault.
+        process: the process that gets the fault.
         cable: the network between the server of this process and all other processes; None without a network.
     """
 
@@ -130,7 +130,7 @@ class Robot(Processes):
         return [(int(row[0]) * 1e-9, float(row[1])) for row in rows if len(row) == 2]
 
     def wait_for_policy(self, moment: float, timeout: float) -> None:
-        """Wait until the policy moves the robot later than ``moment`` of the monotonic clock."""
+        """Wait until the policy moves the robot after ``moment``, a time of the monotonic clock."""
         _wait(
             "no action of the policy",
             lambda: any(when > moment and torque == POLICY for when, torque in self.applied()[-500:]),
@@ -165,7 +165,7 @@ def _wait(what: str, done: Callable[[], bool], timeout: float) -> None:
 
 
 def deploy(fault: str, process: str, folder: Path, steps: int) -> Result:
-    """Inject a fault into a recorded robot, and measure its effect. If the process ends, restart it."""
+    """Inject a fault into a robot with a recorder, and measure its effect. If the process ends, restart it."""
     (folder / "disk").mkdir()
     with contextlib.ExitStack() as stack:
         if fault == "disk":
@@ -238,7 +238,10 @@ def _inject(robot: Robot) -> None:
 
 
 def _robot_figures(applied: Sequence[tuple[float, float]], at: float) -> Result:
-    """Return the seconds from the fault to the safe action, and to the policy's first action after the safe action."""
+    """Return the seconds from the fault to the safe action, and to the policy's first action after the safe action.
+
+    Without a safe action, ``robot_goes_on_s`` is the longest time between two actions of the policy.
+    """
     after = [(when - at, torque) for when, torque in applied if when > at]
     safe = next((when for when, torque in after if torque == SAFE), None)
     moved = [when for when, torque in after if torque == POLICY]

@@ -1,4 +1,4 @@
-"""Inject a fault into a recorded training: the cells ``train`` of faults.py."""
+"""Inject a fault into a training with a recorder. These are the cells ``train`` of faults.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FREQUENT = ("--log-every", "0.2")
 
 
 def train(fault: str, process: str, folder: Path, steps: int) -> Result:
-    """Inject a fault into a recorded training, and measure its effect. Resume the training if it ends."""
+    """Inject a fault into a training with a recorder, and measure its effect. If the training ends, resume it."""
     disk = folder / "disk"
     disk.mkdir()
     with small_disk(disk) if fault == "disk" else contextlib.nullcontext():

@@ -3,10 +3,10 @@
     python benchmarks/faults.py [--only FAULT/PROCESS/USE ...] [--out FILE] [--quick] [--json]
     python benchmarks/faults.py --report
 
-Each cell of the matrix starts real processes, injects one fault, and measures until the processes work again. Cells of
-``train`` are a recorded training of Walker2D. Cells of ``deploy`` are a recorded robot at 50 Hz. Cells of ``record``
-put the fault into the recorder of such a robot. The cells with a network or a full disk need root. Without root, these
-cells fail, and the table says so.
+Each cell of the matrix starts real processes, injects one fault, and measures until the processes work again. A cell of
+``train`` runs a training of Walker2D with a recorder. A cell of ``deploy`` runs a robot at 50 Hz with a recorder. A
+cell of ``record`` injects the fault into the recorder of such a robot. The cells with a network or a full disk need
+root. Without root, these cells fail, and the table says so.
 
 The results go to FILE (default: benchmarks/results/reliability/faults.json). A run with ``--only`` keeps the other
 cells of the file. ``--report`` writes the table into docs/explanation/reliability.md.
@@ -65,7 +65,7 @@ _LEFT_OUT = (
     ),
     ("clock", "learner", "deploy", "the clock of the learner has the same effect as that of the policy server"),
 )
-"""Cells that are left out. A row: faults, processes, uses, reason. If several rows fit a cell, use the first reason."""
+"""Cells that faults.py leaves out. A row has faults, processes, uses and a reason. The first row that fits counts."""
 
 
 def left_out(cell: Cell) -> str:

@@ -23,7 +23,7 @@ from td3_robot.recording.session_file import SessionFile
 
 Result = dict[str, Any]
 ROOT = Path(__file__).parents[1]
-STOPPED = 3.0  # seconds of SIGSTOP
+STOPPED = 3.0  # seconds between SIGSTOP and SIGCONT
 HOUR = 3600
 ADOPTED = "first action of new weights"
 _SHIMS = {"clock": ROOT / "tests" / "process" / "wall_clock", "memory": ROOT / "benchmarks" / "leak"}
@@ -92,7 +92,7 @@ def read(recordings: list[Path]) -> tuple[dict[str, list[int]], int]:
     for path in recordings:
         with contextlib.suppress(SessionError):  # a full disk leaves empty files
             decode = info.decoder_of(path)
-            for entry in SessionFile(path).items():  # a killed recorder leaves damage: items() continues after it
+            for entry in SessionFile(path).items():  # a killed recorder leaves damage: items() skips it
                 if not isinstance(entry, Entry):
                     continue
                 times[entry.topic].append(entry.received)

@@ -2,8 +2,9 @@
 
     python benchmarks/learner_peers.py [--networks 400-300] [--threads 2] [--repetitions 9] [--json]
 
-Two contestants compute only the matrix products of an update. No update can be faster than these products. The
-script needs ``pip install stable-baselines3``. SBX is Stable-Baselines3 in JAX; it needs ``pip install sbx-rl``.
+Two contestants compute only the matrix products of an update, in fp32 and in bf16. No update can be faster than these
+products. The script needs ``pip install stable-baselines3``. SBX is Stable-Baselines3 in JAX; it needs
+``pip install sbx-rl``.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def peers(hidden: Sequence[int], threads: int, device: str) -> Contestants:
 def compare(hidden: Sequence[int], speeds: Mapping[str, Sequence[float]], kind: str) -> dict[str, Any]:
     """Compare a contestant with the others. ``speeds``: updates per second of each contestant in each round."""
     alone = f"products {kind.rpartition(' ')[2]}"
-    critic, actor = products(hidden)  # two critic updates, then one actor update
+    critic, actor = products(hidden)  # every second critic update has an actor update
     gflop = sum(2 * m * k * n for m, k, n in critic + critic + actor) / 2e9
     return {
         "gflops": statistics.median(speeds[kind]) * gflop,

@@ -3,7 +3,7 @@
     python benchmarks/link_attack.py [--trips 5000] [--json]
 
 The attacker has no valid key, or has a valid key and sends invalid data. The link is TCP with keys. Attacker, server
-and robot share one machine, so the result includes the effect of the attacker's processor time.
+and robot share one machine, so the attacker's use of the processor also delays the round trips.
 """
 
 from __future__ import annotations
@@ -149,7 +149,10 @@ def main() -> int:
 
 
 def measure(robot: Robot, trips: int, kind: str, endpoint: str, keys: str) -> dict[str, Any]:
-    """Measure round trips alternately without and with an attack. ``p99_over_quiet`` is the ratio of the p99 values."""
+    """Measure round trips alternately without and with an attack.
+
+    ``p50_over_quiet`` and ``p99_over_quiet`` divide a percentile with an attack by the same percentile without one.
+    """
 
     def quiet() -> list[int]:
         return [robot.round_trip() for _ in range(_BLOCK)]

@@ -2,9 +2,9 @@
 
     python benchmarks/link_floor.py [--transport ipc|tcp] [--robots 1 8 64] [--spin 2000] [--trips 8000] [--json]
 
-The echo is a bare ROUTER that returns as many bytes as an Action contains. The floor only unpacks the Step, computes
-the actor and the safety filter, and packs the Action. It has no session, watchdog, lifecycle or counters, and it does
-not validate messages. It waits in libzmq's own receive function.
+The echo is a bare ROUTER socket that returns as many bytes as an Action contains. The floor only unpacks the Step,
+computes the actor and the safety filter, and packs the Action. It has no session, watchdog, lifecycle or counters, and
+it does not validate messages. It waits in libzmq's own receive function.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def main() -> int:
 def measure(link: Link, robots: int, trips: int) -> dict[str, Any]:
     """Measure round trips to each server; return percentiles.
 
-    ``p50_over_echo``: each round gives the median time divided by that of the echo; this is the median of these ratios.
+    Each round gives the ratio of the server's median time to that of the echo. ``p50_over_echo`` is the median ratio.
     """
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context

@@ -3,9 +3,9 @@
     python benchmarks/recorded_training.py [walker2d] [--blocks 12] [--stretch 5] [--set KEY=VALUE] [--json]
 
 The benchmark divides one training into stretches: plain, recorded, recorded, plain, and so on. A recorder runs in the
-recorded stretches. With this order, slow changes of other load affect both kinds equally. Each block of four stretches
-gives one ratio of environment steps per second. The result is the median over the blocks, with a 95 % confidence
-interval. The benchmark also measures processor time, which other load hardly changes.
+recorded stretches. With this order, slow changes of the machine's load affect both kinds equally. Each block of four
+stretches gives one ratio of environment steps per second. The result is the median over the blocks, with a 95 %
+confidence interval. The benchmark also measures processor time, which hardly depends on the load.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from td3_robot.runtime.supervisor import Supervisor
 from td3_robot.util.machine import processor_seconds
 
 _OVERRIDES = ("record=false", "evaluation.every=0", "checkpoint.every=0", "total_steps=1000000000")
-_SETTLING = 2  # reports of the learner to wait for before a stretch begins; one comes every 0.5 s
+_SETTLING = 2  # reports of the learner to skip before a stretch; one comes every 0.5 s
 STOP_TIMEOUT = 60.0  # seconds for a recorder to close its file
 _CONFIDENCE = 0.95
 _NAMES = {False: "plain", True: "recorded"}
@@ -63,7 +63,7 @@ class _FinishedError(Exception):
 
 
 def options(script: str, purpose: str) -> argparse.Namespace:
-    """The options of this script, or of another script that measures in the same way."""
+    """Parse the options of this script, or of another script that measures in the same way."""
     parser = harness.Options(f"python benchmarks/{script}.py", purpose, ("walker2d --blocks 12", "walker2d --json"))
     parser.add_argument("config", nargs="?", default="walker2d", help="configuration (default: %(default)s)")
     parser.number("--blocks", 8, "N", "blocks of four stretches")
@@ -100,7 +100,7 @@ def measure(
         seconds: length of a stretch.
         warm_up: environment steps before the first stretch; updates begin after half of them.
         overrides: ``KEY=VALUE`` for the configuration.
-        companion: starts and stops the process whose cost is measured.
+        companion: class that starts and stops the process whose cost we measure.
 
     Raises:
         ConfigError: the configuration does not exist or is not valid.
@@ -164,8 +164,8 @@ def _total(stretches: Sequence[Stretch], recorded: bool, *fields: str) -> float:
 def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
     """Median of independent values, and a confidence interval for the true median.
 
-    ``low`` is the k-th smallest value, and ``high`` is the k-th largest. The probability that the true median lies
-    outside of the interval must be at most 5 %, and k is as large as this allows (sign test, binomial distribution).
+    ``low`` is the k-th smallest value, and ``high`` is the k-th largest. The function uses the largest k for which the
+    true median lies outside of the interval with a probability of at most 5 % (sign test, binomial distribution).
     Fewer than six values give no interval.
     """
     ordered, count = sorted(values), len(values)
@@ -227,7 +227,7 @@ class Recorders:
 def _plan(
     recorders: Recorders, stretches: list[Stretch], blocks: int, seconds: float, warm_up: int
 ) -> Generator[None, Point, None]:
-    """Receive points, begin and end stretches at these points, and start and stop recorders."""
+    """Measure all stretches, and start and stop the recorders. Each ``yield`` receives the next point."""
     point = yield
     while point.steps < warm_up:
         point = yield

@@ -3,8 +3,8 @@
     python benchmarks/recording_size.py FILE [--rounds 3] [--json]
 
 The benchmark gives the messages of FILE to a recorder again, in groups of 0.1 s, as nodes send them. FILE must hold
-every policy. The processor time does not include the reception of messages. To measure the figures
-in the documents, run:
+every policy. The processor time does not include the time to receive messages. To measure the figures in the documents,
+run:
 
     td3-robot train pendulum --steps 9000 --out run --set simulators=2 --set record=true \
         --set record.weights_every=1

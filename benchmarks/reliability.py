@@ -153,7 +153,7 @@ def write_faults(data: Path = DATA / "faults.json", page: Path = PAGE) -> None:
 
 
 def _grouped(cells: Sequence[str]) -> list[str]:
-    """Join the faults of the same process in the same use: ``kill+stop/policy/train``. ``*`` stands for every fault."""
+    """Join cells that differ only in the fault: ``kill+stop/policy/train``. ``*`` stands for every fault."""
     faults: dict[str, list[str]] = defaultdict(list)
     for cell in cells:
         fault, _, place = cell.partition("/")

@@ -1,4 +1,4 @@
-"""Measure the time of an insert and of a batch with a full replay buffer, in memory and in a file.
+"""Measure how long an insert and the sampling of a batch take in a full replay buffer, in memory and in a file.
 
     python benchmarks/replay_speed.py [--transitions 1000000] [--repetitions 5] [--seconds 1.0] [--folder DIR] [--json]
 

@@ -138,28 +138,28 @@ class _Bench:
         self._runs = self._incarnation = 0
 
     def growth(self) -> list[dict[str, Any]]:
-        """Sources in real time. Their number grows until the learner cannot serve them all."""
+        """Measure more and more sources in real time."""
         return self._cells([Load(sources, robots, RATE) for robots in (1, 16) for sources in SOURCES], _INTAKE)
 
     def full(self) -> list[dict[str, Any]]:
-        """Sources at full speed."""
+        """Measure more and more sources at full speed."""
         return self._cells([Load(sources, robots) for robots in (1, 16) for sources in SOURCES], _INTAKE)
 
     def robots(self) -> list[dict[str, Any]]:
-        """One source at full speed, with more and more robots."""
+        """Measure one source at full speed, with more and more robots."""
         return self._cells([Load(1, robots) for robots in ROBOTS], _INTAKE)
 
     def weights(self) -> list[dict[str, Any]]:
-        """A learner that publishes five times a second to several policy servers."""
+        """Measure a learner that publishes weights five times a second, to more and more policy servers."""
         settings = {"learner.learning_starts": 100, "learner.batch_size": 16, "learner.publish_every": 10}
         return self._cells([Load(1, 1, 50.0, servers) for servers in SERVERS], settings)
 
     def updates(self) -> list[dict[str, Any]]:
-        """A learner that makes one update for each step."""
+        """Measure a learner that makes one update for each environment step."""
         return self._cells([Load(1)], {"learner.learning_starts": 10, "learner.replay_ratio_band": 8})
 
     def costs(self) -> dict[str, Any]:
-        """The other processes: simulator, policy server, recorder."""
+        """Measure the other processes: simulator, policy server, recorder."""
         os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as the launch description sets it for a policy server
         with harness.process_of("costs") as call:
             return {
@@ -169,7 +169,7 @@ class _Bench:
             }
 
     def ray(self) -> dict[str, Any]:
-        """Two sources with 16 robots, compared with programs of Ray that transport the same transitions."""
+        """Measure two sources with 16 robots each, and the programs of Ray that transport the same transitions."""
         others, missing = scale_ray.contestants(self._steps, sources=2, robots=16, seconds=self._seconds)
         with scale_ray.running(), self._learner(_INTAKE) as learner:
 
@@ -212,7 +212,7 @@ class _Bench:
     def _measure(self, learner: _Learner, load: Load) -> dict[str, float]:
         """Connect sources and policy servers to a learner, measure for some seconds, and disconnect them.
 
-        On a busy machine, a connection can fail. The sources repeat no lost Step, so the measurement starts again.
+        On a busy machine, a connection can fail. The sources do not repeat lost Steps, so the measurement starts again.
 
         Raises:
             NodeError: Steps were lost in each attempt.
@@ -259,7 +259,7 @@ class _Bench:
 
 @contextlib.contextmanager
 def _process(*words: str, follows: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """Start a process of scale_nodes.py, and kill it at the end. With ``follows``, it also ends with this script."""
+    """Start a process of scale_nodes.py, and kill it at the end. With ``follows``, it also ends if this script dies."""
     lifeline = Lifeline()
     process = subprocess.Popen(
         [sys.executable, str(NODES), *words],

@@ -21,7 +21,7 @@ THOUSAND = ((1000, 1), (63, 16), (16, 64))  # (sources, robots of each source) f
 MEASURED = ("growth", "full", "robots", "weights", "updates", "costs", "ray")
 """Names of the parts that benchmarks/scale.py measures."""
 _HOSTS = 16
-_FITTED = 4  # the costs of the simulation are fitted to cells with at most this number of sources
+_FITTED = 4  # the fit of the costs uses only cells with at most this number of sources
 Report = Mapping[str, Any]
 Cells = Sequence[Mapping[str, Any]]
 

@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
     """Result of a simulation.
 
     Attributes:
-        steps_per_s: Steps that the learner took.
+        steps_per_s: Steps per second that the learner took.
         busy: share of the time in which the learner's thread computed.
         turns_per_step: turns divided by Steps.
         delay_ms: 99th percentile of the time from a Step's arrival to the end of its turn.

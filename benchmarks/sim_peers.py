@@ -54,8 +54,8 @@ class Gymnasium:
     def step(self, action: Float32) -> None:
         """Step every robot, and reset the robots whose episode has ended.
 
-        A single robot is reset in the step that ends its episode. With several robots, the next step resets this
-        robot and does nothing else with it, as in our vector environment.
+        With a single robot, the step that ends an episode also resets the robot. With several robots, the step after
+        the end of an episode only resets the robot, as in our vector environment.
         """
         for number, robot in enumerate(self._robots):
             if self._ended[number]:

@@ -4,7 +4,7 @@
     python benchmarks/soak.py deploy [--minutes 60]
     python benchmarks/soak.py report
 
-``train`` starts a training of Pendulum in real time (20 Hz), which records itself. ``deploy`` starts a policy server, a
+``train`` starts a training of Pendulum in real time (20 Hz), with a recorder. ``deploy`` starts a policy server, a
 driver at 100 Hz, a recorder, and a learner that publishes new weights every second. Both runs have a monitor, and
 an operator who takes over the robot every 30 s, for 5 s.
 
@@ -53,11 +53,11 @@ TRAINING = (
     "evaluation.every=0",
     "record.enabled=true",
 )
-WARM_UP = 0.25  # share of the time; the samples in it are not judged
+WARM_UP = 0.25  # share of the time; judge() ignores its samples
 MEMORY_MB_PER_H, MEMORY_SHARE = 4.0, 0.05
 """A process grows if the slope of its memory is above both bounds: MB per hour, and share of its memory per hour."""
 LATENCY_GROWTH = 1.5
-"""Bound of the growth of the median latency, from the first tenth to the last, divided by the growth of the load."""
+"""Bound of the last tenth's median latency, divided by the first tenth's. It grows in proportion to the load."""
 
 _Sample = dict[str, float]
 """Columns of one sample: ``rss`` and ``uss`` in MB, ``files``, ``threads``, ``cpu`` in s, ``disk`` in MB, ``load``."""
@@ -156,7 +156,7 @@ def soak(kind: str, minutes: float, every: float, folder: Path) -> tuple[_Rows, 
 
 
 def add_latency(rows: _Rows, begun: float, every: float, recordings: Sequence[Path]) -> None:
-    """Add to each sample of ``run`` the latency until the next sample, in ms: median, 99th percentile and longest."""
+    """Add the latency from each sample of ``run`` to the next, in ms: median, 99th percentile and longest."""
     trips = latencies(recordings)
     for passed, sample in rows["run"]:
         within = trips[np.abs(trips[:, 0] - begun - passed - every / 2) < every / 2, 1]

@@ -1,15 +1,14 @@
-"""Compare the wall-clock time until a policy is good: td3-robot, Stable-Baselines3, sb3-contrib and SBX.
+"""Compare the wall-clock time until a policy reaches a score: td3-robot, Stable-Baselines3, sb3-contrib and SBX.
 
     python benchmarks/time_to_score.py [CONTESTANT …] [--robots Walker2D Ant] [--seeds 0 1 2] [--steps 300000]
 
 Trainings run one after another, so that each has all cores. A training evaluates its policy every 5,000 steps with 10
-episodes. A score is reached when the mean of two successive evaluations reaches it. A training ends when it reaches
-the highest score of its robot, or after ``--steps`` steps. The script writes a small file for each training into
-``benchmarks/results/time_to_score``, and creates it before the training starts. The script skips finished trainings and
-repeats interrupted ones.
+episodes. A training reaches a score when the mean of two successive evaluations reaches it. A training ends when it
+reaches the highest score of its robot, or after ``--steps`` steps. Before a training starts, the script creates a small
+file for it in ``benchmarks/results/time_to_score``. The script skips finished trainings and repeats interrupted ones.
 
-The peers train in one process, with the published robot and the settings of rl-zoo. Their clock stops during an
-evaluation. The clock of td3-robot does not stop, because its evaluator runs beside the training.
+Each peer trains in one process, with the published robot and the settings of rl-baselines3-zoo. A peer's clock stops
+during an evaluation. The clock of td3-robot does not stop, because its evaluator runs beside the training.
 
 Needs ``pip install stable-baselines3 sb3-contrib sbx-rl pybullet_envs_gymnasium``.
 """
@@ -63,7 +62,7 @@ class Peer(NamedTuple):
         module: the module that holds the algorithm.
         algorithm: name of its class.
         settings: arguments of the class, from rl-baselines3-zoo (hyperparams/td3.yml and tqc.yml).
-        noise: standard deviation of the exploration noise; 0 for TQC, whose policy is random.
+        noise: standard deviation of the exploration noise; 0 for TQC, whose policy is stochastic.
     """
 
     module: str
@@ -165,7 +164,7 @@ def main() -> int:
     limits = Limits(options.steps, options.every, options.episodes)
     options.out.mkdir(parents=True, exist_ok=True)
     for robot in options.robots:
-        for seed in options.seeds:  # the contestants alternate, so that a change of the machine affects all of them
+        for seed in options.seeds:  # the contestants alternate, so that a change of the load affects all of them
             for name in options.contestants or known:
                 training = Training(name, robot, seed, limits, options.out / f"{robot}-{name}-{seed}.json")
                 if not training.done:
@@ -226,7 +225,7 @@ def train_peer(training: Training) -> list[Point]:
 
         peer, robot, limits = PEERS[training.contestant], ROBOTS[training.robot], training.limits
         environment, test = gymnasium.make(robot.published), gymnasium.make(robot.published)
-        test.reset(seed=1000)  # the evaluations start at other states than the training
+        test.reset(seed=1000)  # the evaluations start from other states than the training
         settings = dict(peer.settings)
         if peer.noise:
             size = environment.action_space.shape

@@ -2,8 +2,8 @@
 
     python benchmarks/train_peers.py [--threads 1 2] [--steps 3000] [--rounds 3] [--json]
 
-All train Walker2D with one robot, one update a step, and the same networks, batch size and learning rate.
-Stable-Baselines3 and SBX run in one process, with the published robot.
+All contestants train Walker2D with one robot, one update per environment step, and the same networks, batch size and
+learning rate. Stable-Baselines3 and SBX each train in one process, with the published robot.
 
 Needs ``pip install stable-baselines3 pybullet_envs_gymnasium``, and for SBX ``pip install sbx-rl``.
 """

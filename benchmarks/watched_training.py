@@ -2,8 +2,8 @@
 
     python benchmarks/watched_training.py [walker2d] [--blocks 12] [--stretch 5] [--set KEY=VALUE] [--json]
 
-The method is that of recorded_training.py: a dashboard with one viewer runs in half of the periods of one training. The
-viewer reads the live stream as a page does. It draws nothing, because a viewer's browser usually runs on another
+The method is that of recorded_training.py: a dashboard with one viewer runs in half of the stretches of one training.
+The viewer reads the live stream as a page does. It draws nothing, because a viewer's browser usually runs on another
 machine.
 """
 
@@ -53,7 +53,7 @@ class Dashboards(recorded_training.Recorders):
                 self._pictures.set()
 
     def stop(self) -> int:
-        """Stop the dashboard if it runs. Returns 0: it writes no file."""
+        """Stop the dashboard if it runs. Return 0, because a dashboard writes no file."""
         if self.process:
             self.process.terminate()
             self.process.wait(recorded_training.STOP_TIMEOUT)

@@ -1,7 +1,7 @@
 """A complete driver for one robot in one file, with pyzmq and msgpack only. It imports nothing from td3_robot.
 
 It follows docs/reference/protocol.md; "section 3" below means the section of that page. Start here for a driver in
-another language. In Python, `td3_robot.driver` does the same and more, see docs/how-to/write_a_driver.md.
+another language. In Python, `td3_robot.driver` does the same and more; see docs/how-to/write_a_driver.md.
 
     pip install pyzmq msgpack
     td3-robot policy --bundle policy.safetensors --config robot.yaml
@@ -98,7 +98,7 @@ class Link:
             "spec": SPEC,
             "agreement": {},
         }
-        self.welcome = False  # the server knows this client
+        self.welcome = False  # True if the server knows this client
         self.may_move = False  # True if no other driver of this name can be alive
         self.session = 0
         self.sent_at = self.received_at = self.asked_at = -math.inf
@@ -347,7 +347,7 @@ def main() -> int:
         driver.end = str(error)
     finally:
         if link.may_move:
-            robot.apply(SAFE_TORQUE)  # the last action, also after an error
+            robot.apply(SAFE_TORQUE)  # the driver ends with the safe action, also after an error
         link.close(driver.end or "an error")
     return 2 if driver.end.startswith("refused") else 0
 

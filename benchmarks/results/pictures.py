@@ -1,4 +1,4 @@
-"""Draw docs/images/walking.gif: the policies in ``policies/`` walk side by side, at the speed of the simulation.
+"""Draw docs/images/walking.gif: the policies in ``policies/`` walk side by side, in real time.
 
 python benchmarks/results/pictures.py
 """
