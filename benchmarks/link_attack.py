@@ -58,7 +58,7 @@ def running(kind: str, endpoint: str, keys: str) -> Iterator[None]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
-        process.stdout.readline()  # wait until the attack has begun
+        process.stdout.readline()  # wait until the attack has its full strength
         yield
     finally:
         process.kill()
@@ -79,7 +79,7 @@ def attack(arguments: list[str]) -> None:
         "flood": lambda: _messages(endpoint, keys, _FLOOD, 1, lambda: [b"step", os.urandom(400)]),
     }[kind]()
     for number, _ in enumerate(attempts):
-        if number == 0:
+        if number == _CONNECTIONS:  # the attack has its full strength
             print("begun", flush=True)
         time.sleep(_PAUSE)
 
@@ -154,12 +154,16 @@ def measure(robot: Robot, trips: int, kind: str, endpoint: str, keys: str) -> di
     ``p50_over_quiet`` and ``p99_over_quiet`` divide a percentile with an attack by the same percentile without one.
     """
 
-    def quiet() -> list[int]:
+    def block() -> list[int]:
         return [robot.round_trip() for _ in range(_BLOCK)]
+
+    def quiet() -> list[int]:
+        block()  # not measured: the server may still close the attacker's connections
+        return block()
 
     def attacked() -> list[int]:
         with running(kind, endpoint, keys):
-            return quiet()
+            return block()
 
     blocks = harness.take_turns({"quiet": quiet, "attacked": attacked}, -(-trips // _BLOCK), warm_up=True)
     figures = {name: harness.percentiles(times) for name, times in blocks.items()}

@@ -19,7 +19,6 @@ from td3_robot.util import machine
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "100"}
 _IN_FLIGHT = 100  # unanswered Steps of one source, as with td3-robot
 _STORED = 20_000  # transitions of the buffer, as with td3-robot
-_FRAME = 960  # transitions in one batch of RayCollector: 30 Steps of 32 robots
 
 
 def free_port() -> int:

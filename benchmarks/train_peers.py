@@ -20,7 +20,7 @@ from typing import Any
 from sbx_peer import SBX, use_cores
 
 from td3_robot.bench import harness, train
-from td3_robot.bench.train import WARM_UP, Contestants
+from td3_robot.bench.train import RECORD, WARM_UP, Contestants
 
 _PEERS = ("stable-baselines3", "pybullet_envs_gymnasium")
 
@@ -77,7 +77,7 @@ def _their_training(name: str, threads: int, hidden: list[int], batch: int, step
             batch_size=batch, train_freq=1, gradient_steps=1, buffer_size=1_000_000,
             policy_kwargs={"net_arch": hidden}, device="cpu", seed=0,
         )  # fmt: skip
-        model.learn(WARM_UP)
+        model.learn(WARM_UP + RECORD)  # SBX compiles at its first updates; the figures of td3-robot begin here, too
         begin = time.perf_counter()
         model.learn(steps, reset_num_timesteps=False)
         return time.perf_counter() - begin

@@ -70,11 +70,11 @@ class Pendulum:
 
     def advance(self) -> None:
         """Simulate the physics up to now. A real robot needs no such method."""
-        now = time.monotonic()
-        for _ in range(min(1000, int((now - self.now) / 0.001))):
+        self.now = max(self.now, time.monotonic() - 1)  # after a pause, simulate one second at most
+        while time.monotonic() - self.now >= 0.001:
             self.velocity += 0.001 * (-9.81 / 0.4 * math.sin(self.angle) + self.torque / 0.08 - 0.5 * self.velocity)
             self.angle += 0.001 * self.velocity
-        self.now = now
+            self.now += 0.001
 
 
 class Link:

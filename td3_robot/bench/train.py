@@ -24,7 +24,7 @@ from td3_robot.runtime import metrics
 from td3_robot.runtime.run_folder import RunFolder
 
 WARM_UP = 1000  # environment steps
-_RECORD = 1000  # environment steps between two records of a run's metrics
+RECORD = 1000  # environment steps between two records of a run's metrics; the figures begin with the first record
 
 Contestants = dict[tuple[str, int], Callable[[], float]]
 """Maps kind and number of threads to a function that trains once and returns the environment steps per second."""
@@ -54,8 +54,8 @@ def measure(options: argparse.Namespace, others: Callable[..., Contestants] = la
 
     ``others`` returns additional contestants. Its arguments are ``threads``, ``hidden``, ``batch`` and ``steps``.
     """
-    if options.steps % _RECORD:
-        raise UsageError(f"--steps is {options.steps}; it must be a multiple of {_RECORD}")
+    if options.steps % RECORD:
+        raise UsageError(f"--steps is {options.steps}; it must be a multiple of {RECORD}")
     sizes = {"hidden": options.hidden, "batch": options.batch, "steps": options.steps}
     contestants = others(threads=options.threads, **sizes)
     kinds = list(itertools.product(("fp32", "bf16"), options.threads))
@@ -105,7 +105,7 @@ def ours(kind: str, *, threads: int, hidden: Sequence[int], batch: int, steps: i
         "learner.replay_ratio": 1,
         "learner.precision": kind.split()[-1],
         "learner.threads": threads,
-        "learner.compile": str(compiled).lower(),
+        "learner.compile": str(compiled or kind == "auto").lower(),
         "learner.layer_norm": False,
         "network.hidden": list(hidden),
         "simulators": 1,
@@ -116,7 +116,7 @@ def ours(kind: str, *, threads: int, hidden: Sequence[int], batch: int, steps: i
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder) / "run")
         command = [sys.executable, "-m", "td3_robot.cli.main", "train", "walker2d", "--out", str(run.path)]
-        command += ["--steps", str(WARM_UP + _RECORD + steps)]
+        command += ["--steps", str(WARM_UP + RECORD + steps)]
         command += [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -126,7 +126,7 @@ def ours(kind: str, *, threads: int, hidden: Sequence[int], batch: int, steps: i
             log = (run.logs / "learner.log").read_text("utf-8").splitlines()
             why = next((line for line in log if "not compiled" in line), "its log gives no reason")
             raise NodeError(f"the update was not compiled: {why}; --no-compile leaves this contestant out")
-        records = [item for item in metrics.read(run.metrics_file, "train") if item["env_steps"] >= WARM_UP + _RECORD]
+        records = [item for item in metrics.read(run.metrics_file, "train") if item["env_steps"] >= WARM_UP + RECORD]
     first, last = records[0], records[-1]
     return float((last["env_steps"] - first["env_steps"]) / (last["wall_s"] - first["wall_s"]))
 

@@ -209,7 +209,7 @@ def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None
         ),
     ):
         machine_of(memory, disk)
-        with pytest.raises(ConfigError, match=re.escape(f"learner.buffer_size is 100000: the learner {words}"[:120])):
+        with pytest.raises(ConfigError, match=re.escape(f"learner.buffer_size is 100000: the learner {words}")):
             announce(small(), 3, 2, run)
     machine_of(None, None)
     assert "memory (free space unknown)" in announce(small(), 3, 2, run)

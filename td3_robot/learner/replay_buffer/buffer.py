@@ -169,11 +169,13 @@ class ReplayBuffer:
         if scalars["capacity"] != self.capacity:
             raise ValueError(f"the capacity is {scalars['capacity']}; this buffer has {self.capacity}")
         self.total_added = int(scalars["total_added"])
+        if self.total_added < 0:
+            raise ValueError(f"total_added is {self.total_added}; allowed: 0 or more")
         if self.storage.durable:
             self._check_file()
         else:
             rows, shape = arrays["rows"], (len(self), self.rows.shape[1])
-            if self.total_added < 0 or rows.shape != shape or rows.dtype != np.float32:
+            if rows.shape != shape or rows.dtype != np.float32:
                 raise ValueError(f"the rows are {rows.dtype}{list(rows.shape)}; this buffer needs float32{list(shape)}")
             self.storage.write(0, rows)
         has_uint32, uinteger = scalars["random_buffer"]

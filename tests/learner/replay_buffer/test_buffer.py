@@ -165,7 +165,7 @@ def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         buffer.sample(1)
     good = transitions(0, 4)
-    for position, name in enumerate(("observation", "action", "reward", "next_observation", "terminated")):
+    for position, name in enumerate(("observation", "action", "reward", "next_observation", "discount")):
         wrong = list(good)
         wrong[position] = wrong[position][:3]
         with pytest.raises(ValueError, match="expected"):
