@@ -1,0 +1,107 @@
+"""Make the short trainings of trials.yaml, which look for better settings. Write all their learning curves to one file.
+
+    python benchmarks/results/trials.py [TRIAL …] [--out runs/trials] [--collect]
+
+The script skips finished trainings and resumes interrupted ones, so you can stop and start it at any time.
+``--collect`` trains nothing. It updates ``data/trials.json`` and the table in docs/explanation/results.md.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import td3_robot as tr
+from td3_robot.bench import harness
+from td3_robot.runtime.arguments import Parser
+from td3_robot.runtime.run_folder import RunFolder
+
+HERE = Path(__file__).parent
+FILE, PAGE = HERE / "data" / "trials.json", HERE.parents[1] / "docs" / "explanation" / "results.md"
+BEGIN, END = "<!-- trials: made by benchmarks/results/trials.py -->", "<!-- end of trials -->"
+
+Curve = list[list[float]]
+
+
+@cache
+def trials() -> dict[str, dict[str, Any]]:
+    """Return the trials by name, see trials.yaml."""
+    content: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "trials.yaml").read_text(encoding="utf-8"))
+    return content
+
+
+def main() -> int:
+    known = trials()
+    parser = Parser(description=__doc__)
+    parser.add_argument("trials", nargs="*", metavar="TRIAL", help=f"trials (default: all): {', '.join(known)}")
+    parser.add_argument("--out", type=Path, default=Path("runs/trials"), metavar="DIR", help="folder of all runs")
+    parser.add_argument("--collect", action="store_true", help="train nothing, write the curves so far")
+    options = parser.parse_args()
+    for name in options.trials or known:
+        if name not in known:
+            parser.error(f"the trial is {name!r}; it must be one of: {', '.join(known)}")
+        for seed in known[name]["seeds"]:
+            folder = options.out / f"{name}-{seed}"
+            if not options.collect:
+                train(known[name], seed, folder)
+            if (folder / "metrics.jsonl").is_file():
+                keep(f"{name}-{seed}", curve(folder))
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    return 0
+
+
+def train(trial: dict[str, Any], seed: int, folder: Path) -> None:
+    """Begin or resume a training; end it after the trial's number of steps."""
+
+    def goes_on(progress: tr.TrainingProgress) -> bool:
+        return progress.env_steps < trial["stops_at"]
+
+    if not (folder / "config.yaml").is_file():
+        tr.train(trial["config"], seed=seed, out=folder, overrides=trial["set"], callback=goes_on)
+    elif RunFolder(folder).steps_made() < trial["stops_at"]:
+        tr.open_run(folder).resume(callback=goes_on)
+
+
+def curve(folder: Path) -> Curve:
+    """Return the evaluations during a training: environment steps, and the mean of the returns."""
+    evaluations = [item for item in tr.open_run(folder).metrics() if not item["final"]]
+    return [[item["env_steps"], round(item["eval_return_mean"], 1)] for item in evaluations]
+
+
+def keep(training: str, points: Curve) -> None:
+    """Write a curve to the file of all curves, one training per line."""
+    curves = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    curves[training] = points
+    lines = (f"{json.dumps(name)}: {json.dumps(curves[name])}" for name in sorted(curves))
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def table() -> str:
+    """Make the table of all trials in Markdown: the returns of each training at some numbers of steps."""
+    curves = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    columns = range(20_000, 45_000, 5_000)
+    lines = [
+        f"| trial | {' | '.join(f'{steps // 1000}k' for steps in columns)} |",
+        f"|---|{'--:|' * len(columns)}",
+    ]
+    for name, trial in trials().items():
+        found = [curves.get(f"{name}-{seed}", []) for seed in trial["seeds"]]
+        cells = [", ".join(_at(points, steps) for points in found) for steps in columns]
+        lines.append(f"| {trial['title']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _at(points: Curve, steps: int) -> str:
+    """The return of the evaluation at this number of steps, within a tenth of it; a dash if there is none."""
+    near = [value for made, value in points if abs(made - steps) < steps / 10]
+    return f"{near[0]:.0f}" if near else "–"
+
+
+if __name__ == "__main__":
+    harness.run_script(main)
