@@ -8,13 +8,11 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from td3_robot.config.reference import all_keys
 from td3_robot.errors import EXIT_GOOD, RunFolderError, UsageError
-from td3_robot.learner.machine_choices import Ask
 from td3_robot.runtime.arguments import Parser, integer, open_run, real, suggest
 from td3_robot.runtime.prepare import Prepared, new_run, resumed_run
 from td3_robot.runtime.progress import Progress, Working
@@ -148,7 +146,7 @@ def _new(options: argparse.Namespace) -> Prepared:
         raise UsageError("no CONFIG and no --task given; for example: td3-robot train walker2d_fast")
     overrides, flags = _settings(options)
     try:
-        return new_run(options.config, overrides, options.out, flags, cluster=_cluster(options))
+        return new_run(options.config, overrides, options.out, flags, cluster=bool(options.cluster))
     except RunFolderError as error:
         holds_run = options.out and (options.out / "config.yaml").exists()
         hint = f", or continue it with --resume {_quoted(options.out)}" if holds_run else ""
@@ -161,16 +159,7 @@ def _resumed(options: argparse.Namespace) -> Prepared:
             raise UsageError(f"{flag} cannot be combined with --resume; allowed: CONFIG, --steps and --set")
     open_run("--resume", options.resume)
     overrides, flags = _settings(options)
-    return resumed_run(options.resume, options.config, overrides, flags, cluster=_cluster(options))
-
-
-def _cluster(options: argparse.Namespace) -> Ask | None:
-    """Return the function that asks the learner's host; None without ``--cluster``."""
-    if not options.cluster:
-        return None
-    from td3_robot.cluster.connection import ask_learner_host  # only a training on a cluster needs Ray
-
-    return partial(ask_learner_host, options.cluster)
+    return resumed_run(options.resume, options.config, overrides, flags, cluster=bool(options.cluster))
 
 
 def _settings(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:

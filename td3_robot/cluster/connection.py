@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from td3_robot.cluster.agent import Agent
 from td3_robot.cluster.host import Question
 from td3_robot.errors import NodeError, UsageError
-from td3_robot.learner.machine_choices import Answer, ask_here
 from td3_robot.util.version import __version__
 
 _CONNECT = 5.0  # seconds to wait until the head of the cluster accepts a connection
@@ -67,36 +63,6 @@ def ask_probe(node: str, file: Path, content: str) -> Question:
 def probe(file: str, content: str) -> tuple[str, bool]:
     """Return the version of this program on a host, and whether the host reads the run folder."""
     return __version__, Agent.sees(file, content)
-
-
-def ask_learner_host(address: str, request: str) -> Answer:
-    """Ask the host that will run the learner for the choices of ``auto``, see :mod:`td3_robot.learner.machine_choices`.
-
-    Raises:
-        NodeError: there is no cluster, or the host does not answer.
-    """
-    connect(address)
-    try:
-        node = max((it for it in ray.nodes() if it["Alive"]), key=lambda it: fitness(it["Resources"]))
-        asking: Any = ray.remote(_ask)
-        where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        gpus = min(node["Resources"].get("GPU", 0.0), 1.0)  # Ray shows a task only the GPUs that it reserves
-        answer: Answer = ray.get(asking.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=where).remote(request))
-    except RayError as error:
-        raise NodeError(f"the host of the learner, {node['NodeManagerAddress']}: {first_line(error)}") from None
-    finally:
-        ray.shutdown()
-    return answer._replace(where=f"on host {node['NodeManagerAddress']}")
-
-
-def fitness(resources: Mapping[str, float]) -> tuple[bool, float]:
-    """How well a host suits the learner. A host with a GPU is better than one without; then more cores are better."""
-    return resources.get("GPU", 0.0) > 0, resources.get("CPU", 0.0)
-
-
-def _ask(request: str) -> Answer:
-    os.environ.pop("OMP_NUM_THREADS", None)  # Ray limits the threads of its tasks; the learner chooses its own
-    return ask_here(request)
 
 
 def first_line(error: Exception) -> str:

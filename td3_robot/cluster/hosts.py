@@ -23,7 +23,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util import get_node_ip_address
 
 from td3_robot.cluster.agent import Agent
-from td3_robot.cluster.connection import ask_probe, connect, first_line, fitness
+from td3_robot.cluster.connection import ask_probe, connect, first_line
 from td3_robot.cluster.host import ANSWER, LOST, Host, Question
 from td3_robot.cluster.learner_files import LearnerFiles
 from td3_robot.cluster.stored_learner import stored
@@ -227,7 +227,7 @@ class RayHosts:
                 f"no host of the cluster sees the run folder {str(self._run.path)!r}; the learner needs it for its "
                 "checkpoints; name a folder on shared storage (--out DIR), or set cluster.storage"
             )
-        return max(able, key=lambda it: fitness({"GPU": it.gpus, "CPU": it.cpus}))
+        return max(able, key=lambda it: (it.gpus > 0, it.cpus))
 
     def _host_for_learner(self) -> Host:
         """Choose the learner's host, and start its agent."""
@@ -241,7 +241,8 @@ class RayHosts:
             return host.begin(cpus, gpus, wait)
         except GetTimeoutError:
             raise NodeError(
-                f"host {host.address} of the cluster has fewer than {cpus:g} free cores: other jobs use its cores"
+                f"host {host.address} of the cluster has fewer than {cpus:g} free cores"
+                f"{', or no free GPU' if gpus else ''}: other jobs use them"
             ) from None
         except RayError as error:
             raise NodeError(f"host {host.address} of the cluster: {first_line(error)}") from None

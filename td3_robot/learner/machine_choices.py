@@ -38,15 +38,6 @@ class Resolved(NamedTuple):
     notices: list[str]  # one line for each replaced ``auto``
 
 
-class Answer(NamedTuple):
-    """What the separate process answered: its exit code, output and errors, and where it ran, for example ``here``."""
-
-    code: int
-    output: str
-    errors: str
-    where: str = "here"
-
-
 class Request(msgspec.Struct):
     """What the separate process needs.
 
@@ -63,50 +54,43 @@ class Request(msgspec.Struct):
     others: int
 
 
-def ask_here(request: str) -> Answer:
-    """Ask a separate process on this machine. ``request`` is a :class:`Request` as JSON."""
-    command = [sys.executable, "-m", "td3_robot.learner.machine_choices", request]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return Answer(done.returncode, done.stdout, done.stderr)
-
-
-Ask = Callable[[str], Answer]
-"""Asks a separate process on the learner's machine, see :func:`ask_here`."""
-
-
-def resolve(config: Config, sizes: Callable[[], Sizes], before: Config | None = None, ask: Ask = ask_here) -> Resolved:
+def resolve(
+    config: Config, sizes: Callable[[], Sizes], before: Config | None = None, *, cluster: bool = False
+) -> Resolved:
     """Choose device, precision and threads of a run. Another process chooses them, because the choice needs torch.
 
     Args:
         sizes: returns the sizes of the robot's observation and action.
         before: the configuration of the resumed run, if any. Its precision and threads replace ``auto``.
-        ask: asks the other process, on the machine of the learner.
+        cluster: whether the learner runs on a host of a cluster, where it does not share the cores. Unless
+            ``learner.device`` is ``cpu``, the learner then chooses for its own host, each time it starts.
 
     Raises:
-        ConfigError: the learner's machine does not support the configured device or precision.
+        ConfigError: this machine does not support the configured device or precision.
         NodeError: the other process failed.
     """
     learner = config.learner
+    if cluster and learner.device != "cpu":
+        return Resolved(config, None, [])
     if before:
         kept = {key: getattr(before.learner, key) for key in ("precision", "threads") if getattr(learner, key) == AUTO}
         learner = replace(learner, **kept)
     if (learner.device, learner.precision) == ("cpu", "fp32") and learner.threads != AUTO:
         return Resolved(replace(config, learner=learner), None, [])
     begins = not before or before.learner.precision != learner.precision
-    others = config.simulators + 1  # the policy server
+    others = 0 if cluster else config.simulators + 1  # the policy server
     request = Request(learner, config.network.hidden, sizes(), begins, config.timing == "lockstep", others)
-    answer = ask(msgspec.json.encode(request).decode())
-    words = answer.errors.strip().splitlines() or ["no message"]
-    if answer.code == ConfigError.exit_code:
+    command = [sys.executable, "-m", "td3_robot.learner.machine_choices", msgspec.json.encode(request).decode()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    words = done.stderr.strip().splitlines() or ["no message"]
+    if done.returncode == ConfigError.exit_code:
         raise ConfigError(words[-1])
-    if answer.code:
-        raise NodeError(f"cannot choose device, precision and threads of the learner {answer.where}: {words[-1]}")
-    found = json.loads(answer.output)
+    if done.returncode:
+        raise NodeError(f"cannot choose device, precision and threads of the learner for this machine: {words[-1]}")
+    found = json.loads(done.stdout)
     values = {key: found[key] for key in ("device", "precision", "threads")}
     notices = [
-        f"learner.{key}: auto means {value} {answer.where}"
-        for key, value in values.items()
-        if getattr(learner, key) == AUTO
+        f"learner.{key}: auto means {value} here" for key, value in values.items() if getattr(learner, key) == AUTO
     ]
     if measured := found["measured"]:
         notices.append(f"measured updates per second: {measured}")

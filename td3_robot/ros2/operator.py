@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         "--button", type=integer(0, 1000), default=0, metavar="N", help="index of the button (default: %(default)s)"
     )
     options = parser.parse_args(ours)
-    [endpoint], keys = policy_servers(options, options.target)
+    [endpoint], keys = policy_servers(options)
     operator = connect(endpoint, keys)
     with ros.running(ros_words):
         import rclpy

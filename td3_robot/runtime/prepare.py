@@ -23,7 +23,7 @@ from td3_robot.errors import BundleError, ConfigError, EndpointError, UsageError
 from td3_robot.learner import resources, warm_start
 from td3_robot.learner.algorithms.table import ALGORITHMS, CONSUMES
 from td3_robot.learner.checkpointing import checkpoint
-from td3_robot.learner.machine_choices import Ask, ask_here, resolve
+from td3_robot.learner.machine_choices import resolve
 from td3_robot.policies import find_policy
 from td3_robot.runtime import launch, storage
 from td3_robot.runtime.run_folder import RunFolder
@@ -52,7 +52,7 @@ def new_run(
     out: Path | None,
     flags: Mapping[str, str] | None = None,
     *,
-    cluster: Ask | None = None,
+    cluster: bool = False,
 ) -> Prepared:
     """Create a run. If a check fails, raise a Td3RobotError and write nothing.
 
@@ -61,8 +61,7 @@ def new_run(
         overrides: configuration keys to change, each as ``KEY=VALUE``.
         out: the new run folder; None for ``runs/CONFIG-DATE-TIME``, or ``runs/TASK-DATE-TIME`` without a source.
         flags: maps the full name of a key to the command-line option or argument that sets it, for errors.
-        cluster: on a cluster, the function that asks the learner's host for the choices of ``auto``; None to train on
-            this machine.
+        cluster: whether the run trains on a cluster.
     """
     if out and re.match(r"\w+:/", str(out)):
         option = (flags or {}).get("out", "--out")
@@ -78,7 +77,7 @@ def new_run(
     path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     RunFolder(path).check_new()
     _check(wanted)
-    config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task), ask=cluster or ask_here)
+    config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task), cluster=cluster)
     if start := config.learner.start_from:
         try:
             policy = find_policy(start)
@@ -86,7 +85,7 @@ def new_run(
             raise BundleError(f"learner.start_from: {error}") from None
         warm_start.check(Bundle.load(policy), _tasks().spec(config.task), config.network.hidden, config.learner)
         config = replace(config, learner=replace(config.learner, start_from=str(policy)))
-    notices += _announce(config, path, device_memory, cluster)
+    notices += [] if cluster else _announce(config, path, device_memory)  # the learner checks its own host
     return Prepared(RunFolder.create(path, config), config, notices)
 
 
@@ -114,7 +113,7 @@ def resumed_run(
     overrides: Sequence[str],
     flags: Mapping[str, str] | None = None,
     *,
-    cluster: Ask | None = None,
+    cluster: bool = False,
 ) -> Prepared:
     """Open a run, and write the configuration to resume with. If a check fails, raise an error and do not write it.
 
@@ -144,13 +143,13 @@ def resumed_run(
         wanted = _on_cluster(wanted, run)
         declared |= {"simulators"}
     _check(wanted)
-    config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task), before, cluster or ask_here)
+    config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task), before, cluster=cluster)
     changed = changes.accepted(before, config, declared)
     if config.total_steps != before.total_steps:
         _check_steps(run, config.total_steps, what)
     _check_progress(run, before)
     notices += [f"changed: {line}" for line in changed]
-    notices += _announce(config, run.path, device_memory, cluster)
+    notices += [] if cluster else _announce(config, run.path, device_memory)
     with run.locked():
         files.write_atomically(run.config_file, config.to_yaml().encode())
     return Prepared(run, config, notices)
@@ -176,7 +175,10 @@ def _on_cluster(config: Config, run: RunFolder | None = None) -> Config:
         if config.learner.replay_storage == "file":
             raise ConfigError("learner.replay_storage is 'file'; with cluster.storage it must be memory")
         storage.check(url, run)
-    return replace(config, simulators=config.cluster.range(config.simulators)[1])
+    try:
+        return replace(config, simulators=config.cluster.range(config.simulators)[1])
+    except ValueError as error:  # other keys must fit the number of simulators
+        raise ConfigError(f"cluster.simulators: {error}") from None
 
 
 def _check_steps(run: RunFolder, total: int, what: str) -> None:
@@ -235,13 +237,11 @@ def _check(config: Config) -> None:
             experience.check(Path(file), spec)
 
 
-def _announce(config: Config, path: Path, device_memory: int | None, cluster: Ask | None) -> list[str]:
+def _announce(config: Config, path: Path, device_memory: int | None) -> list[str]:
     """Check threads, memory and disk for the learner. Return lines for the user."""
     if _LEARNER not in _modules(config):
         return []
-    notices = []
-    if not cluster:  # on a cluster, the learner has the cores and the compiler of another machine
-        notices = [*thread_notices(config.learner, available_cores()), *compile_notices(config.learner)]
+    notices = [*thread_notices(config.learner, available_cores()), *compile_notices(config.learner)]
     if config.learner.algorithm not in CONSUMES:
         return notices  # the learner checks memory and disk when a simulator joins
     return [*notices, resources.announce(config, *_sizes(config.task), RunFolder(path), device_memory)]

@@ -12,7 +12,6 @@ import pytest
 from td3_robot.cli.main import main
 from td3_robot.config import loading as configuration
 from td3_robot.errors import ConfigError, UsageError
-from td3_robot.learner.machine_choices import ask_here
 from td3_robot.runtime.prepare import new_run
 from tests.conftest import Command
 
@@ -27,11 +26,16 @@ from td3_robot.cluster import hosts
         ("endpoints.policy=ipc:///tmp/p", "endpoints.policy is 'ipc:///tmp/p'; with --cluster it must be null"),
         ("endpoints.monitor=tcp://127.0.0.1:5555", "endpoints.monitor is 'tcp://127.0.0.1:5555'"),
         ("endpoints.keys=/tmp/keys", "endpoints.keys is '/tmp/keys'; with --cluster it must be null"),
+        (
+            "cluster.simulators=64",
+            "cluster.simulators: learner.replay_ratio_band is 64.0; with 64 simulators of 1 robots at replay_ratio 1.0 "
+            "it must be at least 65",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_a_cluster_are_named(override: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        new_run("pendulum", [override], tmp_path / "run", cluster=ask_here)
+        new_run("pendulum", [override], tmp_path / "run", cluster=True)
     assert str(caught.value).startswith(message)
     assert not (tmp_path / "run").exists()
 
@@ -59,7 +63,15 @@ def test_wrong_values_are_named(override: str, message: str) -> None:
 @pytest.mark.parametrize(("value", "expected"), [("null", 3), ("5", 5), ("[2, 7]", 7)])
 def test_a_run_on_a_cluster_has_the_highest_number_of_simulators(value: str, expected: int, tmp_path: Path) -> None:
     overrides = [f"cluster.simulators={value}", "simulators=3"]
-    assert new_run("pendulum", overrides, tmp_path / "run", cluster=ask_here).config.simulators == expected
+    assert new_run("pendulum", overrides, tmp_path / "run", cluster=True).config.simulators == expected
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_on_a_cluster_the_learner_chooses_its_device_itself(device: str, tmp_path: Path) -> None:
+    """The host of the command may have no GPU."""
+    overrides = [f"learner.device={device}", "learner.threads=auto"]
+    learner = new_run("pendulum", overrides, tmp_path / "run", cluster=True).config.learner
+    assert (learner.device, learner.threads, learner.thread_count) == (device, "auto", 1)
 
 
 def test_a_url_is_no_run_folder() -> None:
@@ -114,7 +126,7 @@ def test_simulators_are_shared_by_free_cores(
 @pytest.fixture
 def ray_hosts(tmp_path: Path, said: list[str]) -> hosts.RayHosts:
     """The hosts of a run that wants 2 to 5 simulators. It has not connected to a cluster."""
-    run, config, _ = new_run("pendulum", ["cluster.simulators=[2, 5]"], tmp_path / "run", cluster=ask_here)
+    run, config, _ = new_run("pendulum", ["cluster.simulators=[2, 5]"], tmp_path / "run", cluster=True)
     return hosts.RayHosts("auto", run, config, said.append)
 
 

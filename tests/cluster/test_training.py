@@ -24,7 +24,6 @@ def test_four_simulators_on_two_hosts_learn_the_pendulum(
     """The pendulum hangs down at about -1200 and stands at about -150."""
     run = train("evaluation.every=1000", "evaluation.target_return=-400", "total_steps=40_000", "learner.device=auto")
     run.wait_for("^ready: .*policy-0.*policy-1")
-    assert re.search(r"learner\.device: auto means (cpu|cuda) on host [\d.]+", run.output())
     endpoints = json.loads((tmp_path / "run" / "run.json").read_text())["endpoints"]
     assert [endpoints[link].partition("://")[0] for link in ("learner", "supervisor", "monitor")] == ["tcp"] * 3
     assert {cluster.host_of(name) for name in ("policy-0", "policy-1")}.isdisjoint({cluster.host_of("learner")})

@@ -15,7 +15,6 @@ from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError, NodeError
 from td3_robot.learner.checkpointing import checkpoint
-from td3_robot.learner.machine_choices import ask_here
 from td3_robot.runtime import storage
 from td3_robot.runtime.prepare import new_run, resumed_run
 from td3_robot.runtime.run_folder import RunFolder
@@ -199,7 +198,7 @@ def test_files_without_an_owner_are_not_taken(run: Path, tmp_path: Path) -> None
     """The URL names the folder of another run. A slash at the end of the URL makes no difference."""
     overrides = [f"cluster.storage=file://{run}/"]
     with pytest.raises(ConfigError, match="which holds another run; allowed: an empty folder"):
-        new_run("pendulum", overrides, tmp_path / "new", cluster=ask_here)
+        new_run("pendulum", overrides, tmp_path / "new", cluster=True)
     assert (run / FIRST).exists()
 
 
@@ -296,7 +295,7 @@ def test_a_resume_fetches_what_an_interrupted_training_left(place: Path, tmp_pat
 )
 def test_the_error_names_a_storage_that_cannot_be_written(url: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        new_run("pendulum", [f"cluster.storage={url}"], tmp_path / "run", cluster=ask_here)
+        new_run("pendulum", [f"cluster.storage={url}"], tmp_path / "run", cluster=True)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
@@ -305,7 +304,7 @@ def test_the_error_names_a_storage_that_cannot_be_written(url: str, message: str
 @pytest.mark.skipif(importlib.util.find_spec("s3fs") is not None, reason="s3fs is installed")
 def test_the_error_names_a_protocol_without_its_package(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.storage is 's3://bucket/walker': Install s3fs"):
-        new_run("pendulum", ["cluster.storage=s3://bucket/walker"], tmp_path / "run", cluster=ask_here)
+        new_run("pendulum", ["cluster.storage=s3://bucket/walker"], tmp_path / "run", cluster=True)
 
 
 def test_a_replay_buffer_in_a_file_does_not_fit_a_storage(place: Path, tmp_path: Path) -> None:
@@ -313,14 +312,14 @@ def test_a_replay_buffer_in_a_file_does_not_fit_a_storage(place: Path, tmp_path:
     with pytest.raises(
         ConfigError, match=r"^learner\.replay_storage is 'file'; with cluster\.storage it must be memory"
     ):
-        new_run("pendulum", settings, tmp_path / "run", cluster=ask_here)
+        new_run("pendulum", settings, tmp_path / "run", cluster=True)
 
 
 def test_a_url_belongs_to_one_run(claimed: Storage, run: Path, tmp_path: Path) -> None:
     """The run may use its URL again, but another run may not."""
     storage.check(claimed.url, RunFolder(run))
     with pytest.raises(ConfigError, match=r"which holds another run; allowed: an empty folder"):
-        new_run("pendulum", [f"cluster.storage={claimed.url}"], tmp_path / "new", cluster=ask_here)
+        new_run("pendulum", [f"cluster.storage={claimed.url}"], tmp_path / "new", cluster=True)
     other = RunFolder.create(tmp_path / "other", Config())
     Storage(f"file://{tmp_path / 'elsewhere'}").claim(other, newer=False)
     with pytest.raises(ConfigError, match="holds another run"):
