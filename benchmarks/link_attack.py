@@ -25,6 +25,7 @@ from td3_robot.bench import harness
 from td3_robot.bench.link import Link
 from td3_robot.bench.peers import Robot
 from td3_robot.config.realtime import RealtimeConfig
+from td3_robot.errors import NodeError
 from td3_robot.messages import MAX_COMMAND
 from td3_robot.transport.keys import KeyFolder
 
@@ -58,7 +59,8 @@ def running(kind: str, endpoint: str, keys: str) -> Iterator[None]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
-        process.stdout.readline()  # wait until the attack has its full strength
+        if not process.stdout.readline():  # wait until the attack has its full strength
+            raise NodeError(f"the attacker {kind!r} has ended")
         yield
     finally:
         process.kill()
@@ -163,7 +165,7 @@ def measure(robot: Robot, trips: int, kind: str, endpoint: str, keys: str) -> di
 
     def attacked() -> list[int]:
         with running(kind, endpoint, keys):
-            return block()
+            return quiet()
 
     blocks = harness.take_turns({"quiet": quiet, "attacked": attacked}, -(-trips // _BLOCK), warm_up=True)
     figures = {name: harness.percentiles(times) for name, times in blocks.items()}

@@ -97,15 +97,15 @@ def ours(kind: str, *, threads: int, hidden: Sequence[int], batch: int, steps: i
     Raises:
         NodeError: the training failed, or its update was not compiled.
     """
-    compiled = kind.startswith("compiled")
+    compiled, precision = "compiled" in kind, kind.split()[-1]
     overrides = {
         "learner.learning_starts": WARM_UP,
         "learner.learning_rate": 0.001,
         "learner.batch_size": batch,
         "learner.replay_ratio": 1,
-        "learner.precision": kind.split()[-1],
+        "learner.precision": precision,
         "learner.threads": threads,
-        "learner.compile": str(compiled or kind == "auto").lower(),
+        "learner.compile": str(compiled).lower(),
         "learner.layer_norm": False,
         "network.hidden": list(hidden),
         "simulators": 1,
@@ -122,7 +122,7 @@ def ours(kind: str, *, threads: int, hidden: Sequence[int], batch: int, steps: i
         if done.returncode:
             words = done.stderr.strip().splitlines() or ["no message"]
             raise NodeError(f"the training in {kind} failed: {words[-1]}")
-        if compiled and not Bundle.load(run.policy_file).provenance["compiled"]:
+        if compiled and precision == "fp32" and not Bundle.load(run.policy_file).provenance["compiled"]:
             log = (run.logs / "learner.log").read_text("utf-8").splitlines()
             why = next((line for line in log if "not compiled" in line), "its log gives no reason")
             raise NodeError(f"the update was not compiled: {why}; --no-compile leaves this contestant out")
