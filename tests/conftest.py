@@ -300,12 +300,9 @@ def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 
 
 SMALL = (
-    "robots=1",
     "network.hidden=[32, 32]",
     "learner.batch_size=32",
-    "learner.n_step=1",
     "learner.replay_ratio=0.9",
-    "learner.publish_every=10",
     "learner.learning_starts=500",
     "learner.precision=fp32",
     "learner.threads=2",

@@ -41,9 +41,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/trials"), metavar="DIR", help="folder of all runs")
     parser.add_argument("--collect", action="store_true", help="train nothing, write the curves so far")
     options = parser.parse_args()
-    for name in options.trials or known:
+    for name in options.trials:
         if name not in known:
             parser.error(f"the trial is {name!r}; it must be one of: {', '.join(known)}")
+    for name in options.trials or known:
         for seed in known[name]["seeds"]:
             folder = options.out / f"{name}-{seed}"
             if not options.collect:
@@ -69,9 +70,9 @@ def train(trial: dict[str, Any], seed: int, folder: Path) -> None:
 
 
 def curve(folder: Path) -> Curve:
-    """Return the evaluations during a training: environment steps, and the mean of the returns."""
-    evaluations = [item for item in tr.open_run(folder).metrics() if not item["final"]]
-    return [[item["env_steps"], round(item["eval_return_mean"], 1)] for item in evaluations]
+    """Return the evaluations of a training: environment steps, mean return and mean length of the episodes."""
+    names = ("eval_return_mean", "eval_length_mean")
+    return [[item["env_steps"], *(round(item[name], 1) for name in names)] for item in tr.open_run(folder).metrics()]
 
 
 def keep(training: str, points: Curve) -> None:
@@ -83,9 +84,9 @@ def keep(training: str, points: Curve) -> None:
 
 
 def table() -> str:
-    """Make the table of all trials in Markdown: the returns of each training at some numbers of steps."""
+    """Make the table of all trials in Markdown: the evaluations of each training at some numbers of steps."""
     curves = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    columns = range(20_000, 45_000, 5_000)
+    columns = (20_000, 30_000, 35_000, 50_000, 100_000)
     lines = [
         f"| trial | {' | '.join(f'{steps // 1000}k' for steps in columns)} |",
         f"|---|{'--:|' * len(columns)}",
@@ -98,9 +99,9 @@ def table() -> str:
 
 
 def _at(points: Curve, steps: int) -> str:
-    """The return of the evaluation at this number of steps, within a tenth of it; a dash if there is none."""
-    near = [value for made, value in points if abs(made - steps) < steps / 10]
-    return f"{near[0]:.0f}" if near else "–"
+    """The evaluation at about this number of steps: mean return and reward per step; a dash if there is none."""
+    near = [f"{total:.0f} ({total / length:.1f})" for made, total, length in points if abs(made - steps) < 1000]
+    return near[0] if near else "–"
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ def test_the_page_of_results_shows_every_trial(tmp_path: Path, monkeypatch: pyte
     trials = importlib.import_module("results.trials")
     assert trials.table() in trials.PAGE.read_text(encoding="utf-8")
     monkeypatch.setattr(trials, "FILE", tmp_path / "trials.json")
-    trials.keep("robots_4-102", [[20_001, 85.2], [30_000, 108.0]])
-    trials.keep("robots_4-101", [[20_000, 94.4]])
+    trials.keep("robots_4-102", [[20_001, 85.2, 50], [30_000, 108.0, 108], [31_500, 1, 1]])
+    trials.keep("robots_4-101", [[20_000, 94.4, 1000]])
     [row] = [line for line in trials.table().splitlines() if "with 4 robots" in line]
-    assert [cell.strip() for cell in row.split("|")[2:5]] == ["94, 85", "–, –", "–, 108"]
+    assert [cell.strip() for cell in row.split("|")[2:5]] == ["94 (0.1), 85 (1.7)", "–, 108 (1.0)", "–, –"]
