@@ -191,7 +191,7 @@ def test_every_robot_side_module_imports(installed: Environment) -> None:
         "extra = ('td3_robot.learner', 'td3_robot.runtime.learning_curve', 'td3_robot.convert',"
         " 'td3_robot.data', 'td3_robot.recording', 'td3_robot.replay',"
         " 'td3_robot.cluster.connection', 'td3_robot.cluster.host', 'td3_robot.cluster.sweep_hosts',"
-        " 'td3_robot.cluster.training',"
+        " 'td3_robot.cluster.training', 'td3_robot.cluster.learner_files',"
         " 'td3_robot.dashboard.compare', 'td3_robot.dashboard.guard', 'td3_robot.dashboard.recordings',"
         " 'td3_robot.dashboard.server', 'td3_robot.monitor.foxglove',"
         " 'td3_robot.bench.learner', 'td3_robot.bench.train', 'td3_robot.bench.record',"

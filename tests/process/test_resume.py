@@ -267,7 +267,7 @@ def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
     kept = ("walker2d_fast", "--set", "learner.replay_ratio=0.1", "--set", "learner.learning_starts=500")
     for arguments, words in (
         (("walker2d_fast",), "network.hidden is [32,32] in the run and cannot become [256,256]"),
-        ((*kept, "--set", "network.hidden=[32,32]"), "learner.batch_size is 32 in the run, 256 now"),
+        ((*kept, "--set", "network.hidden=[32,32]"), "learner.batch_size is 32 in the run, 128 now"),
         (("--set", "seed=1"), "seed is 0 in the run and cannot become 1"),
         (("--set", "learner.bach_size=1"), "did you mean 'batch_size'"),
         (("--steps", "100"), "--steps is 100; the run in run has already made"),
