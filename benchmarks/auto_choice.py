@@ -17,27 +17,26 @@ from typing import Any
 from td3_robot.bench import harness, train
 from td3_robot.bench.train import Contestants
 
-AUTO = ("auto", "auto"), ("compiled auto", "auto")
-"""Without and with compiled updates. Only one of them takes part, as with the fixed choices."""
+AUTO: Any = "auto"
 
 
 def main() -> int:
     description = "Compare the automatic choice of threads and precision with every fixed choice. Takes minutes."
     options = train.options("python benchmarks/auto_choice.py", description).parse_args()
     compiles = not options.no_compile and 1 in options.threads  # then a fixed choice compiles, too
-    report = train.measure(options, partial(automatic, AUTO[compiles]))
+    report = train.measure(options, partial(automatic, "compiled auto" if compiles else "auto"))
     compare(report["results"])
     return harness.show(report, options.json, lines)
 
 
-def automatic(auto: tuple[str, Any], *, threads: Any, **sizes: Any) -> Contestants:
+def automatic(kind: str, *, threads: Any, **sizes: Any) -> Contestants:
     del threads
-    return {auto: partial(train.ours, auto[0], threads=auto[1], **sizes)}
+    return {(kind, AUTO): partial(train.ours, kind, threads=AUTO, **sizes)}
 
 
 def compare(results: list[dict[str, Any]]) -> None:
     """Divide each speed by the speed of the fixed choice with the highest median."""
-    fixed = [row for row in results if (row["kind"], row["threads"]) not in AUTO]
+    fixed = [row for row in results if row["threads"] != AUTO]
     best = max(fixed, key=lambda row: float(row["steps_per_s"]))
     for row in results:
         row["over_best_fixed"] = harness.ratio(row["rounds"], best["rounds"])

@@ -158,14 +158,12 @@ def main() -> int:
         "--runs", type=Path, default=Path("runs/time_to_score"), metavar="DIR", help="folder for the runs of td3-robot"
     )
     options = parser.parse_args()
-    for name in options.contestants:
-        if name not in known:
-            parser.error(f"the contestant is {name!r}; allowed: {', '.join(known)}")
+    contestants = harness.chosen(parser, "contestant", options.contestants, known)
     limits = Limits(options.steps, options.every, options.episodes)
     options.out.mkdir(parents=True, exist_ok=True)
     for robot in options.robots:
         for seed in options.seeds:  # the contestants alternate, so that a change of the load affects all of them
-            for name in options.contestants or known:
+            for name in contestants:
                 training = Training(name, robot, seed, limits, options.out / f"{robot}-{name}-{seed}.json")
                 if not training.done:
                     training.write()

@@ -50,10 +50,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/results"), metavar="DIR", help="folder of all runs")
     parser.add_argument("--collect", action="store_true", help="train nothing, write the results so far")
     options = parser.parse_args()
-    for name in options.rows:
-        if name not in known:
-            parser.error(f"the row is {name!r}; it must be one of: {', '.join(known)}")
-    for name in options.rows or known:
+    for name in harness.chosen(parser, "row", options.rows, known):
         for seed in known[name]["seeds"]:
             folder, result = options.out / f"{name}-{seed}", result_file(name, seed)
             if options.collect:

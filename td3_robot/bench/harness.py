@@ -57,6 +57,18 @@ class Options(Parser):
         )
 
 
+def chosen(parser: Parser, what: str, names: Sequence[str], known: Iterable[str]) -> list[str]:
+    """Return ``names``, or all known names if ``names`` is empty. An unknown name ends the script with a usage error.
+
+    ``what`` says in the error what a name is, for example ``row``.
+    """
+    known = list(known)
+    for name in names:
+        if name not in known:
+            parser.error(f"the {what} is {name!r}; allowed: {', '.join(known)}")
+    return list(names) or known
+
+
 def run_script(main: Callable[[], int]) -> NoReturn:
     """Run a benchmark script, and exit. An expected error becomes one line and an exit code, as in ``td3-robot``."""
     try:

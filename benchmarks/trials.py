@@ -1,9 +1,9 @@
-"""Make the short trainings of trials.yaml, which look for better settings. Write all their learning curves to one file.
+"""Make the trainings of trials.yaml, which look for better settings. Write all their learning curves to one file.
 
-    python benchmarks/results/trials.py [TRIAL …] [--out runs/trials] [--collect]
+    python benchmarks/trials.py [TRIAL …] [--out runs/trials] [--collect]
 
 The script skips finished trainings and resumes interrupted ones, so you can stop and start it at any time.
-``--collect`` trains nothing. It updates ``data/trials.json`` and the table in docs/explanation/results.md.
+It writes ``results/data/trials.json`` and the table in docs/explanation/results.md. ``--collect`` does so without training.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from reliability import insert
 
 import td3_robot as tr
 from td3_robot.bench import harness
@@ -21,8 +22,8 @@ from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.run_folder import RunFolder
 
 HERE = Path(__file__).parent
-FILE, PAGE = HERE / "data" / "trials.json", HERE.parents[1] / "docs" / "explanation" / "results.md"
-BEGIN, END = "<!-- trials: made by benchmarks/results/trials.py -->", "<!-- end of trials -->"
+FILE = HERE / "results" / "data" / "trials.json"
+PAGE = HERE.parent / "docs" / "explanation" / "results.md"
 
 Curve = list[list[float]]
 
@@ -41,19 +42,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/trials"), metavar="DIR", help="folder of all runs")
     parser.add_argument("--collect", action="store_true", help="train nothing, write the curves so far")
     options = parser.parse_args()
-    for name in options.trials:
-        if name not in known:
-            parser.error(f"the trial is {name!r}; it must be one of: {', '.join(known)}")
-    for name in options.trials or known:
+    for name in harness.chosen(parser, "trial", options.trials, known):
         for seed in known[name]["seeds"]:
             folder = options.out / f"{name}-{seed}"
             if not options.collect:
                 train(known[name], seed, folder)
             if (folder / "metrics.jsonl").is_file():
                 keep(f"{name}-{seed}", curve(folder))
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    insert("trials", table(), PAGE)
     return 0
 
 
@@ -83,8 +79,8 @@ def keep(training: str, points: Curve) -> None:
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-def table() -> str:
-    """Make the table of all trials in Markdown: the evaluations of each training at some numbers of steps."""
+def table() -> list[str]:
+    """The lines of the table of all trials, in Markdown: evaluations of each training at some numbers of steps."""
     curves = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     columns = (20_000, 30_000, 35_000, 50_000, 100_000)
     lines = [
@@ -95,7 +91,7 @@ def table() -> str:
         found = [curves.get(f"{name}-{seed}", []) for seed in trial["seeds"]]
         cells = [", ".join(_at(points, steps) for points in found) for steps in columns]
         lines.append(f"| {trial['title']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return lines
 
 
 def _at(points: Curve, steps: int) -> str:
