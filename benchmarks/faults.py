@@ -6,7 +6,7 @@
 Each cell of the matrix starts real processes, injects one fault, and measures until the processes work again. A cell of
 ``train`` runs a training of Walker2D with a recorder. A cell of ``deploy`` runs a robot at 50 Hz with a recorder. A
 cell of ``record`` injects the fault into the recorder of such a robot. The cells with a network or a full disk need
-root. Without root, these cells fail, and the table says so.
+root. Without root, these cells fail, and the table shows the reason.
 
 The results go to FILE (default: benchmarks/results/reliability/faults.json). A run with ``--only`` keeps the other
 cells of the file. ``--report`` writes the table into docs/explanation/reliability.md.

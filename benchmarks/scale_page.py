@@ -34,7 +34,7 @@ def write(report: Report) -> None:
 
 
 def lines(report: Report) -> Iterator[str]:
-    """Yield all parts of the page as text. If measurements are missing, the text of the part says so."""
+    """Yield all parts of the page as text. For a part that was not measured, yield a line that names it."""
     for name, part in PARTS.items():
         try:
             text = list(part(report))

@@ -1,1 +1,1 @@
-"""ROS 2: a driver for robots with a ROS 2 interface. A module that imports rclpy says so in its docstring."""
+"""ROS 2: a driver for robots with a ROS 2 interface. The docstring of a module names rclpy if the module imports it."""
