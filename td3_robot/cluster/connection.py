@@ -12,7 +12,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from td3_robot.cluster.agent import Agent
-from td3_robot.cluster.host import Question
+from td3_robot.cluster.question import Question, first_line
 from td3_robot.errors import NodeError, UsageError
 from td3_robot.util.version import __version__
 
@@ -63,10 +63,3 @@ def ask_probe(node: str, file: Path, content: str) -> Question:
 def probe(file: str, content: str) -> tuple[str, bool]:
     """Return the version of this program on a host, and whether the host reads the run folder."""
     return __version__, Agent.sees(file, content)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error. If the error comes from another host, use its cause."""
-    cause = getattr(error, "cause", None) or error
-    lines = [line for line in str(cause).splitlines() if line.strip()]
-    return lines[0].strip()[:200] if lines else type(cause).__name__

@@ -15,31 +15,13 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from td3_robot.cluster.agent import Agent, Program, Report
+from td3_robot.cluster.question import ANSWER, LOST, Question, first_line
+from td3_robot.errors import NodeError
 from td3_robot.runtime.hosts import Running
+from td3_robot.runtime.launch import Process
 
-ANSWER = 60.0
-"""Seconds to wait for the answer of a host."""
-LOST = (RayError, GetTimeoutError)
-"""Errors of a call to a host that has died, or that does not answer."""
 _PERIOD = 0.1  # seconds between two reports of a host
 _KILLED = -int(signal.SIGKILL)
-
-
-class Question:
-    """A question to a host, which may never answer."""
-
-    def __init__(self, reference: Any) -> None:
-        self._reference = reference
-        self._end = time.monotonic() + ANSWER
-
-    def settled(self, wait: float) -> bool:
-        """Wait for the answer. Return True if it has come, or if the time for it is over."""
-        left = max(0.0, self._end - time.monotonic())
-        return bool(ray.wait([self._reference], timeout=min(wait, left))[0]) or wait >= left
-
-    def answer(self) -> Any:
-        """Return the answer. Raise RayError if the host has died, or has not answered in time."""
-        return ray.get(self._reference, timeout=0)
 
 
 @dataclass
@@ -52,6 +34,8 @@ class Host:
         cpus, gpus: numbers of cores and of GPUs of the host.
         sees_run: whether the host can read the run folder.
         lost: whether the host, or its agent, has died.
+        simulators: number of simulators that run here.
+        promised: simulators that start here when the agent has started. Other hosts must not take them.
     """
 
     node: str
@@ -61,6 +45,7 @@ class Host:
     sees_run: bool
     lost: bool = False
     simulators: int = 0
+    promised: list[Process] = field(default_factory=list)
     agent: Any = None
     folder: str = ""
     _opening: Question | None = None
@@ -81,14 +66,14 @@ class Host:
             self.lost = True
             raise
 
-    def begin(self, cpus: float, gpus: float, wait: float = ANSWER) -> bool:
+    def begin(self, cpus: float, gpus: float = 0.0, wait: float = ANSWER) -> bool:
         """Start the agent, and reserve cores and GPUs for its processes.
 
         Returns:
             whether the agent has started. If not, the host still has time to answer: call this method again.
 
         Raises:
-            RayError: the host has died, or has not answered in time.
+            NodeError: the host has died, has not answered in time, or has too few free cores or GPUs.
         """
         if self._opening is None:
             actor: Any = ray.remote(Agent)
@@ -100,9 +85,15 @@ class Host:
                 if not self._opening.settled(wait):
                     return False
                 self.folder = self._opening.answer()
-            except LOST:
+            except GetTimeoutError:
                 self.lost = True
-                raise
+                raise NodeError(
+                    f"host {self.address} of the cluster has fewer than {cpus:g} free cores"
+                    f"{', or no free GPU' if gpus else ''}: other jobs use them"
+                ) from None
+            except RayError as error:
+                self.lost = True
+                raise NodeError(f"host {self.address} of the cluster: {first_line(error)}") from None
         return True
 
     def close(self) -> None:

@@ -15,34 +15,30 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import ray
-from ray.autoscaler.sdk import request_resources
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util import get_node_ip_address
 
 from td3_robot.cluster.agent import Agent
-from td3_robot.cluster.connection import ask_probe, connect, first_line
-from td3_robot.cluster.host import ANSWER, LOST, Host, Question
+from td3_robot.cluster.connection import connect
+from td3_robot.cluster.host import Host
 from td3_robot.cluster.learner_files import LearnerFiles
+from td3_robot.cluster.members import Members
+from td3_robot.cluster.question import ANSWER, LOST
 from td3_robot.cluster.stored_learner import stored
 from td3_robot.config.schema import Config
-from td3_robot.errors import NodeError, exit_code_of
+from td3_robot.errors import NodeError
 from td3_robot.runtime.hosts import NoRoomError, Running, Start, ThisMachine
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import LISTENERS
 from td3_robot.transport.endpoints import with_host
 from td3_robot.transport.keys import KeyFolder
-from td3_robot.util.version import __version__
 
 LEARNER, POLICY, SIMULATOR = "learner", "policy", "sim"
 """Names of processes in the launch description. All other processes run beside the supervisor."""
 _LOOK = 2.0  # seconds between two looks for hosts that have joined
 _JOIN = 5.0  # seconds to wait for answers of new hosts when a process must move to another host
-_SAY = 30.0  # seconds between two messages while the run waits for hosts
-_PAUSE = 1.0  # seconds between two looks while the run waits for hosts
 
 
 class RayHosts:
@@ -63,20 +59,16 @@ class RayHosts:
         self._here = ThisMachine(run.path)
         self._local: dict[str, Running] = {}
         self.stopped: Callable[[], int] = lambda: 0
-        self._hosts: dict[str, Host] = {}  # by number in Ray
-        self._asked: dict[str, tuple[Mapping[str, Any], Question]] = {}  # hosts that have not answered yet
-        self._refused: set[str] = set()  # numbers of hosts that the run cannot use
-        self._requested: list[dict[str, float]] = []  # what Ray's autoscaler was asked for
         self._where: dict[str, Host] = {}  # hosts of the learner and of the policy servers, by process name
         self._policy_of: dict[str, str] = {}  # maps a simulator to its policy server, and a server to itself
         self._endpoints: dict[str, str] = {}
-        self._least, self._most = config.cluster.range(config.simulators)
         self._policy: Process  # the policy server in the launch description
         self._simulators: dict[str, Process] = {}  # by name
         self._absent: list[Process] = []  # simulators for which the cluster has no room now
         self._given_up: set[str] = set()  # policy servers whose host was lost, and whose simulators are absent
         self._looked_at = 0.0
         self._keys = KeyFolder(run.path.resolve() / "keys")
+        self._members = Members(config, run.path, self._keys.public_file, say)
         self._files = LearnerFiles(config.cluster.storage, run, say) if config.cluster.storage else None
 
     def __enter__(self) -> RayHosts:
@@ -88,10 +80,10 @@ class RayHosts:
             self._remove_keys()  # a killed supervisor has left its keys
             self._keys.create("run")
             self._run.write_run(keys=str(self._keys.path))
-            self._find_hosts(ANSWER)
+            self._members.find(ANSWER, strict=True)
             resources.callback(self._end)
-            resources.callback(self._withdraw_request)
-            self._wait_for_hosts()
+            resources.callback(self._members.withdraw_request)
+            self._members.wait_for_cores(self.stopped)
             self._where[LEARNER] = self._host_for_learner()
             if self._files:
                 self._files.begin()
@@ -110,7 +102,7 @@ class RayHosts:
             NodeError: the storage does not have everything that the learner learned.
         """
         problem = self._files.end() if self._files else ""
-        for host in self._hosts.values():
+        for host in self._members.alive:
             host.close()
         if problem:
             raise NodeError(problem)
@@ -120,152 +112,31 @@ class RayHosts:
         with contextlib.suppress(OSError):  # a full disk must not hide the original error
             self._run.write_run(keys=None)
 
-    def _withdraw_request(self) -> None:
-        """Take back the request to Ray's autoscaler, so that it can stop hosts."""
-        if self._requested and not all(host.lost for host in self._hosts.values()):
-            with contextlib.suppress(Exception):  # Ray's head may be dead
-                request_resources()
-
-    def _find_hosts(self, wait: float = 0.0) -> None:
-        """Read the list of hosts from Ray, and wait up to ``wait`` seconds for the answers of new hosts.
-
-        A host that joins later and cannot run this program does not end the run.
-
-        Raises:
-            NodeError: at the first call, a host has another version of this program, or cannot run it.
-        """
-        marker = self._keys.public_file
-        nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-        for number in self._hosts.keys() - nodes.keys():
-            self._hosts[number].lost = True  # for example, Ray's autoscaler has stopped it
-        for number, node in nodes.items():
-            if number not in {*self._hosts, *self._refused, *self._asked}:
-                self._asked[number] = node, ask_probe(number, marker, marker.read_text())
-        end = time.monotonic() + wait
-        for number, (node, question) in list(self._asked.items()):
-            if not question.settled(max(0.0, end - time.monotonic())):
-                continue
-            del self._asked[number]
-            try:
-                self._hosts[number] = self._examined(node, question)
-            except NodeError as error:
-                if wait and not self._where and not isinstance(error.__cause__, LOST):
-                    raise
-                self._refused.add(number)
-                self._say(f"{error}; the run does not use it")
-
-    def _examined(self, node: Mapping[str, Any], question: Question) -> Host:
-        """Check the version of a host, and return the host. Raise NodeError if the run cannot use it."""
-        has, shown = node["Resources"], node["NodeManagerAddress"]
-        address = self._config.cluster.addresses.get(shown, shown)
-        try:
-            version, sees = question.answer()
-        except RayTaskError as error:  # for example, this program is not installed there
-            raise NodeError(f"host {address} of the cluster: {first_line(error)}") from None
-        except LOST as error:  # Ray has not yet noticed that the host died
-            raise NodeError(f"host {address} of the cluster does not answer") from error
-        if version != __version__:
-            raise NodeError(f"host {address} of the cluster has td3-robot {version}; this one is {__version__}")
-        return Host(node["NodeID"], address, has.get("CPU", 0.0), has.get("GPU", 0.0), sees)
-
-    def _wait_for_hosts(self) -> None:
-        """Ask Ray's autoscaler for the cores that the run can use. Wait for the cores that the run needs.
-
-        Raises:
-            NodeError: a signal asked the run to stop; or see :meth:`_find_hosts` and :meth:`_best_for_learner`.
-        """
-        begin = now = time.monotonic()
-        said = begin - _SAY
-        while True:
-            learner = self._best_for_learner()
-            self._request_cores(learner)
-            room = self._room(learner)
-            if room >= self._least or now - begin >= self._config.cluster.wait_s:
-                return
-            if number := self.stopped():
-                raise NodeError("stopped while the run waited for hosts", exit_code_of(number))
-            if now - said >= _SAY:
-                said = now
-                self._say(f"waiting for hosts: the cluster has cores for {room} of {self._least} simulators")
-            time.sleep(_PAUSE)
-            self._find_hosts()
-            now = time.monotonic()
-
-    def _request_cores(self, learner: Host) -> None:
-        """Ask Ray's autoscaler for the learner's host and for cores for all simulators, if the hosts have fewer cores.
-
-        Without an autoscaler, the request has no effect.
-        """
-        if self._room(learner) >= self._most:
-            return
-        whole = {name: amount for name, amount in (("CPU", learner.cpus), ("GPU", learner.gpus)) if amount}
-        bundles = [whole, *({"CPU": self._config.cluster.simulator_cpus} for _ in range(self._most))]
-        if bundles != self._requested:
-            self._requested = bundles
-            request_resources(bundles=bundles)
-
-    def _workers(self, learner: Host) -> list[Host]:
-        """Return the hosts for simulators: the living hosts except the learner's. A single host runs all processes."""
-        alive = [host for host in self._hosts.values() if not host.lost]
-        return [host for host in alive if host is not learner] or alive
-
-    def _room(self, learner: Host) -> int:
-        """Return the number of simulators for which the hosts have cores, at most the number that the run can use."""
-        each, cpus = self._config.cluster.simulator_cpus, sum(host.cpus for host in self._workers(learner))
-        return min(self._most, int(cpus / each)) if each else self._most
-
-    def _able(self, process: str) -> list[Host]:
-        """Return the living hosts that can run a process. Without a storage, the learner must see the run folder."""
-        anywhere = process != LEARNER or self._files
-        return [host for host in self._hosts.values() if not host.lost and (anywhere or host.sees_run)]
-
-    def _best_for_learner(self) -> Host:
-        """Return the best host for the learner. Raise NodeError if no host can run it."""
-        able = self._able(LEARNER)
-        if not able:
-            raise NodeError(
-                f"no host of the cluster sees the run folder {str(self._run.path)!r}; the learner needs it for its "
-                "checkpoints; name a folder on shared storage (--out DIR), or set cluster.storage"
-            )
-        return max(able, key=lambda it: (it.gpus > 0, it.cpus))
-
     def _host_for_learner(self) -> Host:
         """Choose the learner's host, and start its agent."""
-        host = self._best_for_learner()
-        self._begin(host, self._config.cluster.learner_cpus, min(host.gpus, 1.0))
+        host = self._members.best_for_learner()
+        host.begin(self._config.cluster.learner_cpus, min(host.gpus, 1.0))
         return host
-
-    def _begin(self, host: Host, cpus: float, gpus: float = 0.0, wait: float = ANSWER) -> bool:
-        """Start the agent of a host, see :meth:`Host.begin`. Raise NodeError if this is not possible."""
-        try:
-            return host.begin(cpus, gpus, wait)
-        except GetTimeoutError:
-            raise NodeError(
-                f"host {host.address} of the cluster has fewer than {cpus:g} free cores"
-                f"{', or no free GPU' if gpus else ''}: other jobs use them"
-            ) from None
-        except RayError as error:
-            raise NodeError(f"host {host.address} of the cluster: {first_line(error)}") from None
 
     def place(self, processes: Sequence[Process]) -> list[Process]:
         """Return the processes, with one policy server for each host that gets simulators."""
         simulators = [process for process in processes if process.name.startswith(f"{SIMULATOR}-")]
         self._simulators = {process.name: process for process in simulators}
         self._policy = next(process for process in processes if process.name == POLICY)
-        others, room = self._workers(self._where[LEARNER]), self._room(self._where[LEARNER])
+        others = self._members.workers(self._where[LEARNER])
+        room, least = self._members.room(self._where[LEARNER]), self._members.least
         each, cpus = self._config.cluster.simulator_cpus, sum(host.cpus for host in others)
-        if room < self._least:
+        if room < least:
             raise NodeError(
-                f"the cluster has {cpus:g} cores for simulators; {self._least} "
-                f"simulators with cluster.simulator_cpus {each:g} need {self._least * each:g}; to wait for more hosts, "
-                "set cluster.wait_s"
+                f"the cluster has {cpus:g} cores for simulators; {least} simulators with cluster.simulator_cpus "
+                f"{each:g} need {least * each:g}; to wait for more hosts, set cluster.wait_s"
             )
         present, self._absent = simulators[:room], simulators[room:]
         result = [process for process in processes if process is not self._policy and process not in simulators]
         shares = list(share(len(present), others, each))
         for host in others:
             if count := shares.count(host):
-                self._begin(host, count * each)
+                host.begin(count * each)
                 result += self._place_on(host, present[:count])
                 present = present[count:]
         self._say(f"host {self._where[LEARNER].address}: learner")
@@ -286,18 +157,22 @@ class RayHosts:
         if not self._absent or now - self._looked_at < _LOOK:
             return ()
         self._looked_at = now
-        self._find_hosts()
+        self._members.find()
         each, result = self._config.cluster.simulator_cpus, list[Process]()
-        for host in self._hosts.values():
-            if host.lost or host.simulators or host is self._where[LEARNER]:
+        promised = [process for host in self._members.alive for process in host.promised]
+        for host in self._members.alive:
+            if host.simulators or host is self._where[LEARNER]:
                 continue
-            mine = self._absent[: int(host.cpus / each) if each else len(self._absent)]
+            if not host.promised:
+                free = [process for process in self._absent if process not in promised]
+                host.promised = free[: int(host.cpus / each) if each else len(free)]
+                promised += host.promised
             try:
-                if mine and self._begin(host, len(mine) * each, wait=0.0):
-                    result += self._place_on(host, mine)
-                    self._absent = self._absent[len(mine) :]
+                if host.promised and host.begin(len(host.promised) * each, wait=0.0):
+                    result += self._place_on(host, host.promised)
+                    self._absent = [process for process in self._absent if process not in host.promised]
+                    host.promised = []
             except NodeError as error:
-                host.lost = True
                 self._say(f"{error}; the run does not use it")
         return result
 
@@ -375,7 +250,8 @@ class RayHosts:
     def _move(self, server: str) -> None:
         """Choose another host for the learner, or for a policy server and its simulators."""
         lost = self._where[server]
-        self._find_hosts(_JOIN if self._able(server) else ANSWER)
+        able = self._members.able_to_learn() if server == LEARNER else self._members.alive
+        self._members.find(_JOIN if able else ANSWER)
         if server == LEARNER:
             self._where[LEARNER] = self._host_for_learner()
             if self._files:
@@ -393,19 +269,20 @@ class RayHosts:
         Raises:
             NodeError: no host is alive.
         """
-        workers = self._workers(self._where[LEARNER])
+        workers = self._members.workers(self._where[LEARNER])
         if not workers:
             raise NodeError("no host of the cluster is alive")
         each = self._config.cluster.simulator_cpus
         mine = [name for name, owner in self._policy_of.items() if owner == server and name in self._simulators]
         host = next(iter(share(1, workers, each)))
         present = len(self._simulators) - len(self._absent)
-        if host.cpus < (host.simulators + len(mine)) * each and present - len(mine) >= self._least:
+        if host.cpus < (host.simulators + len(mine)) * each and present - len(mine) >= self._members.least:
             self._given_up.add(server)
             self._publish(server, None)
             self._absent += [self._simulators[name] for name in mine]
             return False
-        self._begin(host, len(mine) * each)
+        host.begin(len(mine) * each)
+        host.promised = []  # they wait for another host
         host.simulators += len(mine)
         self._where[server] = host
         return True

@@ -8,8 +8,8 @@ from functools import partial
 
 import ray
 
-from td3_robot.cluster.connection import first_line
-from td3_robot.cluster.host import LOST, Host
+from td3_robot.cluster.host import Host
+from td3_robot.cluster.question import LOST, first_line
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.storage import LONGEST, Repeated, Storage, retried
 

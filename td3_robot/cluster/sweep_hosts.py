@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import ray
 
-from td3_robot.cluster.connection import ask_probe, check_address, connect, first_line
-from td3_robot.cluster.host import ANSWER, LOST, Host
+from td3_robot.cluster.connection import ask_probe, check_address, connect
+from td3_robot.cluster.host import Host
+from td3_robot.cluster.question import ANSWER, LOST, first_line
 from td3_robot.errors import NodeError
 from td3_robot.runtime.hosts import Running
 from td3_robot.util.version import __version__

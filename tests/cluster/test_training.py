@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from td3_robot.runtime import metrics
+from td3_robot.runtime.run_folder import RunFolder
 from tests.cluster.conftest import Cluster, nothing_is_left, start_training
 from tests.conftest import Command, poll_until
 
@@ -72,7 +73,8 @@ def test_nothing_is_left_after_the_death_of_the_supervisor(
     run.process.send_signal(signal.SIGKILL)
     run.process.wait()
     poll_until(lambda: not [it for it in cluster.left_behind() if "--incarnation" in it], cluster.left_behind.__str__)
-    again = train("evaluation.every=0", "total_steps=1500", options=("--resume", "run"))
+    more = f"total_steps={RunFolder(tmp_path / 'run').steps_made() + 200}"
+    again = train(more, "evaluation.every=0", options=("--resume", "run"))
     assert again.finish() == 0, again.output()
     nothing_is_left(cluster, tmp_path / "run")
 

@@ -1,0 +1,38 @@
+"""Questions to the hosts of a Ray cluster."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+ANSWER = 60.0
+"""Seconds to wait for the answer of a host."""
+LOST = (RayError, GetTimeoutError)
+"""Errors of a call to a host that has died, or that does not answer."""
+
+
+class Question:
+    """A question to a host, which may never answer."""
+
+    def __init__(self, reference: Any) -> None:
+        self._reference = reference
+        self._end = time.monotonic() + ANSWER
+
+    def settled(self, wait: float) -> bool:
+        """Wait for the answer. Return True if it has come, or if the time for it is over."""
+        left = max(0.0, self._end - time.monotonic())
+        return bool(ray.wait([self._reference], timeout=min(wait, left))[0]) or wait >= left
+
+    def answer(self) -> Any:
+        """Return the answer. Raise RayError if the host has died, or has not answered in time."""
+        return ray.get(self._reference, timeout=0)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error. If the error comes from another host, use its cause."""
+    cause = getattr(error, "cause", None) or error
+    lines = [line for line in str(cause).splitlines() if line.strip()]
+    return lines[0].strip()[:200] if lines else type(cause).__name__

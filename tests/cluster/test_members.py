@@ -1,0 +1,122 @@
+"""Which hosts a run on a cluster uses, and how it shares them among its processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from td3_robot.config.schema import Config
+from td3_robot.runtime.launch import expand, load
+from td3_robot.runtime.prepare import new_run
+from td3_robot.runtime.run_folder import RunFolder
+
+pytest.importorskip("ray")
+from ray.exceptions import GetTimeoutError
+
+from td3_robot.cluster import hosts, members
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> tuple[RunFolder, Config]:
+    """A run that wants 2 to 5 simulators. It has not connected to a cluster."""
+    run, config, _ = new_run("pendulum", ["cluster.simulators=[2, 5]"], tmp_path / "run", cluster=True)
+    return run, config
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def found(new: tuple[RunFolder, Config], tmp_path: Path, said: list[str]) -> members.Members:
+    """The hosts of a cluster, before the run has looked for them."""
+    (tmp_path / "marker").write_text("content")
+    return members.Members(new[1], new[0].path, tmp_path / "marker", said.append)
+
+
+def host(number: str, cpus: float, gpus: float = 0.0) -> hosts.Host:
+    return hosts.Host(number, "10.0.0.1", cpus, gpus, True)
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"),
+    [
+        ([host("a", 2.0)], [{"CPU": 2.0}]),
+        ([host("a", 1.0, 1.0), host("b", 4.0)], [{"CPU": 1.0, "GPU": 1.0}]),
+        ([host("a", 1.0, 1.0), host("b", 5.0)], None),
+        ([host("a", 8.0)], None),  # a single host runs all processes
+    ],
+)
+def test_the_autoscaler_is_asked_once_for_cores_that_the_hosts_lack(
+    found: members.Members,
+    present: list[hosts.Host],
+    expected: list[dict[str, float]] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run wants the whole host of the learner, and 5 cores for simulators."""
+    requests: list[Any] = []
+    monkeypatch.setattr(members, "request_resources", lambda bundles=None: requests.append(bundles))
+    found._hosts = {item.node: item for item in present}
+    found.wait_for_cores(lambda: 0)
+    found.wait_for_cores(lambda: 0)
+    assert requests == ([[*expected, *[{"CPU": 1.0}] * 5]] if expected else [])
+    found.withdraw_request()
+    assert requests[1:] == ([None] if expected else [])
+
+
+class Silent:
+    """A question to a host that has joined and does not answer."""
+
+    late = False
+
+    def settled(self, wait: float) -> bool:
+        assert wait == 0.0
+        return self.late
+
+    def answer(self) -> None:
+        raise GetTimeoutError
+
+
+def test_a_silent_host_delays_nobody_and_is_left_out(
+    found: members.Members, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent, asked = Silent(), []
+    nodes = [{"NodeID": "b", "Alive": True, "Resources": {}, "NodeManagerAddress": "10.0.0.2"}]
+    monkeypatch.setattr(members.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(members, "ask_probe", lambda number, *_: asked.append(number) or silent)
+    found.find()
+    found.find()
+    silent.late = True
+    found.find()
+    found.find()
+    assert (asked, found.alive) == (["b"], [])
+    assert said == ["host 10.0.0.2 of the cluster does not answer; the run does not use it"]
+
+
+def test_hosts_that_join_at_the_same_time_get_different_simulators(
+    new: tuple[RunFolder, Config], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run begins with 2 of its 5 simulators. Two hosts with 2 cores join. Their agents start at the second look."""
+    run, config = new
+    ray_hosts = hosts.RayHosts("auto", run, config, said.append)
+    monkeypatch.setattr(hosts, "_LOOK", 0.0)
+    monkeypatch.setattr(ray_hosts._members, "find", lambda: None)
+    reserved: list[tuple[str, float]] = []
+
+    def begin(it: hosts.Host, cpus: float, wait: float = 60.0) -> bool:
+        reserved.append((it.node, cpus))
+        return wait > 0.0 or reserved.count((it.node, cpus)) == 2
+
+    monkeypatch.setattr(hosts.Host, "begin", begin)
+    ray_hosts._members._hosts = {"a": host("a", 2.0), "b": host("b", 2.0)}
+    ray_hosts._where["learner"] = ray_hosts._members._hosts["a"]
+    placed = ray_hosts.place(expand(load(config.launch), config))
+    assert [process.name for process in placed if process.name.startswith("sim-")] == ["sim-0", "sim-1"]
+    reserved.clear()
+    ray_hosts._members._hosts |= {"c": host("c", 2.0), "d": host("d", 2.0)}
+    looks = [[process.name for process in ray_hosts.joined()] for _ in range(3)]
+    assert looks == [[], ["policy-1", "sim-2", "sim-3", "policy-2", "sim-4"], []]
+    assert reserved == [("c", 2.0), ("d", 1.0)] * 2
