@@ -23,10 +23,11 @@ class Answers:
     """Answers the newest Step of each source.
 
     A Step waits until the server is configured and has a policy. In lock-step, the Step also waits until the weights
-    that it needs arrive. A newer Step of the same source replaces a waiting Step.
+    that it needs arrive. A newer Step of the same source replaces a waiting Step. A Step that is too old, or that comes
+    from another kind of robot, gets no answer.
 
     Args:
-        exploring: add the exploration noise that a Weights message names.
+        exploring: add the exploration noise that the policy asks for.
         counters: counts Steps and Actions, and the reasons why no policy answered a Step.
     """
 
@@ -90,6 +91,7 @@ class Answers:
                 watch.watchdog.put_off(now)
             return None
         if self._is_useless(step, policy, now - since):
+            del self._waiting[peer]
             return None
         if self._is_withheld(peer.name, step, policy, since, now):
             return self.safe(step, policy)
@@ -113,12 +115,12 @@ class Answers:
         return False
 
     def _is_withheld(self, name: str, step: Step, policy: Policy, since: float, now: float) -> bool:
-        """Whether a stop, a fault or a bad observation forbids the policy's action for this robot."""
+        """Whether a stop, a fault, an inactive state or a bad observation forbids the policy to move this robot."""
         problem = None
         watch = self._safety.watches.get(name)
         if watch is None and policy.safety.envelope.guarded:
             watch = self._safety.watch(name, now)
-        if watch is not None:  # even if the policy has no watch settings: a new policy must not end a fault or a stop
+        if watch is not None:  # even without safety settings: a new policy must not end a fault or a stop
             if since == now:
                 problem = watch.take(step, policy.safety, now)
             elif not watch.lifecycle.active:

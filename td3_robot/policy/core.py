@@ -48,7 +48,7 @@ _REASON = 200  # maximum number of characters of a watch's reason in a Reply
 
 
 def make(config: Config, name: str, *, exploring: bool, frozen: bool = False, examine: Examine = examine) -> PolicyCore:
-    """The core of the policy server ``name`` with this configuration; ``frozen`` overrides the configuration."""
+    """The core of the policy server ``name`` with this configuration. ``frozen`` freezes the server in any case."""
     return PolicyCore(
         config.seed,
         exploring=exploring,
@@ -63,13 +63,13 @@ def make(config: Config, name: str, *, exploring: bool, frozen: bool = False, ex
 
 
 class PolicyCore:
-    """Answers every Step with the policy that serves, or in lock-step with exactly the version that the Step needs.
+    """Answers Steps with the policy that serves, or in lock-step with exactly the version that the Step needs.
 
     A policy acts only while the server and its watch over the source are active. Otherwise the server answers with
     the safe action. A server that is unconfigured or has no policy does not answer.
 
     Args:
-        exploring: add the exploration noise that a Weights message names.
+        exploring: add the exploration noise that the policy asks for.
         lockstep: each Step names the weights version that must answer it. The learner may later send a lower version.
         safety: the robot's settings; the server joins them with the settings of each policy.
         autostart: go to the state ``active`` at once.
@@ -117,7 +117,7 @@ class PolicyCore:
 
     @property
     def version(self) -> int:
-        """The highest version of weights so far; 0 before the first."""
+        """The version of the newest policy; 0 before the first policy."""
         return self.store.newest
 
     @property
@@ -134,7 +134,7 @@ class PolicyCore:
         self.store.add(version, Actor(bundle), loaded=True)
 
     def resume(self, state: SafetyState, now: float) -> list[str]:
-        """Restore the saved stops, faults and decisions after a restart. Return one log line for each item."""
+        """Restore the saved stops, faults and decisions after a restart. Return lines for the log."""
         lines: list[str] = []
         self.store.withdrawn = state.withdrawn
         if state.frozen and not self.store.frozen:
@@ -163,7 +163,7 @@ class PolicyCore:
         return ["the server was not active before the restart: activate it"]
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
-        """Process the inputs at ``now`` (s), and answer every Step that a policy can answer."""
+        """Process the inputs at ``now`` (s), and answer every Step that can be answered."""
         if self._autostart and self.lifecycle.state is State.UNCONFIGURED:
             self._autostart = False
             self.lifecycle.command("configure", now, "autostart")
@@ -238,7 +238,7 @@ class PolicyCore:
     # -- operators -----------------------------------------------------------------------------------------------
 
     def detail(self) -> dict[str, Any]:
-        """The contents of a Reply about this server, as plain JSON values. Sources that are not active come first."""
+        """The ``detail`` of a Reply about this server, as plain JSON values. Sources that are not active come first."""
         serving = self.store.serving
         links: dict[str, Any] = {}
         if status := self._transport:

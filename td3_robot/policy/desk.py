@@ -68,7 +68,10 @@ class Desk:
         return [*outputs, (peer, reply)]
 
     def _to_all(self, peer: Peer, command: Command, now: float) -> tuple[list[Output], Reply]:
-        """Carry out a Command for the server itself, and relay it to the robots if its verb is in _TO_ALL."""
+        """Carry out a Command for the server itself.
+
+        A Command with a verb in _TO_ALL and without a target also goes to the robots.
+        """
         outputs: list[Output] = []
         reply = carry_out(command, f"{peer.role} {peer.name}", self._verbs, self._lifecycle, self._detail, now)
         if command.verb in _TO_ALL and not command.target and not reply.error:

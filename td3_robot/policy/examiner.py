@@ -26,7 +26,7 @@ _Offer = tuple[Origin, Weights]
 
 @dataclass(frozen=True, eq=False)
 class _Examination:
-    """One examination. ``result`` is a policy, an error text, or the exception of an examination that failed."""
+    """One examination. ``result`` holds an actor, an error text, or the exception of an examination that failed."""
 
     offer: _Offer
     result: Future[Actor | str]
@@ -39,8 +39,8 @@ class Examiner:
     once. Otherwise the call examines the bytes itself.
 
     Args:
-        counters: ``weights_not_examined`` counts weights that the examiner drops: because newer weights already serve,
-            because a person has loaded a policy, or because too many weights wait.
+        counters: ``weights_not_examined`` counts weights that the examiner drops: because the core would refuse them
+            (for example, newer weights serve), because a person has loaded a policy, or because too many weights wait.
     """
 
     def __init__(self, counters: Counter[str], examine: Examine = examine) -> None:
@@ -53,7 +53,7 @@ class Examiner:
         self._thread.submit(realtime.stand_back)  # starts the thread now, so that the loop never waits for it
 
     def __call__(self, version: int, digest: str, payload: bytes) -> Actor:
-        """Return the policy in these bytes. Raises BundleError if they are not a policy."""
+        """Return the actor of the policy in these bytes. Raises BundleError if they are not a policy."""
         if self._delivered and not self._delivered.result.exception():
             (_, weights), result = self._delivered.offer, self._delivered.result.result()
             if weights.payload is payload and weights.sha256 == digest:

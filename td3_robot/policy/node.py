@@ -160,7 +160,8 @@ class _Server:
         loaded = core.store.loaded[-1:]
         if loaded != self._loaded:  # an operator has loaded a policy
             self._loaded = loaded
-            self.node.bus.send(RECORDER, weights(loaded[0], core.store.held[loaded[0]].bundle))
+            for version in loaded:  # none if a learner in lock-step returned to an earlier version
+                self.node.bus.send(RECORDER, weights(version, core.store.held[version].bundle))
         if self.learner and core.version != self.learner.hello.weights_version:
             self.learner.hello = replace(self.learner.hello, weights_version=core.version)
         if self._served is None and core.spec:

@@ -58,7 +58,7 @@ class Noise:
         NUMBER: identifies the noise, as ``noise_kind`` of messages and as a word of the generator's counter. A noise
             of an installed package chooses a number from 1000 to 2^32 - 1. Lower numbers belong to this package.
         PARAMETERS: the parameters that a configuration can set, by name.
-        shape: (steps, A), the shape of a block.
+        shape: (steps, A), the shape of one robot's block.
     """
 
     NUMBER: ClassVar[int]
@@ -103,7 +103,7 @@ class Noise:
         wanted = episode.tobytes() + number.tobytes()
         if wanted != self._drawn:  # almost always equal; comparing bytes is the fastest check
             robots = np.flatnonzero((self._episode != episode) | (self._number != number))
-            if len(robots):  # there are none if a peer sends the episode _NOTHING_DRAWN
+            if len(robots):  # there may be none if a peer sends the episode _NOTHING_DRAWN
                 self._values[robots] = self.draw(robots, episode, number)
                 self._episode[robots], self._number[robots] = episode[robots], number[robots]
             self._drawn = wanted
@@ -143,7 +143,7 @@ class Noise:
         return np.stack(drawn)
 
     def block(self, generator: np.random.Generator) -> Float32:
-        """Draw an array of ``shape``: independent numbers with mean 0 and standard deviation 1."""
+        """Draw an array of ``shape``: independent numbers. :meth:`Noise.act` needs mean 0 and standard deviation 1."""
         raise NotImplementedError
 
 
@@ -170,7 +170,11 @@ class Gaussian(Noise):
 
 
 class Uniform(Noise):
-    """U[low, high] in place of the actor's output. The scale has no effect. The warm-up uses this noise."""
+    """U[low, high] in place of the actor's output. The scale has no effect.
+
+    The warm-up uses this noise. If the configured noise is in :mod:`td3_robot.policy.noise_v2`, the warm-up uses
+    UniformV2.
+    """
 
     NUMBER = 2
 
@@ -237,7 +241,7 @@ def blocks_remembered(theta: float) -> int:
 
 
 def robot_scales(scale: float | tuple[float, float], source: str, robots: int) -> Float32:
-    """The standard deviation of each robot's noise, float32[N, 1].
+    """The scale of each robot's noise, float32[N, 1], as a fraction of half the range of an action.
 
     Args:
         scale: one scale for all robots; or a range [low, high] of N equal parts. The scale of robot i is in part i.

@@ -1,7 +1,8 @@
-"""Exploration noises that draw the numbers of all robots at once. New runs use them.
+"""Exploration noises that draw the numbers of all robots at once. They are the default.
 
-The distributions are those of :mod:`td3_robot.policy.noise`; the numbers differ. A number depends only on the seed, the
-source, its incarnation, the robot, the kind of noise, the episode, the step and the channel.
+The distributions are those of :mod:`td3_robot.policy.noise`; the numbers differ. A drawn number depends only on the
+seed, the source, its incarnation, the robot, the kind of noise, the episode, the step, the channel and the number of
+channels.
 
 The generator is SplitMix64 (Steele, Lea and Flood 2014), with one stream for each robot, episode and kind of noise.
 Appendix E of ``docs/reference/protocol.md`` has the whole definition.
@@ -79,7 +80,7 @@ class GaussianV2(AtOnce):
 
 
 class UniformV2(AtOnce, Uniform):
-    """The distribution of :class:`Uniform`. The warm-up of new runs uses this noise."""
+    """The distribution of :class:`Uniform`."""
 
     NUMBER = 6
 

@@ -56,6 +56,6 @@ class AnswerRates:
             loop.report(log, f"answers to {name}", self._allowed)
 
     def figures(self, now: float) -> dict[str, float]:
-        """Return the figures of the source with the highest share of missed answers; empty without new measurements."""
+        """The figures of the source with the highest share of missed deadlines; empty without new measurements."""
         new = [loop.figures for loop in self._loops.values() if loop.figures and now - loop.measured < 3 * WINDOW_S]
         return max(new, key=lambda figures: (figures["missed_share"], figures["jitter_s"]), default={})

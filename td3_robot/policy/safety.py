@@ -17,19 +17,18 @@ from td3_robot.safety.state import SafetyState
 
 log = logging.getLogger(__name__)
 
-_AWAY = 1024  # maximum number of watches that the server keeps for absent robots that no policy may move
+_AWAY = 1024  # maximum number of watches that the server keeps for absent robots without an emergency stop
 _STOPS = 1024  # maximum number of individually stopped robots
-_LONGEST_REASON = 500  # maximum number of characters of a reason in the state file
 
 
 class Safety:
     """Holds all stops and faults of a policy server.
 
     An emergency stop of one robot holds for the robot's name, even if the robot is not connected or the server has no
-    watch over it. The stop lasts until a reset of that robot or of all robots.
+    watch over it. The stop lasts until a reset with that name, or a reset of all robots while the robot is connected.
 
     Attributes:
-        watches: the watches over robots, by robot name. The server has no watch over a robot without watch settings.
+        watches: the watches over robots, by robot name. Without safety settings, the server begins no watch.
     """
 
     def __init__(self, node: str) -> None:
@@ -111,7 +110,7 @@ class Safety:
     # -- robots that leave ---------------------------------------------------------------------------------------
 
     def leave(self, name: str, farewell: Farewell) -> None:
-        """A robot has left: forget its watch if the watch is active.
+        """Note that a robot has left. Forget its watch if the watch is active.
 
         Otherwise keep the watch, so that the robot cannot end a fault by leaving and returning. Also keep the watch of
         a robot that is lost during a reset: a source cannot send heartbeats while its ``reset()`` runs.
@@ -121,7 +120,7 @@ class Safety:
             self.watches[name] = watch  # at the end, because the order shows which robots left last
 
     def forget_absent_robots(self, here: Container[str]) -> None:
-        """Forget the watches of absent robots. Keep those of stopped robots, and of the _AWAY others that left last."""
+        """Forget the watches of absent robots, except stopped robots and the _AWAY other robots that left last."""
         away = [name for name, it in self.watches.items() if name not in here and not it.lifecycle.stopped]
         for name in away[:-_AWAY]:
             log.warning("%s: forgets robot %r, because %d absent robots left later", self.lifecycle.node, name, _AWAY)
@@ -131,7 +130,7 @@ class Safety:
 
     def state(self, *, frozen: bool, withdrawn: tuple[str, ...]) -> SafetyState:
         """Return the state that the server must keep across a restart."""
-        watches = ((name, _kept(watch.lifecycle, _LONGEST_REASON)) for name, watch in self.watches.items())
+        watches = ((name, _kept(watch.lifecycle)) for name, watch in self.watches.items())
         return SafetyState(
             server=_kept(self.lifecycle),
             sources={name: held for name, held in watches if held},
@@ -158,9 +157,7 @@ class Safety:
         return lines
 
 
-def _kept(lifecycle: Lifecycle, longest: int | None = None) -> Held | None:
-    """Return why a lifecycle is not active, for the state file. Cut the reason to ``longest`` characters."""
+def _kept(lifecycle: Lifecycle) -> Held | None:
+    """Return why no policy moves a robot, for the state file; without the reason if the lifecycle is only inactive."""
     held = lifecycle.held
-    if held is None or held.cause is Cause.INACTIVE:
-        return held and Held(Cause.INACTIVE)
-    return Held(held.cause, held.reason[:longest])
+    return Held(Cause.INACTIVE) if held and held.cause is Cause.INACTIVE else held

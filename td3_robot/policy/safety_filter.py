@@ -29,7 +29,7 @@ class SafetyFilter:
         """Change ``action`` in place, and return it.
 
         Args:
-            action: float32[N, A], the policy's action with its noise.
+            action: float32[N, A], the action of the policy with its noise, or of operators.
             applied: float32[N, A], ``action`` of the Step, which the robot applied in the last control period or at
                 the start of the episode.
         """
@@ -45,11 +45,11 @@ class SafetyFilter:
                 np.maximum(action, self._bound, out=action)
                 np.add(applied, self._step, out=self._bound)
                 np.minimum(action, self._bound, out=action)
-        np.maximum(action, self._low, out=action)  # np.clip takes three times longer
+        np.maximum(action, self._low, out=action)  # np.clip takes more than twice as long
         return np.minimum(action, self._high, out=action)
 
     def violation(self, action: Float32) -> str | None:
-        """Why this action of the policy, float32[N, A], must stop the robot; None if the action is allowed."""
+        """Why this action, float32[N, A], must stop the robot; None if the action is allowed."""
         return self.envelope.violation(action, self.spec.actions)
 
     def problem(self, observation: Float32) -> str | None:

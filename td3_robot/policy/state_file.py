@@ -48,7 +48,7 @@ class StateFile:
     """The safety state of one policy server, as JSON.
 
     Each change replaces the file atomically, some milliseconds later. After a failed write, the thread tries again
-    until it succeeds.
+    until it succeeds or :meth:`close` is called.
 
     Args:
         path: path of the file. A missing file means an empty state.
@@ -66,7 +66,7 @@ class StateFile:
         try:
             self.kept, kept_owner = _read(path)
             self._owner = kept_owner or owner
-            self._write(self.kept)  # a folder without write access must fail now, not at the first stop
+            self._write(self.kept)  # report a folder without write access now, not at the first stop
         except BaseException:
             self._claim.close()
             raise
@@ -85,7 +85,7 @@ class StateFile:
             self._changed.notify()
 
     def close(self) -> None:
-        """Wait until the newest state is in the file."""
+        """End the thread. If the newest state is not in the file, the thread first tries once to write it."""
         with self._changed:
             self._over = True
             self._changed.notify()

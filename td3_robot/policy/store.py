@@ -42,7 +42,7 @@ class Policy:
 
 
 Examine = Callable[[int, str, bytes], Actor]
-"""Checks weights. Arguments: version, SHA-256, bytes. Raises a BundleError if the bytes are not a policy."""
+"""Checks weights. Arguments: version, SHA-256, bytes. Raises a BundleError if the hash or the bytes are wrong."""
 
 
 def examine(version: int, digest: str, payload: bytes) -> Actor:
@@ -63,9 +63,9 @@ class PolicyStore:
     Attributes:
         held: policies by version: at most the four newest, and the four newest that a person loaded.
         serving: the policy that answers unless a Step needs another policy; None before the first policy.
-        newest: the highest version so far; 0 before the first policy.
+        newest: the version that was added last; 0 before the first policy. It becomes lower only in lock-step.
         loaded: at most the four newest versions that a person loaded, oldest first.
-        withdrawn: SHA-256 of the policies that a rollback withdrew and that no person has chosen again.
+        withdrawn: SHA-256 of the 16 newest policies that a rollback withdrew and that no person has chosen again.
     """
 
     def __init__(
@@ -87,15 +87,12 @@ class PolicyStore:
 
         Raises:
             BundleError: the policy is not newer than all earlier policies (lock-step allows this), is for another
-                robot, or its safety settings contradict the robot's settings.
+                robot, or has safety settings that contradict the robot's settings.
         """
         bundle = actor.bundle
-        if self._lockstep:
-            self.held = {held: policy for held, policy in self.held.items() if held < version}
-            self.newest = max(self.held, default=0)
         if self.serving and (difference := self.serving.bundle.spec.difference(bundle.spec)):
             raise BundleError(f"weights version {version} are for another robot: {difference}")
-        if version <= self.newest:
+        if version <= self.newest and not self._lockstep:
             raise BundleError(self._not_newer(version))
         floor = bundle.safety if loaded else self.serving.floor if self.serving else SafetyConfig()
         try:
@@ -103,6 +100,9 @@ class PolicyStore:
         except ConfigError as error:
             raise BundleError(f"weights version {version}, with the safety settings of this server: {error}") from None
         policy = Policy(version, bundle, actor, SafetyFilter(envelope, bundle.spec), floor)
+        if self._lockstep:
+            self.held = {held: policy for held, policy in self.held.items() if held < version}
+            self.loaded = [held for held in self.loaded if held < version]
         self.held[version], self.serving, self.newest = policy, policy, version
         if loaded:
             self.loaded = [*self.loaded[1 - _KEPT :], version]
@@ -118,7 +118,8 @@ class PolicyStore:
     def receive_all(self, queued: list[Weights]) -> None:
         """Take a learner's weights, and empty the queue.
 
-        The newest valid weights serve. The store examines older weights only in lock-step, where a Step may need them.
+        The newest valid weights serve. In lock-step, the store examines all weights, because a Step may need them.
+        Otherwise it examines older weights only if it refuses the newer ones.
         """
         while queued:
             weights = queued.pop(0 if self._lockstep else -1)
@@ -165,7 +166,7 @@ class PolicyStore:
         )
 
     def _not_newer(self, version: int) -> str:
-        return f"weights version {version} is not newer than {self.newest}, which is served"
+        return f"weights version {version} is not newer than version {self.newest}, the newest one so far"
 
     # -- decisions of people -------------------------------------------------------------------------------------
 
@@ -181,10 +182,11 @@ class PolicyStore:
             self.withdrawn = tuple(digest for digest in self.withdrawn if digest != chosen)
 
     def roll_back(self, version: int = 0) -> Policy:
-        """Serve an older policy again, withdraw the current policy, and freeze. Return the older policy.
+        """Serve a held policy again, withdraw the current policy, and freeze. Return the policy that serves.
 
         Version 0 chooses the newest of the older policies that a person loaded. If there is none, version 0 chooses
-        the previous policy. Raises LifecycleError if the store holds no such policy.
+        the previous policy. Another version may also be newer than the current one. Raises LifecycleError if the store
+        does not hold the policy.
         """
         before = self.serving
         if before is None:

@@ -212,7 +212,7 @@ class Takeovers:
         }
 
     def robots(self) -> dict[str, tuple[int, ...]]:
-        """The robots that the policy must not move after a restart."""
+        """The robots that the policy must not move after a restart: their indices by source."""
         names = sorted({source for source, _ in self.held})
         return {name: tuple(sorted(robot for source, robot in self.held if source == name)) for name in names}
 

@@ -54,6 +54,7 @@ class Watch:
             self.watchdog.feed(now)
         elif not again:
             self.watchdog.arm(now)  # FAULT follows after the deadline if no valid observation comes
+            self.watchdog.interrupt()
         return problem or (None if self.lifecycle.active else self.lifecycle.reason)
 
     def _take_phase(self, step: Step, period: float, now: float) -> None:

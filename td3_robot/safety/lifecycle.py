@@ -4,7 +4,7 @@
                                      ▲  ◄── deactivate ──    │
                                      │                       ▼  a missed deadline, an error
                                      └─ reset, deactivate ─ fault ── activate ──► active
-    any ── estop ──► fault, which only reset leaves               any ── shutdown ──► finalized
+    any ── estop ──► fault, which only reset and shutdown leave   any ── shutdown ──► finalized
 
 Nothing here reads a clock: callers pass the time. FAULT corresponds to the error processing of ROS 2. A policy moves
 the robot only in ``active``.
@@ -66,7 +66,7 @@ _COMMANDS: dict[str, dict[State, State]] = {
     "reset": {**{state: state for state in State}, State.FAULT: State.INACTIVE},
     "shutdown": dict.fromkeys(State, State.FINALIZED),
 }
-"""Maps each command to its changes of state: from old state to new state. In other states, the command is refused."""
+"""Maps each command except estop to its changes of state, from old to new. In other states, the node refuses it."""
 _REFUSED_WHILE_STOPPED = ("configure", "activate", "deactivate")
 _LONGEST_REASON = 2000  # characters
 _KEPT = 100  # changes to keep for :meth:`Lifecycle.changes`
@@ -172,7 +172,8 @@ class Watchdog:
         what: name of the feed.
         deadline_s: longest time between two feeds, in seconds; None: the watchdog is off.
         recovery_s: FAULT ends after this many seconds of feeds without a pause; None: feeds never end FAULT.
-        fed: time of the newest feed in seconds; None while the watchdog is not armed.
+        fed: time (s) at which the deadline began: the newest feed, :meth:`arm` or :meth:`put_off`; None while the
+            watchdog is not armed.
     """
 
     lifecycle: Lifecycle
@@ -221,7 +222,7 @@ class Watchdog:
         self._back_since = None
 
     def put_off(self, now: float) -> None:
-        """Restart the deadline of an armed watchdog, because no feed could arrive before now."""
+        """Restart the deadline of an armed watchdog, because no feed could arrive earlier."""
         if self.fed is not None and self.lifecycle.active:
             self.fed = now
 

@@ -54,7 +54,7 @@ class SafetyConfig(Section, frozen=True):
         recovery: ``manual``: only an explicit activate leaves FAULT. ``automatic``: FAULT also ends when the missing
             data have arrived for ``recovery_ms`` without a pause. Neither value ends an emergency stop. The default is
             ``manual``.
-        recovery_ms: see ``recovery``.
+        recovery_ms: see ``recovery``. The default is 1 s.
     """
 
     limits: Range | dict[str, Range] | None = None

@@ -1,4 +1,4 @@
-"""The state that a policy server keeps across a restart: stops, faults, a freeze, and withdrawn policies."""
+"""The state that a policy server keeps across a restart: stops, faults, a freeze, withdrawn policies and takeovers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class SafetyState:
     """Stops, faults and decisions that a policy server keeps until a person clears them.
 
     Attributes:
-        server: an emergency stop of the server, or its deactivation by a person; None if there is neither.
-        sources: maps the name of a robot to the reason why the server's lifecycle for this robot is not active.
+        server: an emergency stop of the server, or its state ``inactive``; None if there is neither.
+        sources: maps the name of a robot to the reason why the server's watch over this robot is not active.
         stopped: names of the robots that a person stopped individually.
         frozen: whether the server refuses the weights of learners.
         withdrawn: SHA-256 of the policies that a rollback withdrew and that no person has chosen again.

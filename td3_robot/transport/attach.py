@@ -50,19 +50,23 @@ def places(endpoint: str) -> list[str]:
 
 
 def prepare(endpoint: str) -> None:
-    """Make the folder of an endpoint from :func:`beside`. Raises EndpointError if another user may write in it."""
+    """Make the folder for listeners if an endpoint from :func:`beside` is in it.
+
+    Raises:
+        EndpointError: another user may write in the folder.
+    """
     folder = Path(endpoint.removeprefix(_IPC)).parent
     if folder != _folder():
         return
     folder.mkdir(mode=0o700, exist_ok=True)
     if not _is_private(folder):
-        raise EndpointError(f"endpoint {endpoint!r}: another user can write in the folder {str(folder)!r}; delete it")
+        raise EndpointError(f"endpoint {endpoint!r}: another user can write in {str(folder)!r}; delete this folder")
 
 
 class Search:
     """Looks for the listeners that serve the places of an endpoint.
 
-    ``skip``: leave out the first place. The configuration names it, so the node connects to it anyway.
+    ``skip``: leave out the first place, because the configuration names it and the node connects to it anyway.
     """
 
     def __init__(self, endpoint: str, *, skip: bool) -> None:
@@ -72,7 +76,7 @@ class Search:
         self._settled_at = 0.0  # after this time (s), a new change gets a new time stamp
 
     def look(self) -> set[str] | None:
-        """Return the places that have a listener of this user; None if nothing has changed since the last call."""
+        """Return the places with a socket file of this user; None if no place has changed since the last call."""
         try:
             changed = self._folder.stat().st_mtime_ns
         except OSError:
@@ -110,7 +114,7 @@ class Attaching:
         for place in self.taps.keys() - served:
             detach(self.taps.pop(place))
         for place in served - self.taps.keys():
-            with contextlib.suppress(EndpointError):  # the path is too long, so no listener can serve it
+            with contextlib.suppress(EndpointError):  # for example, the path is too long, so no listener can serve it
                 self.taps[place] = connect(place, self.client(), like=self.model)
 
 

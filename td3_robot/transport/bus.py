@@ -34,15 +34,15 @@ _IO_THREADS = 2  # with two threads, a stranger's large data delays only half of
 _FAREWELL = 1000  # ms that a closing socket may take to send its last messages
 _DRAIN = 256  # maximum number of messages to take from one socket before the other sockets get their turn
 FOREIGN = 16
-"""Maximum number of foreign messages to take from one socket in one turn. A foreign message gives the core no input:
-it comes from a stranger, is malformed, or belongs to a handshake. The limit keeps the core's delay short."""
-_TURN = 0.001  # maximum seconds for one socket, so that a flood from one peer does not block the other peers
+"""Maximum number of foreign messages to take from one socket in one turn. A foreign message gives the core no input.
+For example, it comes from a stranger, is malformed, or is a Heartbeat. The limit keeps the core's delay short."""
+_TURN = 0.001  # maximum seconds for one socket in one turn, so that a flood from one peer does not block others
 _TIMER = REVOCATION_TIME  # seconds between two checks of handshakes, timeouts and keys
 _DELIVERY = 0.5  # seconds in which libzmq delivers the messages that arrived while this process was suspended
 _DEAD = 5_000  # ms of silence until libzmq closes a TCP connection; its client then connects again
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  # plain integers are faster than enum flags
 _READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
-_COPIED = 65536  # bytes; the bus sends a longer frame without copying it
+_COPIED = 65536  # bytes; the bus sends a frame of this size or larger without copying it
 _MARGIN = 1024  # bytes by which a frame may exceed the longest message
 MAX_FRAME = codec.MAX_BYTES + _MARGIN
 """Largest frame, in bytes. libzmq closes a connection that sends a larger frame. A link with short messages sets a
@@ -146,7 +146,7 @@ class Bus(Transport):
         self._introduce(client, self._clock())  # send Hello before any other message
 
     def record(self, endpoint: str, client: ClientLink, *, expected: bool = False, like: Tap | None = None) -> Tap:
-        """Give the recorder or monitor at an endpoint a copy of every message that this bus sends.
+        """Give the recorder or monitor at an endpoint one copy of each message that this bus sends, except Heartbeats.
 
         Args:
             client: the handshake with the recorder or monitor.
@@ -167,16 +167,17 @@ class Bus(Transport):
         return tap
 
     def attach(self, search: Search, client: Callable[[], ClientLink], like: Tap | None = None) -> None:
-        """The search finds listeners. While a listener listens, it gets a copy of every message of this bus.
+        """Record for each listener on this machine, while it listens. See :meth:`record`.
 
         Args:
+            search: finds the listeners.
             client: makes the handshake with one listener.
             like: the tap of the listener that the configuration names, if there is one.
         """
         self._attaching.append(Attaching(search, client, like or Tap(client(), lambda *_: False), owned=like is None))
 
     def _connected(self, endpoint: str, client: ClientLink, *, immediate: bool = False) -> zmq.Socket[bytes]:
-        """A connected DEALER socket. With ``immediate``, it accepts no messages while there is no connection."""
+        """A connected DEALER socket. With ``immediate``, the socket accepts messages only while a connection exists."""
         endpoints.check(endpoint, bind=False, keys=self.keys is not None)
         socket = self._socket(zmq.DEALER, {Welcome, Refused, *client.accepts})
         self._set_network(socket, endpoint)
@@ -282,7 +283,7 @@ class Bus(Transport):
         self._context.term()
 
     def _socket(self, kind: int, accepts: set[type[Message]]) -> zmq.Socket[bytes]:
-        """A new socket with the options of every endpoint. libzmq ignores most options after bind or connect."""
+        """A new socket with the options that all endpoints share. libzmq ignores most options after bind or connect."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, QUEUE_LENGTH)
         socket.setsockopt(zmq.RCVHWM, QUEUE_LENGTH)
@@ -303,7 +304,7 @@ class Bus(Transport):
             socket.setsockopt(zmq.CONNECT_TIMEOUT, _DEAD)
 
     def _timers(self, now: float) -> None:
-        """Check keys, failed handshakes, refusals, heartbeats and silent clients at time ``now`` (s)."""
+        """Check keys, failed handshakes, refusals, heartbeats, listeners and silent clients at time ``now`` (s)."""
         if self.keys and (change := self.keys.refresh()):
             log.warning("%s", change)
             for server in self.servers.values():

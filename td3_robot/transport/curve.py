@@ -1,8 +1,8 @@
 """CURVE on sockets: options, access control (ZAP, ZeroMQ RFC 27), and retries after failed handshakes.
 
-A server accepts only clients whose key is on its allow-list. A client accepts only the server whose key it has pinned.
-A change of the list takes effect while nodes run. The ZAP handler runs in the loop of the bus, because a separate
-thread would compete with the control loop.
+A server accepts only clients whose key is on its allow-list or is its own key. A client accepts only the server whose
+key it has pinned. A change of the list takes effect while nodes run. The ZAP handler runs in the loop of the bus,
+because a separate thread would compete with the control loop.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ class Pin:
             self._retry = min(self._retry, now + _RETRY)
             event, link = monitor.recv_monitor_message(self.monitor)["event"], self._client.link
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                own = f"run there: td3-robot keys allow {self._keys.identity.name} '{self._keys.identity.public}'"
-                self._tally.note("not-allowed", f"link {link}: the server does not allow our key; {own}", now)
+                own = f"td3-robot keys allow {self._keys.identity.name} '{self._keys.identity.public}'"
+                text = f"link {link}: the server does not allow this machine's key; on the server's machine, run: {own}"
+                self._tally.note("not-allowed", text, now)
             else:
                 pin = f"to accept it: td3-robot keys allow NAME FILE --server {link} --keys {self._keys.folder.path}"
                 text = f"link {link}: the server does not hold the key {self._keys.server(link)}; {pin}"

@@ -25,7 +25,7 @@ class Departures:
         self._unexplained = 0  # ended connections minus Byes; below 0 if a client sent a Bye and is still connected
 
     def read(self, now: float) -> None:
-        """Count the ended connections. For a failed handshake libzmq reports both events, which cancel each other."""
+        """Count the ended connections. A failed handshake causes both events, so it does not change the count."""
         del now
         while self.monitor.poll(0):
             event = monitor.recv_monitor_message(self.monitor)["event"]

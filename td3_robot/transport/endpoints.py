@@ -41,8 +41,8 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
 
     Raises:
         EndpointError: the endpoint is malformed or too long. Or this process has no keys, and other machines can reach
-            the endpoint. With ``bind``, also if another process serves the ``ipc://`` path, or a file at the path is
-            not a socket.
+            the endpoint. With ``bind``, also if the folder of the ``ipc://`` path is missing, another process serves
+            the path, or the file at the path is not a stale socket of this program.
     """
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and rest:
@@ -128,9 +128,9 @@ def binding(endpoint: str) -> Iterator[None]:
 
 
 def _check_free(endpoint: str, path: Path) -> None:
-    """Raise EndpointError if a process serves the path, or if the path is not a stale socket of this program.
+    """Raise EndpointError unless the folder exists, and the path is free or a stale socket of this program.
 
-    libzmq deletes any file at the path when it binds. The bus gives its socket files the mode 0600.
+    libzmq deletes any file at the path when it binds. The bus gives its socket files the mode SOCKET_MODE.
     """
     if not path.parent.is_dir():
         raise EndpointError(f"endpoint {endpoint!r}: the folder {str(path.parent)!r} does not exist")

@@ -22,8 +22,8 @@ from td3_robot.transport.tally import Tally
 class Transport(ABC):
     """All links of one process. Only one thread may use a transport.
 
-    Each link keeps the order of its messages and queues at most QUEUE_LENGTH messages in each direction. A full queue
-    takes no message. While the connection lasts, a transport drops no message from a queue.
+    Each connection keeps the order of its messages. Each of its ends queues at most QUEUE_LENGTH messages in each
+    direction. A full queue takes no message. While the connection lasts, a transport drops no message from a queue.
 
     ``servers`` holds the links that this process serves, and ``clients`` the links on which it is a client, by name.
     """
@@ -52,9 +52,10 @@ class Transport(ABC):
 
     @abstractmethod
     def receive(self, timeout: float) -> list[Input]:
-        """Wait up to ``timeout`` seconds for a first input. Return all inputs that have arrived.
+        """Wait up to ``timeout`` seconds for a first input. Return the inputs that have arrived.
 
-        Inputs of one link keep their order. Raises HandshakeError if a server refused this process.
+        A transport may limit the inputs of one call, and return the others in the next calls. Inputs of one connection
+        keep their order. Raises HandshakeError if the server of an essential link refused this process.
         """
 
     @abstractmethod
@@ -102,7 +103,7 @@ class Transport(ABC):
         self._introduce(self.clients[link], self._clock())
 
     def adopt(self, link: str, spec: RobotSpec) -> None:
-        """Accept only clients with this robot on a link from now on."""
+        """Serve this robot on a link from now on. Refuse and forget clients with another robot."""
         inputs, replies = self.servers[link].adopt(spec)
         self._waiting += inputs
         for key, message in replies:
@@ -117,11 +118,14 @@ class Transport(ABC):
         return list(self.servers[link].peers.values())
 
     def dropped(self) -> Counter[str]:
-        """The number of malformed, refused and unexpected inputs on all links, by kind."""
+        """The number of malformed, refused, unexpected and lost messages on all links, by kind."""
         return sum((tally.counts for tally in self._tallies()), Counter[str]())
 
     def last_dropped(self) -> str:
-        """The kind and the reason of the newest event that :meth:`dropped` counts; empty if there is none."""
+        """The kind and the reason of the newest event that :meth:`dropped` counts; empty if there is none.
+
+        Events on the links to recorders and monitors are left out.
+        """
         return max((tally.last for tally in self._tallies()), default=(0.0, ""))[1]
 
     def _tallies(self) -> list[Tally]:
@@ -131,7 +135,7 @@ class Transport(ABC):
         """Copy the inputs of a core's turn at ``now`` (s) to the recorder."""
 
     def flush(self) -> None:  # noqa: B027
-        """Send the messages that wait for the recorder. Call this before a long time without :meth:`receive`."""
+        """Send the messages that wait for recorders and monitors. Call this before a long time without receive()."""
 
     def _offer(self, message: Message) -> None:  # noqa: B027
         """Send a message to the recorder only."""

@@ -39,7 +39,7 @@ CLIENT = "client"
 SERVER = "server:"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_OLDEST = (4, 3, 3)  # with CURVE, older versions leak memory for each stranger (CVE-2020-15166)
+_OLDEST = (4, 3, 3)  # older versions: one stranger can block all clients, even with CURVE (CVE-2020-15166)
 
 
 def default_folder() -> Path:
@@ -79,7 +79,7 @@ class Entry:
 
 
 class KeyFolder:
-    """The files of one folder. Every change is atomic.
+    """The files of one folder. Every change of a file is atomic.
 
     A method raises KeysError if an argument is malformed or contradicts the folder, if a file is missing or damaged, or
     if other users may read or replace a file.
@@ -174,7 +174,7 @@ class KeyFolder:
             self._write(known)
 
     def revoke(self, name: str) -> None:
-        """Remove a key; running nodes drop its connections within :data:`REVOCATION_TIME`."""
+        """Remove a key. Within :data:`REVOCATION_TIME`, running nodes forget its clients and refuse its messages."""
         with self._locked():
             known = self.entries()
             if name not in known:

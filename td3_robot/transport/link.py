@@ -22,7 +22,7 @@ from td3_robot.transport.tally import LOG_PERIOD, Tally
 HELLO_PERIOD = 0.25
 """Seconds after which a client without an answer repeats its Hello."""
 HEARTBEAT_PERIOD = 1.0
-"""Seconds of silence after which a client sends a Heartbeat."""
+"""Seconds without a message in one of the two directions after which a client sends a Heartbeat."""
 PEER_TIMEOUT = 5.0
 """Seconds of silence after which a server forgets a client."""
 LONG_SILENCE = PEER_TIMEOUT - HEARTBEAT_PERIOD
@@ -44,7 +44,7 @@ def _dims(spec: Mapping[str, Any], robots: int) -> dict[str, int]:
 def _decode(
     kind: type[Message], payload: codec.Buffer, dims: codec.Dims | None, tally: Tally, sender: str, now: float
 ) -> Message:
-    """Decode a payload, and count the fields that this version does not know."""
+    """Decode a payload. Count the message if it has fields that this version does not know."""
     message = codec.decode_as(kind, payload, dims)
     if extra := codec.extra_fields(kind, payload):
         text = f"{sender}: {kind.NAME} has {extra} fields unknown to this version"
@@ -202,7 +202,7 @@ class ServerLink:
                 # The client waits and asks again. A message to the rival shows whether its connection is closed.
                 wait = Heartbeat(int(now * 1e9), self.session)
                 return [], [(key, wait), (rival.key, wait)]
-            if received > asked:  # code name has priority: the rival driver moves the robot
+            if received > asked:  # the rival moves the robot: report code ``name``, even if there is another refusal
                 taken = f"name {hello.name!r} is taken by a driver that is connected"
                 refused = Refused("name", refused.reason if refused else taken)
         self._waiting_since.pop(key, None)
@@ -226,7 +226,8 @@ class ServerLink:
             same_process = peer.hello.client == hello.client
             # The core must forget a client that starts again: a new process with the routing identity of an old
             # process, a client whose Hello has other values, or a client that sent messages since its last Hello.
-            # Any other Hello is a repetition: while no server runs, a client repeats its Hello. All arrive later.
+            # Any other Hello is a repetition: while no server runs, a client repeats its Hello, and all of them arrive
+            # when a server starts.
             known = peer.hello
             changed = (hello.weights_version, hello.incarnation) != (known.weights_version, known.incarnation)
             starts_again = not same_process or changed or key in self._active
@@ -255,8 +256,8 @@ class ServerLink:
         return self._taken(hello, owner) or self._other_robot(hello)
 
     def _taken(self, hello: Hello, owner: str) -> Refused | None:
-        """The refusal of a client if its name is reserved or another client keeps it; None if the name is free."""
-        if hello.name == self.name or hello.name.startswith(f"{self.name}/"):  # NAME/ROBOT: its safety of a robot
+        """The refusal of a client if its name is reserved or another client keeps it; None if the client may use it."""
+        if hello.name == self.name or hello.name.startswith(f"{self.name}/"):  # NAME/ROBOT: its watch over a robot
             return Refused("taken", f"name {hello.name!r} is reserved for this server; use another name")
         peer = self._holder(hello.name)
         if peer is None:
@@ -308,7 +309,7 @@ class ClientLink:
     received_at: float = float("-inf")
     sent_at: float = float("-inf")
     _asked_at: float = float("-inf")  # when the last Hello or Heartbeat went out
-    _stamps: deque[int] = field(default_factory=lambda: deque(maxlen=64))  # newest Heartbeats of this client
+    _stamps: deque[int] = field(default_factory=lambda: deque(maxlen=64))  # of the newest Heartbeats of this client
 
     def __post_init__(self) -> None:
         self._dims = _dims(self.hello.spec, self.hello.robots)
@@ -346,7 +347,7 @@ class ClientLink:
         """Take one message from the server at ``now`` (s). Return the inputs for the core.
 
         Malformed bytes raise no error. The core gets the Welcome when the link starts and after each reconnect, and
-        then repeats the messages that the server needs. A driver's core also gets a Heartbeat before the Welcome if
+        then sends the messages that the server needs. A driver's core also gets a Heartbeat before the Welcome if
         another driver may be moving the robot.
         """
         sender = f"on link {self.link} from its server"

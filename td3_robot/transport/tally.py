@@ -1,4 +1,4 @@
-"""Counts and logs the malformed, refused and unexpected messages of a link."""
+"""Counts and logs events on a link, such as malformed, refused and unexpected messages."""
 
 from __future__ import annotations
 

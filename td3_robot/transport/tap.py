@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded != "no")
 _KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2}
-"""Number of newest messages that a tap keeps for a late recorder, by type.
+"""Number of newest messages that a tap keeps for a late recorder or monitor, by type.
 
 A replay needs these messages to make the core and to read the Steps.
 """
 _KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {LifecycleChange: 64}}
 """Types that a tap keeps in addition, by link. A new monitor must show the state of every node."""
-_MOST = 1024  # maximum number of gathered messages, in one turn or until an expected recorder connects
+_MOST = 1024  # maximum number of gathered messages, between two sends or until a recorder connects
 _MOST_BYTES = 1 << 25  # maximum size of the gathered messages; a policy can have some MB
 _RESEND_S = 2.0
 """Seconds for which a tap keeps sent messages, and gathers new messages, for a recorder that restarts."""
@@ -37,7 +37,7 @@ GATHERED_S = 0.1
 """Seconds between two sends. Waking the recorder takes as much time as ten messages."""
 _GATHERED_BYTES = 1 << 16  # bytes after which a tap sends at once
 _STEPS = 2 * QUEUE_LENGTH  # number of Steps to remember, because a source repeats Steps when a learner reconnects
-_DEAF_S = 3.0  # seconds of silence after which a monitor gets no messages, so that a stopped monitor takes no memory
+_DEAF_S = 3.0  # seconds of silence after which a monitor gets no messages, so that a suspended monitor takes no memory
 _RECENT = 4  # number of newest messages of a topic to compare with a new message
 
 
@@ -159,13 +159,12 @@ class Tap:
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
         """Record the inputs of a core's turn at ``now`` (s), before the turn runs.
 
-        Only a recorder gets Turns. A monitor gets the inputs that no other node records.
+        Only a recorder gets the Turn. Recorders and monitors get the inputs that no other node records.
         """
         if self._to_recorder and not self._gathers:  # count the Turn without making it
             self._sequence[Turn.NAME] += 1
             self._missed += self._expected
-            return
-        if self._to_recorder:
+        elif self._to_recorder:
             turn = turns.turn(now, inputs)
             self.offer(RECORDER, turn, codec.encode(turn))
         for message in turns.only_here(inputs):
@@ -173,7 +172,7 @@ class Tap:
 
     @property
     def _gathers(self) -> bool:
-        """Whether to gather messages: a recorder is connected or expected, and there is room."""
+        """Whether to gather messages: a listener is connected or a recorder is expected, and there is room."""
         room = len(self._gathered) < _MOST and self._gathered_bytes < _MOST_BYTES
         return room and (self._waits or (self._session.state == "welcome" and not self._deaf))
 
@@ -188,7 +187,7 @@ class Tap:
         The result is always empty, because a recorder sends no message to the core.
         """
         state, server = self._session.state, self._session.session
-        if self._deaf:  # the monitor missed kept messages while it was stopped
+        if self._deaf:  # the monitor missed kept messages while it was suspended
             self._deaf = False
             self._gathered = [e for kept in self._kept.values() for e in kept if e.number > self._newest]
             self._gathered.sort(key=lambda entry: entry.number)
@@ -217,7 +216,7 @@ class Tap:
             self._send(now)
 
     def turn(self, now: float) -> None:
-        """Send the handshake's messages that are due at ``now`` (s)."""
+        """At ``now`` (s), give up a lost recorder, detect a silent monitor, and send the handshake's messages."""
         if self._reconnect_until is not None and now > self._reconnect_until:
             self._missed += len(self._gathered)
             self._gathered, self._gathered_bytes, self._reconnect_until = [], 0, None
@@ -244,12 +243,12 @@ class Tap:
         return True
 
     def _note_loss(self, state: str, now: float) -> None:
-        """If the recorder was connected in ``state`` and is lost now, gather messages until the recorder reconnects."""
+        """If the recorder was connected (the earlier ``state``) and is lost now, gather messages for _RESEND_S."""
         if state == "welcome" and self._session.state == "connecting" and self._to_recorder:
             self._reconnect_until = now + _RESEND_S
 
     def counts(self) -> Counter[str]:
-        """The number of messages that the recorder missed since the tap expected it or since it connected.
+        """The number of messages that the recorder missed since it was expected or connected, and the link's counts.
 
         This excludes messages that a monitor missed: a monitor may leave, and it detects gaps itself.
         """

@@ -1,6 +1,8 @@
 """Makes and reads Turns, which hold the inputs of a core in a short form.
 
-If the recording already contains a message, a Turn holds only the name that identifies the message.
+The recording already contains each message with arrays or a long payload, so a Turn holds only a name that identifies
+such a message. For a Step or Action, the Turn also holds the payload, because the sender may die before the recorder
+gets the message.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
     Evaluation: lambda it: [it.version, it.env_steps, it.updates],
     Command: lambda it: [it.id, it.target, it.verb, it.reason, it.version, it.sha256],
 }
-"""For each type of message with arrays or policies: a function that returns the values that identify a message."""
+"""For each type of message with arrays or a long payload: a function that returns the values of a message's name."""
 NAMED = tuple(kind.NAME for kind in _NAMED)
-"""The topics of messages that a Turn holds only as a name."""
+"""The topics of messages that a Turn identifies by a name."""
 _FIELDS = {kind: tuple(wire_fields(kind)) for kind in MESSAGES.values() if kind not in _NAMED}
 
 Name = tuple[Any, ...]

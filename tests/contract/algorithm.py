@@ -29,7 +29,7 @@ O, A, HIDDEN = 5, 3, (24, 16)  # noqa: E741 - observation and action size
 
 
 class AlgorithmContract:
-    """The suite for algorithms that consume transitions."""
+    """The suite for every algorithm. An algorithm that consumes rollouts gets random transitions, too."""
 
     algorithm: type[Algorithm]
     config = LearnerConfig(learning_rate=1e-3, batch_size=32)
@@ -47,7 +47,7 @@ class AlgorithmContract:
         return self.algorithm(O, A, HIDDEN, replace(self.config, **changes), seed)
 
     def batch(self, seed: int) -> Any:
-        """Return one batch of random transitions. A quarter of the transitions end an episode."""
+        """Return one batch of random transitions. About a quarter of them end an episode."""
         random = np.random.default_rng(seed)
         buffer = ReplayBuffer(64, O, A, seed)
         observation, following = (random.standard_normal((64, O)).astype(np.float32) for _ in range(2))
@@ -168,12 +168,12 @@ class AlgorithmContract:
         made, batch = self.learned(), self.batch(1)
         for action in (batch.action, None):
             values = made.values(batch.observation, action)
-            assert values is None or (values.shape == (32, 1) and bool(values.isfinite().all()))
+            assert values is None or (values.shape == (self.config.batch_size, 1) and bool(values.isfinite().all()))
 
     def test_errors_are_one_number_for_each_transition(self) -> None:
         """Prioritised replay computes its priorities from these errors."""
         errors = self.make().learn(self.batch(1))
-        assert all(error.shape == (32, 1) and bool(error.isfinite().all()) for error in errors)
+        assert all(error.shape == (self.config.batch_size, 1) and bool(error.isfinite().all()) for error in errors)
 
 
 def bits(made: Algorithm) -> dict[str, Any]:

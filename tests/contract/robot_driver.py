@@ -55,7 +55,7 @@ class RobotContract:
             assert np.isfinite(seen.astype(np.float32)).all()
         assert np.array_equal(first, copy)
 
-    def test_every_action_within_the_limits_is_applied(self, robot: Robot) -> None:
+    def test_extreme_and_safe_actions_are_accepted_and_not_changed(self, robot: Robot) -> None:
         robot.reset()
         for action in (robot.spec.action_low, robot.spec.action_high, safe_action(robot)):
             given = action.copy()
@@ -90,7 +90,7 @@ class RobotContract:
             assert np.isfinite(np.asarray(robot.observe(), np.float32)).all()
 
     def test_robot_can_be_stopped_twice_and_closed(self, robot: Robot) -> None:
-        """In a hang, another thread calls stop(), and may call it twice. No call raises an error."""
+        """In a hang, another thread calls stop(). Neither this call nor a second call raises an error."""
         robot.reset()
         errors: list[BaseException] = []
 

@@ -33,7 +33,7 @@ def actions(spec: RobotSpec, seed: int) -> Iterator[Float32]:
 
 
 def trace(environment: Environment, steps: int, seed: int) -> list[Any]:
-    """Apply ``steps`` random actions, over several episodes if needed, and return all outcomes as plain numbers."""
+    """Apply ``steps`` random actions, over several episodes if needed, and return all outcomes as plain values."""
     lines: list[Any] = []
     for _, action in zip(range(steps), actions(environment.spec, seed), strict=False):
         outcome = environment.step(action)

@@ -1,4 +1,4 @@
-"""Contract tests for the example driver and for a robot with all methods. Tests for drivers of installed packages."""
+"""Contract tests for the example driver and for a robot with more methods. Tests for drivers of installed packages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TestExampleDriver(RobotContract):
 
 
 class Cart(Robot):
-    """A robot with every method and episodes of three periods."""
+    """A robot with every method except ``close``, and episodes of three periods."""
 
     spec = RobotSpec(
         "Cart",

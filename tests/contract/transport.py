@@ -429,7 +429,7 @@ class TransportContract:
             bus.serve(harness.endpoint, server(session))
             harness.leave(bus)
 
-    def test_receive_returns_within_its_timeout(self, harness: Harness) -> None:
+    def test_receive_without_an_input_returns_an_empty_list(self, harness: Harness) -> None:
         bus = harness.bus()
         bus.serve(harness.endpoint, server())
         for timeout in (0.0, 0.05):

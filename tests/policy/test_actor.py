@@ -32,7 +32,7 @@ def test_actor_matches_a_hand_calculation() -> None:
     np.testing.assert_allclose(actor(np.array([[1, -3]], np.float32)), [[-0.5231883]], rtol=1e-6)
 
 
-def test_actor_equals_torch(make_bundle: Callable[..., Bundle], rng: np.random.Generator) -> None:
+def test_actor_agrees_with_torch(make_bundle: Callable[..., Bundle], rng: np.random.Generator) -> None:
     bundle = make_bundle(3, hidden=(400, 300), tame=True)
     actor = Actor(bundle)
     layers = [
@@ -67,8 +67,8 @@ def test_each_call_returns_a_new_array(make_bundle: Callable[..., Bundle], rng: 
 def test_normalisation_matches_a_hand_calculation() -> None:
     """Means 1 and 0, deviations 0.5 and 0.01: (2, -0.02) becomes (2, -2). (2, 5) becomes (2, 500), clipped to (2, 10).
 
-    One hidden unit: h = relu(2·2 + 3·(-2) + 3) = 1 and u = tanh(1/2).
-    The clipped observation gives h = 37 and u = tanh(18.5) = 1.
+    One hidden unit: h = relu(2·2 + 3·(-2) + 3) = 1 and u = tanh(1/16).
+    The clipped observation gives h = 2·2 + 3·10 + 3 = 37 and u = tanh(37/16).
     """
     spec = RobotSpec(
         "Hand", (Channel("a", "1", -5, 5), Channel("b", "1", -5, 5)), (Channel("u", "N", -1.0, 1.0),), 0.02
@@ -76,10 +76,12 @@ def test_normalisation_matches_a_hand_calculation() -> None:
     tensors = {
         "actor.0.weight": np.array([[2, 3]], np.float32),
         "actor.0.bias": np.array([3], np.float32),
-        "actor.1.weight": np.array([[0.5]], np.float32),
+        "actor.1.weight": np.array([[1 / 16]], np.float32),
         "actor.1.bias": np.array([0], np.float32),
         "observation.mean": np.array([1, 0], np.float32),
         "observation.std": np.array([0.5, 0.01], np.float32),
     }
     actor = Actor(Bundle(spec, (1,), tensors))
-    np.testing.assert_allclose(actor(np.array([[2, -0.02], [2, 5]], np.float32)), [[0.46211716], [1.0]], rtol=1e-6)
+    np.testing.assert_allclose(
+        actor(np.array([[2, -0.02], [2, 5]], np.float32)), [[0.06241875], [0.98058305]], rtol=1e-6
+    )

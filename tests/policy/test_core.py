@@ -17,7 +17,6 @@ from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.noise import OrnsteinUhlenbeck, robot_scales
 from td3_robot.specs import RobotSpec
-from td3_robot.transport.link import hello
 
 
 def weights(version: int, bundle: Bundle, **changes: Any) -> tuple[str, Weights]:
@@ -25,7 +24,7 @@ def weights(version: int, bundle: Bundle, **changes: Any) -> tuple[str, Weights]
     return "learner", changed(Weights(version, 0, 0, sha256(payload), payload), **changes)
 
 
-def test_an_action_carries_the_identity_of_its_step(
+def test_an_action_names_its_step_and_the_weights_version(
     peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
     core = PolicyCore(seed=9)
@@ -61,7 +60,7 @@ def test_uniform_warm_up_fills_the_limits_of_each_dimension(
         actions.append(action.action[0])
     drawn = np.array(actions)
     # 2000 draws from U[-1, 3] and U[-0.5, 0.5]. The smallest and the largest draw are less than 1 % of the
-    # range from the limits. Each of these four comparisons fails with probability 0.99^2000 ~ 2e-9.
+    # range from the limits. For a random seed, each of these four comparisons fails with probability 0.99^2000 ~ 2e-9.
     for column, (low, high) in enumerate([(-1, 3), (-0.5, 0.5)]):
         assert low <= drawn[:, column].min() < low + 0.01 * (high - low)
         assert high - 0.01 * (high - low) < drawn[:, column].max() <= high
@@ -116,11 +115,12 @@ def test_only_the_newest_valid_weights_are_decoded(
     assert (core.version, decoded) == (5, ["weights version 5"])
     assert core.counters == {"weights_refused": 1, "weights_skipped": 4}
     lockstep.step(queued, 0.0)
-    assert sorted(lockstep.store.held) == [2, 3, 4, 5]  # lock-step keeps each version: a Step may require it
+    assert sorted(lockstep.store.held) == [2, 3, 4, 5]  # lock-step decodes each version, and keeps the newest four
 
 
-def test_weights_are_applied_before_a_command_that_arrives_later(make_bundle: Callable[..., Bundle]) -> None:
-    operator = Peer("policy", b"2", hello("operator", "op", client=2), {})
+def test_weights_are_applied_before_a_command_that_arrives_later(
+    operator: Peer, make_bundle: Callable[..., Bundle]
+) -> None:
     core = PolicyCore(seed=9)
     freeze = Command(1, "", "freeze", "", 0, "", b"")
     core.step([weights(1, make_bundle(1)), (operator, freeze), weights(2, make_bundle(2))], 0.0)
@@ -144,8 +144,8 @@ def test_invalid_weights_are_refused_and_the_old_policy_stays(
         (weights(6, good, payload=b"garbage", sha256=sha256(b"garbage")), "not a safetensors file"),
         (weights(6, replace(good, tensors=nan)), "not finite"),
         (weights(6, other), "another robot: robot is 'Toy' here, 'Other' there"),
-        (weights(5, make_bundle(2)), "not newer than 5"),
-        (weights(4, make_bundle(2)), "not newer than 5"),
+        (weights(5, make_bundle(2)), "not newer than version 5"),
+        (weights(4, make_bundle(2)), "not newer than version 5"),
     ]
     for count, (message, words) in enumerate(bad):
         caplog.clear()
@@ -171,20 +171,45 @@ def test_a_step_with_a_wrong_observation_size_is_not_answered(
     core = PolicyCore(seed=9)
     step = make_step(0, observation=np.zeros((1, 7), np.float32))
     assert core.step([(peer, step), weights(1, make_bundle())], 0.0) == []
+    core.step([], 0.1)
     assert core.counters["other_robot"] == 1
 
 
 def test_in_lockstep_the_server_drops_versions_that_the_learner_makes_again(
     make_bundle: Callable[..., Bundle],
 ) -> None:
-    """The server got versions 1 to 5. The learner resumes at 3 and makes 4 and 5 again, with other weights."""
+    """The server got versions 1 to 5. The learner resumes at 3 and makes 4 again, with other weights."""
     core = PolicyCore(seed=9, lockstep=True)
-    for version in (1, 2, 3, 4, 5):
-        core.load(version, make_bundle(seed=version))
-    core.load(3, make_bundle(seed=3))
+    core.step([weights(version, make_bundle(seed=version)) for version in (1, 2, 3, 4, 5)], 0.0)
+    core.step([weights(3, make_bundle(seed=3))], 0.1)
     assert sorted(core.store.held) == [2, 3]
-    core.load(4, make_bundle(seed=40))
+    again = make_bundle(seed=40)
+    core.step([weights(4, again)], 0.2)
     assert core.version == 4
+    assert np.array_equal(core.store.held[4].bundle.tensors["actor.0.weight"], again.tensors["actor.0.weight"])
+
+
+def test_in_lockstep_the_server_forgets_a_load_if_the_learner_returns_to_an_earlier_version(
+    make_bundle: Callable[..., Bundle],
+) -> None:
+    core = PolicyCore(seed=9, lockstep=True)
+    core.load(1, make_bundle(seed=1))
+    core.step([weights(2, make_bundle(seed=2)), weights(3, make_bundle(seed=3))], 0.0)
+    core.load(4, make_bundle(seed=4))
+    assert core.store.loaded == [1, 4]
+    core.step([weights(2, make_bundle(seed=2))], 0.1)
+    assert core.store.loaded == [1]
+    assert sorted(core.store.held) == [1, 2]
+
+
+def test_in_lockstep_refused_weights_remove_no_version(make_bundle: Callable[..., Bundle]) -> None:
+    core = PolicyCore(seed=9, lockstep=True)
+    for version in (1, 2, 3):
+        core.load(version, make_bundle(seed=version))
+    spec = replace(make_bundle().spec, control_period=0.5)
+    core.step([weights(2, replace(make_bundle(), spec=spec))], 0.0)
+    assert core.counters["weights_refused"] == 1
+    assert sorted(core.store.held) == [1, 2, 3]
 
 
 def test_each_robot_explores_with_its_own_scale(

@@ -1,4 +1,4 @@
-"""The thread that examines new policies. It delays the weights and changes nothing else."""
+"""The thread that examines a learner's weights. The core serves the same weights as without it, only later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.examiner import Examiner
 from td3_robot.policy.store import examine
-from td3_robot.transport.link import hello
 from tests.conftest import poll_until
 
 _PATIENCE = 30.0  # seconds
@@ -36,7 +35,7 @@ def _thread() -> str:
 
 @dataclass
 class Gate:
-    """Replaces ``examine``. Records each call, which then blocks until the test calls :meth:`open`."""
+    """Replaces ``examine``. Records each call, and blocks it until the test lets it pass with :meth:`open`."""
 
     passes: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     asked: list[tuple[int, str]] = field(default_factory=list)
@@ -70,11 +69,6 @@ def examiner(gate: Gate, counters: Counter[str]) -> Iterator[Examiner]:
     it = Examiner(counters, gate)
     yield it
     it.close()
-
-
-@pytest.fixture
-def operator() -> Peer:
-    return Peer("policy", b"2", hello("operator", "op", client=2), {})
 
 
 def weights(version: int, bundle: Bundle) -> Weights:
@@ -144,7 +138,7 @@ def test_an_examiner_does_not_change_how_invalid_weights_are_refused(
     gate.open()
     logged = []
 
-    def first(core: PolicyCore) -> object:
+    def delivered(core: PolicyCore) -> object:
         return poll_until(lambda: examiner.sift([], core.store.wanted), lambda: "no weights are delivered", _PATIENCE)
 
     for core in (PolicyCore(seed=9, examine=examiner), PolicyCore(seed=9)):
@@ -153,7 +147,7 @@ def test_an_examiner_does_not_change_how_invalid_weights_are_refused(
         arrived: list[Input] = [("learner", bad)]
         if not logged:
             assert examiner.sift(arrived, core.store.wanted) == []
-            assert first(core) == arrived
+            assert delivered(core) == arrived
         core.step(arrived, 0.0)
         assert (core.version, core.counters) == (1, {"weights_refused": 1})
         logged.append(caplog.messages)
@@ -266,7 +260,7 @@ def test_refused_weights_are_freed(
 def test_an_error_in_the_examiner_is_raised_in_the_core(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle], failure: BaseException
 ) -> None:
-    """After the error, the thread examines the next weights."""
+    """The core examines these weights again, and gets the error. The thread examines the next weights as usual."""
     gate.failure = failure
     gate.open(2)
     new = weights(1, make_bundle())
@@ -283,10 +277,11 @@ def test_an_error_in_the_examiner_is_raised_in_the_core(
 
 
 @given(turns=st.lists(st.lists(st.booleans(), max_size=4), max_size=12))
-def test_the_newest_valid_weights_are_always_delivered(turns: list[list[bool]]) -> None:
+def test_the_newest_valid_weights_are_delivered(turns: list[list[bool]]) -> None:
     """A list holds the weights that arrive in one turn. True means valid weights.
 
     The examiner delivers each version once or counts it as not examined. It delivers valid versions in ascending order.
+    The newest valid version is delivered if it is among the last four versions.
     """
     released = threading.Semaphore(0)
     policy = Actor.__new__(Actor)

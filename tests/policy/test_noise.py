@@ -116,14 +116,17 @@ def test_every_part_of_the_identity_changes_the_noise(kind: type[Noise]) -> None
 
 
 @pytest.mark.parametrize(
-    ("white", "process"), [(Gaussian, OrnsteinUhlenbeck), (GaussianV2, OrnsteinUhlenbeckV2)], ids=["robots", "at once"]
+    ("white", "process"),
+    [(Gaussian, OrnsteinUhlenbeck), (GaussianV2, OrnsteinUhlenbeckV2)],
+    ids=["singly", "at once"],
 )
-def test_noise_kinds_are_independent(white: type[Noise], process: type[Noise]) -> None:
+def test_gaussian_and_ornstein_uhlenbeck_noise_draw_different_numbers(white: type[Noise], process: type[Noise]) -> None:
+    """With θ = 1, Ornstein-Uhlenbeck noise is the normal numbers that drive the process."""
     normal, driving = ask(white(**IDENTITY), [0], [0]), ask(process(**IDENTITY, theta=1.0), [0], [0])
     assert not np.array_equal(normal, driving)
 
 
-@pytest.mark.parametrize(("white", "flat"), [(Gaussian, Uniform), (GaussianV2, UniformV2)], ids=["robots", "at once"])
+@pytest.mark.parametrize(("white", "flat"), [(Gaussian, Uniform), (GaussianV2, UniformV2)], ids=["singly", "at once"])
 def test_the_distributions_have_the_expected_moments(white: type[Noise], flat: type[Noise]) -> None:
     """10,000 draws with a fixed seed.
 
@@ -223,9 +226,10 @@ def test_categorical_draws_from_the_softmax_of_the_scores(
 @pytest.mark.parametrize("kind", [OrnsteinUhlenbeck, OrnsteinUhlenbeckV2])
 @pytest.mark.parametrize("theta", [0.15, 0.5])
 def test_ornstein_uhlenbeck_equals_its_definition_as_a_sum(kind: type[Noise], theta: float, seed: int) -> None:
-    """x(t) is the sum of (1 - θ)^k ε(t - k) over all k. With θ = 1, x is ε. The relative precision of float32 is 6e-8.
+    """x(t) is the sum of (1 - θ)^k ε(t - k) for k = 0 to t. With θ = 1, x is ε.
 
-    The noise omits old terms. For θ = 0.15, their weights are at most (1 - θ)^(64 · 2) = 9e-10.
+    The relative precision of float32 is 6e-8. The noise omits old terms. For θ = 0.15, their weights are at most
+    (1 - θ)^(64 · 2) = 9e-10.
     """
     noise, white = made(kind, seed, 1, 3, theta=theta), made(kind, seed, 1, 3, theta=1.0)
     driving = np.concatenate([ask(white, [4], [step]) for step in range(400)]).astype(np.float64)
@@ -249,9 +253,9 @@ def test_ornstein_uhlenbeck_remembers_only_the_blocks_it_needs() -> None:
 def test_ornstein_uhlenbeck_has_the_expected_variance_and_correlation() -> None:
     """The variance tends to 1 / (1 - 0.85²) = 3.6036, so the standard deviation tends to 1.898.
 
-    The correlation of successive steps is 0.85. The seed is fixed. 4,000 steps of 10 actions are worth at least
-    4000 · 0.15 · 10 / 2 = 3000 independent numbers. So three standard errors of the standard deviation,
-    3/√(2 · 3000), are below 4 %.
+    The correlation of successive steps is 0.85. The seed is fixed. 3,800 steps of 10 actions are worth at least
+    3800 · 0.15 · 10 / 2 = 2850 independent numbers. So three standard errors of the standard deviation,
+    3/√(2 · 2850), are below 4 %. The first 200 steps do not count, because the process begins at 0.
     """
     noise = OrnsteinUhlenbeck(**IDENTITY, theta=0.15)
     x = np.concatenate([ask(noise, [0], [step]) for step in range(4000)])[200:]

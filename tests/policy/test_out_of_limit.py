@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -122,16 +121,21 @@ def test_a_stop_names_the_channel_and_lasts_until_reset_and_activate() -> None:
     assert serve(core, 5, 0.6).weights_version == 2
 
 
-def test_the_settings_in_a_bundle_can_only_add_stops() -> None:
-    stops, clamps = SafetyConfig(out_of_limit="stop"), SafetyConfig(limits=LIMITS, out_of_limit="clamp")
-    core = PolicyCore(1, safety=clamps)
-    core.load(1, replace(policy((0.9, 0.0)), safety=stops))
+STOPS, CLAMPS = (SafetyConfig(limits=LIMITS, out_of_limit=mode) for mode in ("stop", "clamp"))
+
+
+@pytest.mark.parametrize(("robot", "bundle"), [(CLAMPS, STOPS), (STOPS, CLAMPS)], ids=["bundle", "robot"])
+def test_an_action_outside_stops_the_robot_if_the_robots_or_the_bundles_settings_say_so(
+    robot: SafetyConfig, bundle: SafetyConfig
+) -> None:
+    core = PolicyCore(1, safety=robot)
+    core.load(1, replace(policy((0.9, 0.0)), safety=bundle))
     core.step([(PEER, PEER.hello)], 0.0)
     assert serve(core, 0, 0.1).weights_version == 0
 
 
 def test_a_safe_action_outside_the_drivers_limits_does_not_stop_the_driver() -> None:
-    guard = Guard(SPEC, "leg", SafetyConfig(limits=LIMITS, out_of_limit="stop"))
+    guard = Guard(SPEC, "leg", STOPS)
     guard.look(0.0)
     action = Action("leg", 0, 0, 0, np.float32([[2.0, 0.0]]), 1, NO_NOISE, 0)
     used = guard.accept(changed(action, weights_version=0), 0.0)
@@ -142,19 +146,9 @@ def test_a_safe_action_outside_the_drivers_limits_does_not_stop_the_driver() -> 
 
 
 @pytest.mark.parametrize("robots", [1, 3])
-def test_the_reason_names_the_robot(robots: int, make_guard: Callable[[], Guard]) -> None:
+def test_the_reason_names_the_robot(robots: int) -> None:
     wanted = np.zeros((robots, 2), np.float32)
     wanted[-1, 0] = -0.5
-    guard = make_guard()
-    assert guard.accept(Action("leg", 0, 0, 0, wanted, 1, NO_NOISE, 0), 0.0) is None
+    guard, used = drive(STOPS, wanted)
+    assert used is None
     assert f"action 'left' of robot {robots - 1} is -0.5 N; allowed: 0 to 1" in guard.lifecycle.reason
-
-
-@pytest.fixture
-def make_guard() -> Callable[[], Guard]:
-    def make() -> Guard:
-        guard = Guard(SPEC, "leg", SafetyConfig(limits=LIMITS, out_of_limit="stop"))
-        guard.look(0.0)
-        return guard
-
-    return make

@@ -34,11 +34,6 @@ def peer(spec: RobotSpec) -> Peer:
     return Peer("policy", b"1", hello("driver", "leg", client=1, robots=1, spec=spec), {})
 
 
-@pytest.fixture
-def operator() -> Peer:
-    return Peer("policy", b"2", hello("operator", "op", client=2), {})
-
-
 def command(verb: str, target: str = "", payload: bytes = b"") -> Command:
     return Command(1, target, verb, "because", 0, sha256(payload) if payload else "", payload)
 
@@ -156,7 +151,7 @@ def test_a_freeze_and_a_deactivation_survive_a_restart(operator: Peer, make_bund
     assert restarted.lifecycle.state == "inactive"
     restarted.step([(operator, operator.hello), (operator, command("unfreeze"))], 0.0)
     assert not begin(make_bundle(1), restarted.safety_state).store.frozen
-    assert begin(make_bundle(1), restarted.safety_state, frozen=True).store.frozen  # the configuration freezes it
+    assert begin(make_bundle(1), restarted.safety_state, frozen=True).store.frozen  # frozen by its configuration
 
 
 def test_a_withdrawn_policy_does_not_act_until_activated(operator: Peer, make_bundle: Made) -> None:
@@ -193,7 +188,7 @@ def test_the_file_keeps_the_newest_state(tmp_path: Path) -> None:
 
 
 def test_the_longest_possible_list_of_stops_fits_into_the_file(tmp_path: Path) -> None:
-    """1024 names of 256 characters need 1.5 MB, because JSON needs six bytes for each control character."""
+    """1024 names of 256 characters need 1.6 MB, because JSON needs six bytes for each control character."""
     names = tuple(f"{number:04}{252 * chr(1)}" for number in range(1024))
     file = StateFile(tmp_path / "policy.state")
     file.keep(SafetyState(stopped=names))
@@ -239,7 +234,7 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, content: bytes) -> None:
     assert path.read_bytes() == content
 
 
-def test_an_unwritable_file_is_an_error_at_startup(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_or_read_is_an_error_at_startup(tmp_path: Path) -> None:
     words = "cannot be written: No such file or directory; name another file with --state"
     with pytest.raises(ConfigError, match=words):
         StateFile(tmp_path / "nowhere" / "policy.state")
@@ -267,7 +262,7 @@ OLD = {
 
 
 def test_the_file_of_version_0_1_0_is_read(tmp_path: Path) -> None:
-    """Version 0.1.0 marks a stop only by the text of the reason."""
+    """In ``held``, version 0.1.0 marks a stop only by the text of the reason."""
     path = tmp_path / "policy.state"
     path.write_text(json.dumps(OLD))
     file = StateFile(path)
@@ -300,7 +295,7 @@ def test_a_fault_whose_reason_looks_like_a_stop_stays_a_fault(tmp_path: Path) ->
 
 
 def kept(path: Path, owner: str, state: SafetyState | None = None) -> SafetyState:
-    """Open the state file as a server with the name ``owner``, write ``state`` if it is given, and close the file."""
+    """Open the state file for ``owner``, write ``state`` if it is given, and close the file. Return its state."""
     file = StateFile(path, owner)
     if state:
         file.keep(state)

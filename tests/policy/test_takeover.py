@@ -93,7 +93,7 @@ def test_an_operators_action_replaces_the_policys_action_within_the_rate_limits(
     assert after[0].operated == {}
 
 
-def test_a_silent_operator_leads_to_the_safe_action_until_commands_come_again(serve: Callable[..., Server]) -> None:
+def test_a_silent_operator_leads_to_the_safe_action_until_actions_come_again(serve: Callable[..., Server]) -> None:
     """The default safe action holds the last applied action."""
     server = serve()
     server.command(ANN, "takeover")
@@ -177,9 +177,8 @@ def test_a_second_operator_may_take_over_from_a_silent_operator(serve: Callable[
 
 
 @pytest.mark.parametrize("verb", ["takeover", "give_back", "reset"])
-def test_a_robot_gets_the_safe_action_after_its_operator_left_until_a_person_acts(
-    serve: Callable[..., Server], verb: str
-) -> None:
+def test_a_robot_gets_the_safe_action_after_its_operator_left(serve: Callable[..., Server], verb: str) -> None:
+    """After ``give_back`` or ``reset``, the policy moves the robot. After ``takeover``, the robot waits for Bob."""
     server = serve()
     server.command(ANN, "takeover")
     server.teleop(ANN, [1.5, 0], 1)

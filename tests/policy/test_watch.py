@@ -35,11 +35,6 @@ def peer(spec: RobotSpec) -> Peer:
 
 
 @pytest.fixture
-def operator() -> Peer:
-    return Peer("policy", b"2", hello("operator", "op", client=2), {})
-
-
-@pytest.fixture
 def make_core(peer: Peer, operator: Peer, make_bundle: Callable[..., Bundle]) -> Cores:
     """Makes the core of a server with a policy, a connected robot and a connected operator."""
 
@@ -76,6 +71,12 @@ def is_safe(action: Action) -> bool:
     return safe
 
 
+def only_safe(outputs: list[Output]) -> bool:
+    """Whether there is an Action, and all Actions are the safe action."""
+    found = [is_safe(action) for action in actions(outputs)]
+    return bool(found) and all(found)
+
+
 def test_a_missing_observation_causes_the_safe_action_and_a_fault(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
@@ -91,7 +92,7 @@ def test_a_missing_observation_causes_the_safe_action_and_a_fault(
     assert changes(outputs) == [("policy/leg", "fault")]
     assert core.due is None
     for number in range(6, 20):  # observations return, but only activate ends the fault
-        assert all(map(is_safe, actions(core.step([(peer, make_step(number))], 1.2 + number * 0.02))))
+        assert only_safe(core.step([(peer, make_step(number))], 1.2 + number * 0.02))
 
 
 @pytest.mark.parametrize("target", ["", "leg"])
@@ -122,6 +123,23 @@ def test_automatic_recovery_after_the_recovery_time(
     assert versions == [0, 0, 0, 1, 1]  # 3.06 is the first Step at least 50 ms after 3.00
 
 
+def test_a_bad_observation_restarts_the_recovery_time(
+    make_core: Cores, peer: Peer, make_step: Callable[..., Step]
+) -> None:
+    """Steps are 20 ms apart. The observation at 3.04 s is bad. 3.12 s is the first at least 50 ms after 3.06 s."""
+    core = make_core(
+        SafetyConfig(observation_deadline_ms=100, recovery="automatic", recovery_ms=50, refuse_out_of_range=True)
+    )
+    core.step([(peer, make_step(5))], 1.0)
+    core.step([], 2.0)
+    versions = []
+    for number in range(7):
+        value = 6.0 if number == 2 else 4.0
+        step = make_step(6 + number, observation=np.full((1, 3), value, np.float32))
+        versions.append(actions(core.step([(peer, step)], 3.0 + number * 0.02))[0].weights_version)
+    assert versions == [0, 0, 0, 0, 0, 0, 1]
+
+
 def test_steps_that_queued_during_a_pause_are_answered_by_the_safe_action(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
@@ -129,7 +147,7 @@ def test_steps_that_queued_during_a_pause_are_answered_by_the_safe_action(
     core.step([(peer, make_step(5))], 1.0)
     outputs = core.step([(peer, make_step(number)) for number in range(6, 100)], 3.0)
     assert changes(outputs) == [("policy/leg", "fault")]
-    assert all(map(is_safe, actions(outputs)))
+    assert [(action.answers, is_safe(action)) for action in actions(outputs)] == [(5, True), (99, True)]
     assert core.counters["skipped"] == 93
 
 
@@ -140,6 +158,7 @@ def test_a_step_that_waited_too_long_for_weights_is_stale(
     core.step([(peer, make_step(5))], 1.0)
     payload = make_bundle(1).encode()
     assert core.step([("learner", Weights(1, 0, 0, sha256(payload), payload))], 1.2) == []
+    core.step([], 1.25)
     assert core.counters["stale"] == 1
     assert actions(core.step([(peer, make_step(6))], 1.3))
 
@@ -155,7 +174,7 @@ def test_invalid_observations_cause_the_safe_action_and_then_a_fault(
     safety: SafetyConfig, values: list[float], words: str, make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
     """Steps are 20 ms apart. At 1.04 s, the constant value is 40 ms old. Only valid observations feed the watchdog."""
-    core = make_core(replace_deadline(safety))
+    core = make_core(changed(safety, observation_deadline_ms=100))
     versions = []
     for number, value in enumerate(values):
         step = make_step(number + 1, observation=np.full((1, 3), value, np.float32))
@@ -166,12 +185,6 @@ def test_invalid_observations_cause_the_safe_action_and_then_a_fault(
     assert (change.node, change.state) == ("policy/leg", "fault")
     assert change.reason.startswith("no observation for 100 ms: ")
     assert words in change.reason
-
-
-def replace_deadline(safety: SafetyConfig) -> SafetyConfig:
-    return SafetyConfig(
-        refuse_out_of_range=safety.refuse_out_of_range, frozen_ms=safety.frozen_ms, observation_deadline_ms=100
-    )
 
 
 def test_a_repeated_step_does_not_feed_the_watchdog(
@@ -199,7 +212,7 @@ def test_a_reconnect_does_not_end_a_fault(make_core: Cores, peer: Peer, make_ste
     core.step([(peer, Bye("gone"))], 3.0)
     again = replace(peer, key=b"9")
     outputs = core.step([(again, again.hello), (again, make_step(0, incarnation=1))], 4.0)
-    assert all(map(is_safe, actions(outputs)))
+    assert only_safe(outputs)
 
 
 def joined(core: PolicyCore, peer: Peer, number: int, name: str, step: Step, now: float) -> Peer:
@@ -257,14 +270,14 @@ def test_an_emergency_stop_overrides_actions_until_reset_and_activate(
     core.step([(peer, make_step(1))], 1.0)
     inputs: list[Input] = [(peer, make_step(2)), (operator, command("estop"))]
     outputs = core.step(inputs, 1.01)
-    assert all(map(is_safe, actions(outputs)))  # also for the Step that came before the command in the same turn
+    assert only_safe(outputs)  # also for the Step that came before the command in the same turn
     assert ("policy", "fault") in changes(outputs)
     assert [(to, m.verb) for to, m in outputs if isinstance(m, Command)] == [(peer, "estop")]
     assert "emergency stop is in force" in reply(core, operator, command("activate"), 1.02).error
     newcomer = replace(peer, key=b"3", hello=changed(peer.hello, name="arm"))
     assert [m.verb for _, m in core.step([(newcomer, newcomer.hello)], 1.03) if isinstance(m, Command)] == ["estop"]
     assert reply(core, operator, command("reset"), 1.04).state == "inactive"
-    assert all(map(is_safe, actions(core.step([(peer, make_step(3))], 1.05))))
+    assert only_safe(core.step([(peer, make_step(3))], 1.05))
     assert reply(core, operator, command("activate"), 1.06).state == "active"
     assert not is_safe(actions(core.step([(peer, make_step(4))], 1.07))[0])
 
@@ -284,7 +297,7 @@ def test_one_robot_can_be_stopped_alone(
         assert "policy/leg: an emergency stop is in force" in answer.error
         assert peer not in [to for to, _ in outputs]
     core.step([(operator, command("reset", "leg")), (operator, command("activate", "leg"))], 0.03)
-    assert not any(map(is_safe, actions(core.step(steps, 0.04))))
+    assert [is_safe(action) for action in actions(core.step(steps, 0.04))] == [False, False]
 
 
 def test_a_robot_can_send_no_command_except_estop_for_all_robots(
@@ -315,7 +328,7 @@ def test_without_autostart_robots_move_only_after_activate(
         in reply(core, operator, command("activate")).error
     )
     outputs = core.step([(operator, command("configure"))], 0.01)
-    assert all(map(is_safe, actions(outputs)))  # the waiting Step
+    assert only_safe(outputs)  # the waiting Step
     core.step([(operator, command("activate"))], 0.02)
     assert not is_safe(actions(core.step([(peer, make_step(1))], 0.03))[0])
     core.step([(operator, command("deactivate"))], 0.04)
@@ -347,7 +360,7 @@ def test_load_and_rollback(
         (changed(command("load", payload=good.encode()), sha256="0" * 64), "hash"),
         (command("load", payload=replace(good, tensors=nan).encode()), "not finite"),
         (command("load", payload=replace(good, spec=replace(good.spec, name="Other")).encode()), "another robot"),
-        (command("load", payload=good.encode(), version=1), "not newer than 1"),
+        (command("load", payload=good.encode(), version=1), "not newer than version 1"),
         (command("load", payload=outside.encode()), "safe_action of 'left' is 0.25 N; allowed: 2.0 to 3.0"),
         (command("rollback"), "no policy before version 1"),
         (command("rollback", version=7), "version 7 is not held: 1 are"),
@@ -399,7 +412,7 @@ def test_commands_for_one_robot_and_their_replies_are_relayed(make_core: Cores, 
     assert isinstance(answer, Reply)
     assert (answer.id, answer.node, answer.state) == (77, "leg", "fault")
     assert core.step([(peer, Reply(relayed.id, "x", "", "fault", {}))], 0.0) == []  # a second reply is ignored
-    for _ in range(3000):  # a robot that never replies uses no more memory
+    for _ in range(3000):  # the memory for Commands to a robot that never replies is limited
         core.step([(operator, command("state", "leg"))], 0.0)
     assert len(core.desk._relayed) == 1024
 
@@ -443,11 +456,11 @@ def test_a_non_finite_action_is_replaced_by_the_safe_action(
 def test_memory_does_not_grow(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step], rng: np.random.Generator
 ) -> None:
-    """With all settings on, memory grows by less than 2,000 bytes in 2,000 Steps, after the first 1,000 Steps.
+    """With limits, filters and watchdogs, memory grows by less than 2,000 bytes in 2,000 Steps, after 1,000 Steps.
 
     One of four measurements must pass, because a leak appears in all of them and other allocations do not.
     """
-    everything = SafetyConfig(
+    safety = SafetyConfig(
         limits=(-0.4, 0.4),
         rate=5.0,
         low_pass=10.0,
@@ -455,7 +468,7 @@ def test_memory_does_not_grow(
         frozen_ms=500,
         observation_deadline_ms=1e3,
     )
-    core = make_core(everything)
+    core = make_core(safety)
     steps = [make_step(number, observation=rng.normal(size=(1, 3)).astype("f4")) for number in range(100)]
     kept: list[int] = []
     tracemalloc.start()
@@ -486,7 +499,7 @@ def test_a_learners_weights_neither_end_a_fault_nor_remove_the_limits(
     for version, now in ((2, 1.1), (3, 1.12)):
         payload = learned(make_bundle(version)).encode()
         weights: Input = ("learner", Weights(version, 0, 0, sha256(payload), payload))
-        assert all(map(is_safe, actions(core.step([weights, (peer, make_step(version))], now))))
+        assert only_safe(core.step([weights, (peer, make_step(version))], now))
         assert core.detail()["sources"]["leg"]["watch"] == "fault"
     core.step([(operator, command("reset", "leg")), (operator, command("activate", "leg"))], 1.13)
     [action] = actions(core.step([(peer, make_step(4))], 1.14))
@@ -589,7 +602,6 @@ def test_a_stopped_robot_without_settings_gets_the_safe_action(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core(SafetyConfig())
-    core.step([(peer, peer.hello), (operator, operator.hello)], 0.0)
     [action] = actions(core.step([(peer, make_step(1))], 0.1))
     assert action.weights_version > 0
     applied = np.array([[0.5, -0.25]], np.float32)
@@ -608,8 +620,8 @@ def test_a_stopped_robot_without_settings_gets_the_safe_action(
 def test_invalid_observations_from_the_start_cause_a_fault(
     begins: bool, make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """No valid observation ever arrives. 100 ms after the first invalid observation, the watch is in FAULT."""
-    core, now = make_core(replace_deadline(SafetyConfig(refuse_out_of_range=True))), 1.0
+    """All observations after the start or the ``activate`` are invalid. The watch is in FAULT after 100 ms."""
+    core, now = make_core(SafetyConfig(refuse_out_of_range=True, observation_deadline_ms=100)), 1.0
     if not begins:
         core.step([(peer, make_step(1))], now)
         assert changes(core.step([], now + 0.2)) == [("policy/leg", "fault")]
@@ -619,7 +631,7 @@ def test_invalid_observations_from_the_start_cause_a_fault(
     for number in range(2, 9):
         step = make_step(number, observation=np.full((1, 3), 6.0, np.float32))
         outputs = core.step([(peer, step)], now + (number - 2) * 0.02)
-        assert [action.weights_version for action in actions(outputs)] == [0] * len(actions(outputs))
+        assert {action.weights_version for action in actions(outputs)} == {0}
         faults += [change for change in changes(outputs) if change[1] == "fault"]
     assert faults == [("policy/leg", "fault")]
 
@@ -657,14 +669,14 @@ def test_a_robot_deactivated_by_name_stays_inactive(
     assert [to for to, message in outputs if isinstance(message, Command)] == [peer]
     assert core.safety_state.sources == {"leg": Held(Cause.INACTIVE)}
     for number in range(2, 20):
-        assert all(map(is_safe, actions(core.step([(peer, make_step(number))], 3.0 + number * 0.02))))
+        assert only_safe(core.step([(peer, make_step(number))], 3.0 + number * 0.02))
     core.step([(peer, Bye("restarted"))], 4.0)
     restarted = make_core(safety)
     restarted.resume(core.safety_state, 0.0)
     for server in (core, restarted):
         again = replace(peer, key=b"9")
         outputs = server.step([(again, again.hello), (again, make_step(0, incarnation=1))], 5.0)
-        assert all(map(is_safe, actions(outputs)))
+        assert only_safe(outputs)
         server.step([(operator, command("activate", "leg"))], 6.0)
         [action] = actions(server.step([(again, make_step(1, incarnation=1))], 6.1))
         assert not is_safe(action)
@@ -699,7 +711,7 @@ def test_at_the_start_of_an_episode_rate_limit_and_safe_action_use_the_held_acti
 
 
 def test_far_too_large_weights_of_a_learner_are_refused_before_hashing(make_core: Cores) -> None:
-    """Hashing 60 MB would delay every robot. Only a person may load a policy of any size."""
+    """Hashing the largest Weights, 67 MB, would delay every robot. A policy that a person loads has no such limit."""
     core = make_core()
     junk = bytes(3_000_000)
     core.step([("learner", Weights(2, 0, 0, "0" * 64, junk))], 1.0)
@@ -747,7 +759,7 @@ def test_a_robot_that_does_not_come_back_from_its_reset_is_in_fault(
     [change] = [message for _, message in core.step([], 4.1) if isinstance(message, LifecycleChange)]
     assert (change.node, change.state) == ("policy/leg", "fault")
     assert change.reason == "no observation for 3000 ms: the robot did not come back from its reset"
-    assert all(map(is_safe, actions(core.step([(peer, make_phase(5, Phase.FIRST))], 5.0))))
+    assert only_safe(core.step([(peer, make_phase(5, Phase.FIRST))], 5.0))
 
 
 def test_the_watch_waits_30_seconds_for_a_reset_by_default(
@@ -804,7 +816,7 @@ def test_too_many_queued_steps_after_a_reset_cause_a_fault(
 
 
 def test_a_reset_is_not_a_frozen_observation(make_core: Cores, peer: Peer, make_phase: Callable[..., Step]) -> None:
-    """The robot rests at the same place before and after the reset. Within an episode, it may not rest for 30 ms."""
+    """The robot is at the same place before and after the reset. Within an episode, it may rest for 30 ms at most."""
     core, seen = make_core(SafetyConfig(frozen_ms=30)), np.zeros((1, 3), np.float32)
     versions = [
         actions(core.step([(peer, make_phase(number, phase, number - 5, observation=seen))], now))[0].weights_version

@@ -106,7 +106,7 @@ def test_reset_after_a_stop_does_not_configure_a_node() -> None:
 
 
 @pytest.mark.parametrize("state", [UNCONFIGURED, INACTIVE, FAULT, FINALIZED])
-def test_only_an_active_node_goes_to_fault(state: str) -> None:
+def test_an_error_takes_only_an_active_node_to_fault(state: str) -> None:
     lifecycle = at(state)
     lifecycle.fault("late", 1.0)
     assert lifecycle.changes() == []
@@ -143,7 +143,7 @@ def test_the_watchdog_fires_after_its_deadline() -> None:
 
 
 def test_automatic_recovery_needs_feeds_without_a_gap() -> None:
-    """Recovery needs 0.3 s of feeds less than 0.1 s apart. The gap from 2.2 to 2.35 starts the 0.3 s again."""
+    """Recovery needs 0.3 s of feeds at most 0.1 s apart. The gap from 2.2 to 2.35 starts the 0.3 s again."""
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1, 0.3)
     watchdog.feed(1.0)
@@ -157,7 +157,7 @@ def test_automatic_recovery_needs_feeds_without_a_gap() -> None:
 
 
 def test_after_a_suspension_the_last_feed_is_too_old() -> None:
-    """The clock runs on while the machine is suspended."""
+    """The clock runs on while the process is suspended."""
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1)
     watchdog.feed(1.0)

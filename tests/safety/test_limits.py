@@ -36,7 +36,7 @@ def test_settings_match_a_hand_calculation(spec: RobotSpec) -> None:
     """In a period of 0.02 s, 5 N/s is a step of 0.1 N. The blend of 10 Hz is 1 - exp(-2π·10·0.02) = 0.71539."""
     robot = SafetyConfig(limits=(-0.8, 2.0), rate={"left": 5.0}, low_pass=10.0, safe_action={"left": 0.5})
     envelope = joined(robot, NOTHING, spec)
-    assert envelope.low.tolist() == pytest.approx([-0.8, -0.5])  # the specification narrows limits for all actions
+    assert envelope.low.tolist() == pytest.approx([-0.8, -0.5])  # one pair for all channels is cut to the specification
     assert envelope.high.tolist() == pytest.approx([2, 0.5])
     assert envelope.step is not None
     assert envelope.step.tolist() == pytest.approx([0.1, math.inf])
@@ -114,8 +114,8 @@ def test_joined_settings_are_at_least_as_strict_as_each_of_them(robot: SafetyCon
         blend = np.ones(2, np.float32) if envelope.blend is None else envelope.blend
         deadline = envelope.observation_deadline_s or math.inf
         moves = np.ones(2) if envelope.stops is None else ~envelope.stops
-        refuses = envelope.observation_low is None
-        return np.array([*-envelope.low, *envelope.high, *step, *blend, *moves, deadline, refuses])
+        accepts = envelope.observation_low is None
+        return np.array([*-envelope.low, *envelope.high, *step, *blend, *moves, deadline, accepts])
 
     both, alone = bounds(robot, policy), [bounds(robot, NOTHING), bounds(policy, NOTHING)]
     if both is not None:

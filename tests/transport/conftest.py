@@ -1,8 +1,7 @@
-"""Fixtures: links and buses for the toy robot, and functions that wait for messages without sleeping."""
+"""Fixtures: links and buses for the toy robot, and functions that wait for messages and select them."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,8 +13,7 @@ from td3_robot.specs import RobotSpec
 from td3_robot.transport import link as handshake
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ClientLink, ServerLink
-
-_DEADLINE = 60.0
+from tests.contract import transport as contract
 
 AGREEMENT = {"task": "Toy", "timing": "free"}
 
@@ -50,7 +48,10 @@ def make_server() -> Callable[..., ServerLink]:
 
 @pytest.fixture
 def make_hello(spec: RobotSpec) -> Callable[..., Hello]:
-    """Returns a function that builds Hellos of a one-robot simulator. Keywords go to ``handshake.hello``."""
+    """Returns a function that builds Hellos, by default of a simulator with one robot.
+
+    Keywords go to ``handshake.hello``.
+    """
 
     def make(role: str = "simulator", name: str = "sim-0", **fields: Any) -> Hello:
         robot = role in ROBOT_ROLES
@@ -62,7 +63,7 @@ def make_hello(spec: RobotSpec) -> Callable[..., Hello]:
 
 @pytest.fixture
 def make_client(make_hello: Callable[..., Hello]) -> Callable[..., ClientLink]:
-    """Returns a function that builds client links of a one-robot simulator."""
+    """Returns a function that builds client links, by default of a simulator with one robot."""
 
     def make(name: str = "sim-0", link: str = "policy", **fields: Any) -> ClientLink:
         hello = make_hello(name=name, **fields)
@@ -93,30 +94,13 @@ def make_bus() -> Iterator[Callable[[], Bus]]:
         bus.close()
 
 
-Pump = Callable[..., list[list[Input]]]
-
-
 @pytest.fixture
-def pump() -> Pump:
-    """Returns ``pump(condition, *buses)``, which receives from all buses in turn until ``condition`` holds.
-
-    ``pump`` passes one list of received inputs per bus to ``condition``. It returns these lists, or fails after 60 s.
-    """
-
-    def run(condition: Callable[[list[list[Input]]], bool], *buses: Bus) -> list[list[Input]]:
-        got: list[list[Input]] = [[] for _ in buses]
-        deadline = time.monotonic() + _DEADLINE
-        while not condition(got):
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not within {_DEADLINE} s; received: {got}")
-            for inputs, bus in zip(got, buses, strict=True):
-                inputs += bus.receive(0.005)
-        return got
-
-    return run
+def pump() -> Callable[..., list[list[Input]]]:
+    """Returns ``pump(condition, *buses)``, which receives from all buses in turn until ``condition`` holds."""
+    return contract.pump
 
 
 @pytest.fixture
 def of() -> Callable[[list[Input], type[Message]], list[Any]]:
     """Returns ``of(inputs, kind)``, which selects the messages of one kind from the inputs."""
-    return lambda inputs, kind: [message for _, message in inputs if isinstance(message, kind)]
+    return contract.of

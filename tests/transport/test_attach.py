@@ -15,17 +15,17 @@ from td3_robot.transport import attach
 from td3_robot.transport.attach import Search, beside
 
 
-def listening(path: Path) -> socket.socket:
+def bound(path: Path) -> socket.socket:
     result = socket.socket(socket.AF_UNIX)
     result.bind(str(path))
     return result
 
 
-def test_a_search_finds_listeners_only_while_they_listen(tmp_path: Path) -> None:
+def test_a_search_finds_sockets_only_while_their_files_exist(tmp_path: Path) -> None:
     endpoint = beside(f"ipc://{tmp_path}/policy", "monitor")
     search = Search(endpoint, skip=False)
     assert search.look() == set()
-    with closing(listening(tmp_path / "policy.monitor")), closing(listening(tmp_path / "policy.monitor.7")):
+    with closing(bound(tmp_path / "policy.monitor")), closing(bound(tmp_path / "policy.monitor.7")):
         (tmp_path / "policy.monitor.2").touch()  # a file, not a socket
         assert search.look() == {endpoint, f"{endpoint}.7"}
         assert Search(endpoint, skip=True).look() == {f"{endpoint}.7"}
@@ -50,7 +50,7 @@ def test_a_search_does_not_read_a_folder_that_is_unchanged_for_two_seconds(
 
 
 def test_a_socket_of_another_user_is_no_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(listening(tmp_path / "monitor")):
+    with closing(bound(tmp_path / "monitor")):
         monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
         assert Search(f"ipc://{tmp_path}/monitor", skip=False).look() == set()
 
@@ -63,7 +63,7 @@ def test_listeners_of_a_tcp_server_use_a_folder_of_this_user(tmp_path: Path, mon
     attach.prepare(endpoint)
     (folder,) = tmp_path.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
-    with closing(listening(folder / "5601.monitor")):
+    with closing(bound(folder / "5601.monitor")):
         assert Search(endpoint, skip=False).look() == {endpoint}
         folder.chmod(0o777)
         assert Search(endpoint, skip=False).look() == set()

@@ -19,20 +19,11 @@ import zmq
 from td3_robot.bundle import sha256
 from td3_robot.core_types import Peer
 from td3_robot.errors import EndpointError
-from td3_robot.messages import (
-    Action,
-    Bye,
-    Heartbeat,
-    Hello,
-    Message,
-    Step,
-    Throttle,
-    Weights,
-    Welcome,
-)
+from td3_robot.messages import Action, Bye, Heartbeat, Hello, Step, Throttle, Weights, Welcome
 from td3_robot.transport import codec
 from td3_robot.transport.bus import FOREIGN, Bus
 from td3_robot.transport.link import PEER_TIMEOUT, ServerLink
+from tests.contract.transport import action, kinds
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")
 
@@ -112,14 +103,6 @@ def watched(
     result.bus.close()
 
 
-def action(answers: int) -> Action:
-    return Action("sim-0", 0, answers, 0, np.zeros((1, 2), np.float32), 1, 0, 0)
-
-
-def kinds(inputs: list[Any]) -> list[type[Message]]:
-    return [type(message) for _, message in inputs]
-
-
 def test_handshake_and_messages_work_in_both_directions(
     any_endpoint: str, make_bus: Make, make_server: Make, make_client: Make, make_step: Make, pump: Make, of: Make
 ) -> None:
@@ -174,7 +157,7 @@ def test_one_bus_serves_and_connects(
     assert {origin if isinstance(origin, str) else origin.link for origin, _ in got[0]} == {"learner", "policy"}
 
 
-def test_a_client_that_ended_without_a_bye_is_noticed_at_the_next_send(
+def test_a_client_that_ended_without_a_bye_is_noticed_when_the_server_sends(
     endpoint: str, make_bus: Make, make_server: Make, make_hello: Make, pump: Make, raw: Make
 ) -> None:
     server, client = make_bus(), raw(zmq.DEALER)
@@ -221,10 +204,10 @@ def test_messages_of_a_closed_client_are_read_before_its_bye(
 
 
 @pytest.mark.parametrize("emptied", [True, False])
-def test_no_client_expires_before_its_queued_messages_are_read(
+def test_a_silent_client_expires_only_when_its_queue_is_empty_or_after_a_second_timeout(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, emptied: bool
 ) -> None:
-    """If messages still wait after PEER_TIMEOUT, the client expires only after a second PEER_TIMEOUT."""
+    """The queue may hold messages of a silent client. So a queue with messages delays the expiry, by PEER_TIMEOUT."""
     with monkeypatch.context() as patch:
         patch.setattr(Bus, "_has_more", staticmethod(lambda _: True))
         for seconds in (PEER_TIMEOUT + 1.0, *[PEER_TIMEOUT / 10] * 10):
@@ -346,7 +329,7 @@ def test_a_flood_of_messages_is_read_in_small_portions(
     raw: Make,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between two polls the server reads only a few messages, even if many messages of other clients wait."""
+    """Between two polls, the server reads at most FOREIGN messages of unknown clients."""
     server, client, peer = linked
     session = server.servers["policy"]
     receive, taken = session.receive, list[bytes]()
@@ -385,7 +368,7 @@ def test_a_message_with_very_many_frames_is_dropped_and_read_over_several_turns(
     monkeypatch.setattr(
         session, "receive", lambda key, frames, *more: kept.append(len(frames)) or receive(key, frames, *more)
     )
-    clock = iter(range(10**9))  # each reading advances the clock by 1 s, which ends the turn
+    clock = iter(range(10**9))  # each reading advances the clock by 1 s, so a turn drops only one batch of 256 frames
     monkeypatch.setattr(server._receiver, "_clock", lambda: next(clock))
     client._sockets["policy"].send_multipart([b""] * 5000)
     assert client.send("policy", make_step(1))
@@ -393,6 +376,7 @@ def test_a_message_with_very_many_frames_is_dropped_and_read_over_several_turns(
     assert server.dropped() == {"frames": 1}
     assert max(kept) == 3
     assert len(of(got, Step)) == 1
+    assert next(clock) == 2 * 19 + 1  # 4997 = 19 · 256 + 133: 19 turns read the clock twice, and the last turn once
 
 
 def test_random_frames_are_counted_and_dropped(
@@ -455,7 +439,7 @@ def test_a_frame_above_the_limit_closes_the_senders_connection_and_is_logged(
     pump(lambda got: bool(of(got[0], Step)), server)
 
 
-def test_bytes_that_are_not_zeromq_change_nothing(
+def test_bytes_that_are_not_zeromq_change_only_counters(
     linked: tuple[Bus, Bus, Peer], endpoint: str, make_step: Make, pump: Make, of: Make, rng: np.random.Generator
 ) -> None:
     server, client, _ = linked
@@ -563,14 +547,14 @@ def test_a_served_socket_and_a_foreign_stale_socket_are_not_replaced(
 
 
 def test_receive_returns_within_its_timeout(endpoint: str, make_server: Make) -> None:
+    """Each reading advances the clock by 1 s, so :meth:`Bus.receive` may read it only a few times."""
     ticks = iter(range(1000))
-    bus = Bus(clock=lambda: float(next(ticks)))
-    try:
+    with closing(Bus(clock=lambda: float(next(ticks)))) as bus:
         bus.serve(endpoint, make_server())
-        assert bus.receive(0.0) == []
-        assert bus.receive(3.0) == []
-    finally:
-        bus.close()
+        for timeout in (0.0, 3.0):
+            begin = next(ticks)
+            assert bus.receive(timeout) == []
+            assert next(ticks) - begin <= timeout + 4
 
 
 def test_after_an_input_a_bus_spins_for_its_spin_time(make_bus: Make) -> None:

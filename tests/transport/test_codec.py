@@ -1,4 +1,4 @@
-"""The codec decodes each encoded message to an equal message. All other bytes raise a documented ProtocolError."""
+"""The codec decodes each encoded message to an equal message. Invalid bytes raise only documented ProtocolErrors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import assume, given, note, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
@@ -72,9 +72,9 @@ def random_array(rng: np.random.Generator, wire: FieldType, sizes: dict[str, int
 
 
 @st.composite
-def messages(draw: st.DrawFn, kinds: tuple[type[Message], ...] = tuple(MESSAGES.values())) -> Message:
+def messages(draw: st.DrawFn) -> Message:
     """Generate valid messages. Their arrays have up to 5 robots, observations, actions and episodes."""
-    kind = draw(st.sampled_from(kinds))
+    kind = draw(st.sampled_from(list(MESSAGES.values())))
     sizes = {size: draw(st.integers(1, 5)) for size in "NOAE"}
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     content: dict[str, Any] = {}
@@ -149,7 +149,7 @@ def test_field_order_and_integer_width_do_not_matter(message: Message, random: A
 def test_random_bytes_are_a_protocol_error(name: str, payload: bytes) -> None:
     with pytest.raises(ProtocolError) as caught:
         codec.decode(name, payload)
-    assert caught.value.kind in KINDS
+    assert_stated(caught.value)
 
 
 @settings(max_examples=300, deadline=None, print_blob=True)
@@ -176,7 +176,7 @@ def test_damaged_messages_raise_only_protocol_errors(message: Message, data: st.
 
 @settings(max_examples=40, deadline=None, print_blob=True)
 @given(messages())
-def test_every_truncation_is_malformed(message: Message) -> None:
+def test_a_truncated_or_extended_message_is_malformed(message: Message) -> None:
     payload = codec.encode(message)
     for end in range(0, len(payload), max(1, len(payload) // 50)):
         with pytest.raises(ProtocolError) as caught:
@@ -272,7 +272,7 @@ def action(**change: Any) -> bytes:
         ("fields", "Expected `str`, got `bytes`", "hello", hello(spec={b"a": 1})),
         ("fields", "Expected `bytes`, got `str` - at `$.action`", "action", action(action="x")),
         ("fields", "Expected `bytes`, got `array` - at `$.action`", "action", action(action=[0.0, 0.0])),
-        ("fields", "Expected `bytes`, got `str` - at `$.payload`", "weights", b""),
+        ("fields", "Expected `bytes`, got `str` - at `$.payload`", "weights", msgpack.packb({"payload": "text"})),
         ("fields", "Expected `int` >= 0 - at `$.session`", "heartbeat", heartbeat(session=-1)),
         ("fields", "Expected `int` <= 9223372036854775807 - at `$.stamp`", "heartbeat", heartbeat(stamp=2**64 - 1)),
         ("fields", "Expected `int` <= 4294967295 - at `$.robots`", "hello", hello(robots=2**32)),
@@ -300,9 +300,6 @@ def action(**change: Any) -> bytes:
     ],
 )
 def test_each_kind_of_error_explains_what_is_wrong(kind: str, text: str, name: str, payload: bytes) -> None:
-    if name == "weights" and not payload:
-        content = {"version": 1, "updates": 0, "env_steps": 0, "sha256": "", "payload": "text"}
-        payload = msgpack.packb(content)
     with pytest.raises(ProtocolError) as caught:
         codec.decode(name, payload, {"N": 2, "A": 2})
     assert caught.value.kind == kind
@@ -429,17 +426,26 @@ def test_a_missing_key_is_found_despite_duplicate_keys() -> None:
     assert caught.value.kind == "fields"
 
 
-def test_error_texts_stay_short_for_any_input() -> None:
-    payload = msgpack.packb({"k" * 4000: 1})
+@pytest.mark.parametrize(
+    ("name", "payload", "limit"),
+    [
+        ("k" * 4000, b"", 300),
+        ("heartbeat", msgpack.packb({"k" * 4000: 1}), 200),
+        ("hello", hello(name="\n" * 256), 600),  # the name itself is limited to 256 characters
+        ("turn", msgpack.packb({"now": 0.0, "inputs": ["x" * 4000]}), 200),
+        ("turn", msgpack.packb({"now": 0.0, "inputs": [["policy", "x" * 4000, {}]]}), 300),
+    ],
+    ids=["topic", "unknown field", "name", "input", "topic of an input"],
+)
+def test_a_long_text_in_a_message_does_not_make_the_error_long(name: str, payload: bytes, limit: int) -> None:
     with pytest.raises(ProtocolError) as caught:
-        codec.decode("heartbeat", payload)
-    assert len(str(caught.value)) < 200
+        codec.decode(name, payload)
+    assert len(str(caught.value)) < limit
 
 
 @settings(max_examples=50, deadline=None, print_blob=True)
 @given(st.text(max_size=2048), st.integers(0, 2**64 - 1))
 def test_a_message_with_the_fields_of_another_topic_is_refused(reason: str, session: int) -> None:
-    assume(reason)
     with pytest.raises(ProtocolError) as caught:
         codec.decode("bye", codec.encode(Heartbeat(0, session)))
     assert caught.value.kind == "fields"
@@ -463,8 +469,9 @@ def test_several_records_share_one_payload() -> None:
         codec.encode_records([Record("bye", "policy", 0, 17, b""), Record("none", "policy", 1, 17, b"")]),
         codec.encode_records([Record("bye", "policy", 0, 17, b"")])[:-1],
         msgpack.packb([1, 2]),
+        b"\x91" * 2000,
     ],
-    ids=["nothing", "too many", "an unknown topic", "truncated", "no records"],
+    ids=["nothing", "too many", "an unknown topic", "truncated", "no records", "nested deeper than the stack"],
 )
 def test_invalid_record_payloads_are_refused_as_a_whole(payload: bytes) -> None:
     with pytest.raises(ProtocolError):

@@ -19,7 +19,7 @@ from td3_robot.messages import Action, Bye, Command, Hello, Step, Welcome
 from td3_robot.transport import bus as bus_module
 from td3_robot.transport import codec, curve
 from td3_robot.transport.bus import Bus
-from td3_robot.transport.keys import CLIENT, REVOCATION_TIME, ROLES, AllowList, KeyFolder
+from td3_robot.transport.keys import CLIENT, ROLES, AllowList, KeyFolder
 from td3_robot.transport.link import ClientLink, ServerLink
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("nobody_expires")
 Make = Callable[..., Any]
 Folders = tuple[KeyFolder, KeyFolder]
 Linked = tuple[Bus, Bus, str]
-_PATIENCE = 20.0
-_QUIET = 0.6  # s; in this time a refused link tries to connect at least twice
+_PATIENCE = 20.0  # s
+_QUIET = 0.6  # s; enough time for a handshake, if one side accepted the other by mistake
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def folders(tmp_path: Path) -> tuple[KeyFolder, KeyFolder]:
 
 @pytest.fixture
 def make_locked() -> Iterator[Callable[[KeyFolder | None], Bus]]:
-    """Returns a function that builds buses with the keys of a folder."""
+    """Returns a function that builds buses with the keys of a folder, or without keys for None."""
     with ExitStack() as stack:
 
         def make(folder: KeyFolder | None) -> Bus:
@@ -54,8 +54,8 @@ def make_locked() -> Iterator[Callable[[KeyFolder | None], Bus]]:
 
 
 @pytest.fixture
-def stranger() -> Iterator[Callable[[], Any]]:
-    """Returns a function that makes plain DEALER sockets. Given a server's public key, it adds a new key pair."""
+def stranger() -> Iterator[Make]:
+    """Returns a function that makes plain DEALER sockets; for a server's public key, with a new key pair."""
     with zmq.Context() as context, ExitStack() as stack:
 
         def make(server: str | None = None) -> Any:
@@ -70,13 +70,20 @@ def stranger() -> Iterator[Callable[[], Any]]:
 
 
 def listen(seconds: float, *buses: Bus) -> list[Any]:
-    """Return all inputs that the buses receive in this time."""
+    """Return all inputs that the buses receive in ``seconds``."""
     got: list[Any] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for bus in buses:
             got += bus.receive(0.01)
     return got
+
+
+def wait_for_role(server: Bus, key: str, role: str, pump: Make) -> None:
+    """Receive until the server has read that a key may have a role."""
+    keys = server.keys
+    assert keys
+    pump(lambda _: keys.may(key, role), server)
 
 
 def exchange(server: Bus, client: Bus, make_step: Make, pump: Make, of: Make) -> Any:
@@ -161,9 +168,10 @@ def test_a_key_that_is_not_allowed_is_refused(
     got, _ = pump(lambda _: bool(server.dropped()["denied"] and client.dropped()["not-allowed"]), server, client)
     assert got == []
     assert f"td3-robot keys allow NAME '{key}'" in caplog.text  # the server's log names the remedy
-    assert f"the server does not allow our key; run there: td3-robot keys allow robot-8 '{key}'" in caplog.text
+    command = f"td3-robot keys allow robot-8 '{key}'"
+    assert f"does not allow this machine's key; on the server's machine, run: {command}" in caplog.text
     exchange(server, robot, make_step, pump, of)
-    folders[0].allow("robot-8", key)  # takes effect within a second, without a restart
+    folders[0].allow("robot-8", key)  # takes effect without a restart
     pump(lambda got: any(isinstance(message, Hello) for _, message in got[0]) and bool(got[1]), server, client)
 
 
@@ -217,7 +225,7 @@ def test_a_client_with_keys_does_not_join_a_server_without_keys(
     assert not robot.welcome("policy")
 
 
-def test_a_revoked_key_is_disconnected_at_once(
+def test_the_server_forgets_a_client_with_a_revoked_key(
     linked: Linked, folders: Folders, make_step: Make, pump: Make, of: Make
 ) -> None:
     """The server's core gets a Bye. The TCP connection stays open, but no message passes in either direction."""
@@ -234,7 +242,7 @@ def test_a_revoked_key_is_disconnected_at_once(
     got, _ = pump(lambda _: bool(server.dropped()["revoked"]), server, robot)
     assert got == []
     folders[0].allow("robot-7", folders[1].identity().public)
-    # The robot reconnects by itself.
+    # The robot joins again by itself.
     pump(lambda got: any(isinstance(message, Hello) for _, message in got[0]), server, robot)
 
 
@@ -264,8 +272,9 @@ def test_a_robots_name_belongs_to_its_key(
     """A later incarnation replaces the earlier one only if it has the same key."""
     server, robot, bound = linked
     other = KeyFolder(tmp_path / "other")
-    folders[0].allow("robot-8", other.create("robot-8").public)
-    listen(2 * REVOCATION_TIME, server)
+    key = other.create("robot-8").public
+    folders[0].allow("robot-8", key)
+    wait_for_role(server, key, "simulator", pump)
     other.allow("server", folders[0].identity().public, "server:policy")
     client = make_locked(other)
     client.connect(bound, make_client("sim-0", client=8, incarnation=99))
@@ -291,7 +300,7 @@ def test_only_a_key_with_the_operator_role_may_command(
     with pytest.raises(HandshakeError, match=r"the key of 'op' may not have role operator; .* --role operator"):
         pump(lambda _: False, server, operator())
     folders[0].allow("robot-7", key, "operator")
-    listen(2 * REVOCATION_TIME, server)
+    wait_for_role(server, key, "operator", pump)
     client = operator()
     pump(lambda got: bool(of(got[1], Welcome)), server, client)
     assert client.send("policy", Command(1, "", "reset", "", 0, "", b""))
@@ -307,7 +316,7 @@ def test_only_a_key_with_the_operator_role_may_command(
 def test_a_key_connects_only_in_its_roles(
     role: str, tmp_path: Path, make_locked: Make, make_hello: Make, stranger: Make
 ) -> None:
-    """A server that serves every role welcomes a key in the role of its entry, and refuses it in every other role."""
+    """A server that serves every role welcomes a key in the roles of its entry, and refuses it in all other roles."""
     folder = KeyFolder(tmp_path / "server")
     folder.create("server")
     dealer, (public, secret) = stranger(), zmq.curve_keypair()
@@ -332,7 +341,7 @@ def test_a_key_connects_only_in_its_roles(
 def test_a_copy_of_the_servers_own_key_works_until_the_server_has_a_new_key_pair(
     tmp_path: Path, make_locked: Make, make_hello: Make, pump: Make, of: Make
 ) -> None:
-    """A thief has a copy of the robot's key folder, and may even be an operator of this robot."""
+    """A thief has a copy of the server's key folder, and may even be an operator of this server."""
     folder, copy = KeyFolder(tmp_path / "server"), KeyFolder(tmp_path / "copy")
     folder.create("server")
     shutil.copytree(folder.path, copy.path)
@@ -457,7 +466,7 @@ def test_without_keys_a_server_refuses_endpoints_beyond_loopback(make_locked: Ma
         make_locked(None).serve("tcp://0.0.0.0:5555", make_server())
 
 
-def test_unknown_clients_do_not_delay_a_robot(
+def test_unknown_clients_do_not_block_a_robot(
     linked: Linked,
     folders: Folders,
     make_step: Make,
@@ -466,7 +475,7 @@ def test_unknown_clients_do_not_delay_a_robot(
     stranger: Make,
     rng: np.random.Generator,
 ) -> None:
-    """Unknown clients leave handshakes unfinished, send garbage and oversize frames, and use wrong keys."""
+    """Unknown clients leave handshakes unfinished, send garbage, and queue large messages under unknown keys."""
     server, robot, bound = linked
     with ExitStack() as stack:
         for size in [0] * 40 + [int(rng.integers(1, 200)) for _ in range(40)]:

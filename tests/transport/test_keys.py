@@ -74,7 +74,7 @@ def test_a_folder_that_others_can_write_is_refused(folder: KeyFolder, writable: 
     for use in [*uses, lambda: folder.allow("b", public()), lambda: folder.revoke("a")]:
         with pytest.raises(KeysError, match=line):
             use()
-    folder.allowed_file.touch()  # a running process reads the allow-list again and then allows nobody
+    folder.allowed_file.touch()  # a running process reads the allow-list again
     assert "no other machine may connect: key folder" in str(keys.refresh())
     folder.path.chmod(0o755)  # others may read the folder, but not the secret file
     assert folder.identity().name == "robot-7"
@@ -130,7 +130,7 @@ def test_allow_adds_keys_and_roles_and_revoke_removes_a_key(folder: KeyFolder) -
         folder.revoke("robot-7")
 
 
-def test_contradictory_entries_are_refused(folder: KeyFolder) -> None:
+def test_contradictory_or_malformed_entries_are_refused(folder: KeyFolder) -> None:
     key = public()
     folder.allow("a", key, "server:policy")
     with pytest.raises(KeysError, match="'a' is known with another key; revoke it first: td3-robot keys revoke a"):
@@ -184,7 +184,7 @@ def test_a_list_that_others_can_write_is_refused(folder: KeyFolder) -> None:
         AllowList(folder)
 
 
-def test_the_list_is_reloaded_and_a_damaged_list_allows_nobody(folder: KeyFolder) -> None:
+def test_the_list_is_reloaded_and_a_damaged_list_allows_no_other_machine(folder: KeyFolder) -> None:
     own = folder.create("here").public
     live = AllowList(folder)
     robot, server = public(), public()
@@ -222,7 +222,7 @@ def test_the_default_folder_comes_from_the_environment(monkeypatch: pytest.Monke
     assert default_folder() == Path("/home/robot/.config/td3-robot/keys")
 
 
-def test_the_documents_describe_every_role() -> None:
+def test_the_deployment_guide_describes_every_role() -> None:
     text = (Path(__file__).parents[2] / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
     table = text[text.index("| `--role` |") :].split("\n\n")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")][1:]
@@ -231,7 +231,7 @@ def test_the_documents_describe_every_role() -> None:
 
 
 def test_a_public_key_never_looks_like_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The 85 characters of a key include the minus sign. A key that begins with a minus is generated again."""
+    """The alphabet of keys, Z85, includes the minus sign. A key that begins with a minus is generated again."""
     drawn = iter([(b"-" + b"x" * 39, b"s" * 40), (b"y" * 40, b"t" * 40)])
     monkeypatch.setattr(zmq, "curve_keypair", lambda: next(drawn))
     assert KeyFolder(tmp_path / "keys").create("robot").public == "y" * 40

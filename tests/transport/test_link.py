@@ -311,7 +311,7 @@ def test_a_later_incarnation_replaces_the_earlier(make_server: MakeServer, make_
 
 
 def test_a_name_belongs_to_its_role(make_server: MakeServer, make_hello: MakeHello) -> None:
-    """A simulator that starts later uses the name of the policy server."""
+    """A simulator or evaluator that starts later uses the name of a policy server."""
     server = make_server()
     server.receive(b"a", frames(make_hello("policy", "policy", incarnation=0)), 0.0)
     for role in ("simulator", "evaluator"):
@@ -359,7 +359,7 @@ def test_a_repeated_hello_after_other_messages_makes_the_client_join_again(
 
 
 def test_the_answer_to_a_heartbeat_is_not_a_request_to_wait(make_client: MakeClient) -> None:
-    """A paused driver receives a late answer to its own Heartbeat. After a Heartbeat with another stamp, it waits."""
+    """The driver's core gets no late answer to its own Heartbeat. Only a Heartbeat with another stamp means: wait."""
     client = make_client(role="driver")
     assert client.due(0.0) == [client.hello]
     client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 5)), 0.0)
@@ -486,7 +486,7 @@ def test_an_unknown_client_is_asked_for_a_hello(make_server: MakeServer, make_st
 def test_only_the_hello_of_an_unknown_client_is_decoded(
     make_server: MakeServer, make_hello: MakeHello, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a message of an unknown client, the server reads only its topic and its size.
+    """From a message of an unknown client, except a Hello, the server reads only the topic and the size.
 
     It also does not decode a message that the client's role may not send.
     """
@@ -511,7 +511,7 @@ def test_only_the_hello_of_an_unknown_client_is_decoded(
 def test_a_client_of_an_earlier_server_causes_no_warning(
     make_server: MakeServer, topic: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A second monitor may get messages for the first monitor, because the nodes do not know yet that it has ended."""
+    """A second monitor may get messages for the first, because the nodes do not know yet that the first has ended."""
     server = make_server()
     ((_, refused),) = server.receive(b"1", [topic, bytes(33)], 0.0)[1]
     assert refused.code == "hello"
@@ -647,7 +647,7 @@ def test_a_hello_is_repeated_until_it_is_answered(make_client: MakeClient) -> No
 
 
 def test_a_driver_core_gets_a_heartbeat_that_arrives_before_the_welcome(make_client: MakeClient) -> None:
-    """This Heartbeat tells the core that the server runs, before the server accepts or refuses the client."""
+    """This Heartbeat tells the core that another driver of its name may be alive, and that the server checks this."""
     assert make_client().receive(frames(Heartbeat(5, 4)), 0.1) == []
     client = make_client(role="driver")
     client.due(0.0)

@@ -1,4 +1,4 @@
-"""Test features that only the in-memory bus has: immediate restarts, and links on which a test can lose messages."""
+"""Test the in-memory bus: immediate restarts, messages that a test loses, and Heartbeats of cores."""
 
 from __future__ import annotations
 
