@@ -33,9 +33,9 @@ def device(wanted: str) -> torch.device:
 
 
 def bf16_problem(device: torch.device = CPU) -> str | None:
-    """Why bf16 is slower than fp32 on this device; None if bf16 is faster.
+    """The reason not to use bf16 on this device; None if there is none.
 
-    On a CPU, the function measures the speed, because some CPUs with AVX-512 BF16 are slower in bf16.
+    On a CPU, the function measures whether bf16 is faster than fp32, because on some CPUs with AVX-512 BF16 it is not.
     """
     if (lack := _bf16_lack(device)) or device.type != "cpu":
         return lack
@@ -82,8 +82,8 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
     """The precision to use. ``auto`` means the faster precision on a CPU, and fp32 on a GPU.
 
     Args:
-        begins: whether the run is new. In a new run, bf16 must be faster than fp32. A resumed run keeps its precision
-            without a measurement, because other processes could disturb the measurement.
+        begins: whether the run chooses its precision now. Then bf16 must be faster than fp32 on a CPU. Otherwise, a
+            configured precision needs no measurement, because other processes could disturb the measurement.
     """
     # On a GPU, bf16 is slower for networks of this size: kernel launches limit the speed, and bf16 needs more launches.
     if wanted == "fp32" or (wanted == "auto" and device.type != "cpu"):
@@ -107,7 +107,7 @@ def upload(array: NDArray[Any], device: torch.device) -> Tensor:
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Treat numbers below 1.2e-38 as zero in the calling thread, and in threads that it creates in this context.
+    """Treat absolute values below 1.2e-38 as zero in this thread, and in threads that it creates in this context.
 
     If a gradient vanishes, its moments in Adam decay to denormal numbers, which are slow on CPUs. The setting ends with
     the context, because a simulator may run in the same thread, and its results must not change.

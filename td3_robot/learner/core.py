@@ -34,7 +34,7 @@ class LearnerCore:
     """Learns from the Steps of any number of sources. Its scheduler sets the order of the work.
 
     Use :func:`td3_robot.learner.factory.make_core` to create a core. Each call of :meth:`step` does a bounded amount of
-    work, so that the learner reads its input between updates.
+    work, so that the learner reads its input often.
 
     Args:
         config: configuration without ``auto`` in ``learner.device`` and ``learner.precision``.
@@ -73,7 +73,7 @@ class LearnerCore:
 
     @property
     def done(self) -> bool:
-        """Whether the run has made all its steps and updates, or an evaluation has reached the target return."""
+        """Whether :attr:`Learning.done` is true, or an evaluation has reached the target return."""
         return self.publisher.evaluations.reached or self.learning.done
 
     @property
@@ -96,7 +96,7 @@ class LearnerCore:
         return outputs + self.scheduler.grant(now)
 
     def begin(self, spec: RobotSpec, bundle: Bundle | None = None) -> None:
-        """Start the training for a robot. With a bundle, the training starts from its policy."""
+        """Start the training for a robot. With a bundle, the training starts from the bundle's policy."""
         self.learning.begin(spec, bundle)
         self.recover()
 

@@ -20,9 +20,9 @@ class Evaluations:
 
     Attributes:
         pending: Weights that wait for the evaluator, by version.
-        best_return: the highest mean return of all evaluations; minus infinity before the first.
+        best_return: the highest mean return of a policy with at least one update; minus infinity before the first.
         best: the policy bundle with ``best_return``. The node writes it to a file and sets this attribute to None.
-        reached: whether the mean return of an evaluation has reached ``evaluation.target_return``.
+        reached: whether such a mean return has reached ``evaluation.target_return``.
     """
 
     def __init__(self, config: EvaluationConfig) -> None:
@@ -60,9 +60,10 @@ class Evaluations:
             lengths=message.lengths.tolist(),
         )
         mean = record["eval_return_mean"]
-        if weights and message.updates and mean > self.best_return:  # without an update, the run has learned nothing
-            self.best_return, self.best = mean, weights.payload
-        self._compare_with_target(mean)
+        if message.updates:  # without an update, the run has learned nothing
+            if weights and mean > self.best_return:
+                self.best_return, self.best = mean, weights.payload
+            self._compare_with_target(mean)
         return record
 
     def counters(self) -> Counter[str]:

@@ -42,13 +42,13 @@ def make_core(
     """A learner's core whose training uses the device and precision of this machine.
 
     Args:
-        config: configuration of the run. The function replaces ``auto``.
+        config: configuration of the run. The function replaces ``auto`` in device and precision.
         provenance: origin of the policies; every policy bundle contains it.
         storage: creates the storage of the replay buffer from the capacity and the row width.
         admit: checks the robot before the core allocates memory. It may raise an error.
 
     Raises:
-        ConfigError: this machine lacks the device or precision.
+        ConfigError: this machine does not support the configured device or precision.
     """
     device = compute.device(config.learner.device)
     precision = compute.precision(config.learner.precision, device)  # only ``auto`` needs a measurement

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_RECENT = 20  # number of the newest episodes in the mean return
+_RECENT = 20  # number of the newest episodes in the mean return and the mean length
 _REMEMBERED = 1000  # number of the newest versions for which this class keeps the updates
 _SMOOTHING = 0.01  # share of one Step in the moving mean ``staleness``
 

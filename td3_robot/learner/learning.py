@@ -26,7 +26,7 @@ class Learning:
         spec: specification of the robot; None until :meth:`begin`.
         training: created by :meth:`begin`.
         env_steps: number of stored transitions from sources, without transitions from recordings.
-        sound_at: ``env_steps`` at the newest check that found no divergence; None before the first check.
+        sound_at: ``env_steps`` at the newest record, see ``Reports.sound``; None before the first record.
     """
 
     def __init__(self, config: Config, make_training: Callable[[RobotSpec], Training]) -> None:
@@ -46,7 +46,7 @@ class Learning:
         self._make_training = make_training
 
     def begin(self, spec: RobotSpec, bundle: Bundle | None = None) -> None:
-        """Create the training for this robot. With a bundle, the training starts from its policy."""
+        """Create the training for this robot. With a bundle, the training starts from the bundle's policy."""
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)
         self.training = self._make_training(spec)
         # The configuration cannot check these two rules, because it must not import the algorithm's class.
@@ -97,7 +97,7 @@ class Learning:
 
     @property
     def replay_ratio(self) -> float:
-        """Updates per environment step since learning started; 0 before learning starts."""
+        """Updates per environment step since learning started, without offline updates; 0 before learning starts."""
         after = self.env_steps - self.limiter.start
         return (self.updates - self.limiter.offline) / after if after > 0 else 0.0
 

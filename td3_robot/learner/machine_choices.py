@@ -1,7 +1,7 @@
 """Replaces ``auto`` in ``learner.device``, ``learner.precision`` and ``learner.threads`` with the best values.
 
-A run keeps its first choices, so that a resume does not change its arithmetic. A separate process makes the choices,
-because loading torch costs one second and 200 MB: ``python -m td3_robot.learner.machine_choices REQUEST``.
+A resumed run keeps its precision and threads, so that its arithmetic does not change. A separate process makes the
+choices, because loading torch costs one second and 200 MB: ``python -m td3_robot.learner.machine_choices REQUEST``.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Sizes = tuple[int, int]
 
 
 class Resolved(NamedTuple):
-    """A configuration without ``auto``, and the free memory of the GPU."""
+    """The result of :func:`resolve`."""
 
-    config: Config
+    config: Config  # without ``auto``; on a cluster, the learner may still replace ``auto``
     device_memory: int | None  # free bytes of the GPU; None without a GPU
-    notices: list[str]  # one line for each replaced ``auto``
+    notices: list[str]  # lines for the user: the value of each replaced ``auto``, and the measured speeds
 
 
 class Request(msgspec.Struct):
@@ -57,7 +57,7 @@ class Request(msgspec.Struct):
 def resolve(
     config: Config, sizes: Callable[[], Sizes], before: Config | None = None, *, cluster: bool = False
 ) -> Resolved:
-    """Choose device, precision and threads of a run. Another process chooses them, because the choice needs torch.
+    """Choose device, precision and threads of a run.
 
     Args:
         sizes: returns the sizes of the robot's observation and action.

@@ -27,12 +27,12 @@ TAGS = {
 """Maps keys of ``metrics.jsonl`` to the TensorBoard tags of Stable-Baselines3, so that its dashboards show these runs.
 
 All other keys of training get the tag ``train/KEY``, for example ``train/critic_loss``. All other keys of evaluations
-get the tag ``eval/KEY``.
+get the tag ``eval/KEY``. All keys of offline updates get the tag ``offline/KEY``.
 """
 
 
 class MetricsWriter:
-    """Writes each record at once, so that a crash loses at most the newest record."""
+    """Writes each line at once, so that a crash loses at most the newest line. TensorBoard files can be 120 s late."""
 
     def __init__(self, lines: Path, events: Path) -> None:
         self._lines = lines

@@ -70,7 +70,7 @@ def _learn(node: Node) -> None:
 
         def after() -> bool:
             nonlocal began_at
-            # The learner knows ``env_steps`` only after a simulator has joined, because it then reads the replay file.
+            # Without a checkpoint, the learner reads ``env_steps`` from the replay file when the first simulator joins.
             if began_at is None and core.spec:
                 began_at = core.env_steps
             for record in core.reports.take():

@@ -119,14 +119,14 @@ def announce(
     networks = networks or estimated(config, observation_size, action_size)
     held = config.learner.buffer_size
     in_file = files.allocated(run.replay / ROWS)
-    # A process that saves only at its end does not delete the checkpoints of earlier processes.
+    # A process that saves only at its end deletes the checkpoints of earlier processes after this save.
     saved = run.checkpoints.glob("*.safetensors") if _saves_often(config) else ()
     in_checkpoints = sum(map(files.allocated, saved))
 
     def needed(capacity: int) -> tuple[int, int, int]:
         need = needs(config, observation_size, action_size, networks, capacity)
         disk = max(0, need.replay_file - in_file) + max(0, need.checkpoints - in_checkpoints)
-        return need.memory - loaded, disk, need.device
+        return max(0, need.memory - loaded), disk, need.device
 
     def largest(index: int, free: int) -> int:
         return bisect.bisect_right(range(1, held), free, key=lambda capacity: needed(capacity)[index])
@@ -140,18 +140,18 @@ def announce(
     for index, (place, free) in enumerate(places):
         need = needed(held)[index]
         if free is not None and need > free:
+            lack = f"the learner needs {need:,} bytes of {place}, and {free:,} are free"
+            if not networks.replays:
+                raise ConfigError(lack)
             most = largest(index, free)
             fit = f"allowed: at most {most}" if most else "no transition would fit: free some space"
-            raise ConfigError(
-                f"learner.buffer_size is {held}: the learner needs {need:,} bytes of {place}, "
-                f"and {free:,} are free; {fit}"
-            )
+            raise ConfigError(f"learner.buffer_size is {held}: {lack}; {fit}")
         if need:
             there = "free space unknown" if free is None else f"{_readable(free)} free"
             parts.append(f"{_readable(need)} of {place} ({there})")
     kept = _readable(needs(config, observation_size, action_size, networks).kept)
     what = f"networks and a replay buffer of {held:,} transitions" if networks.replays else "networks"
-    return f"{what}: {kept} of memory; while a checkpoint is saved: {', '.join(parts)}"
+    return f"{what}: {kept} of memory; with checkpoints: {', '.join(parts)}"
 
 
 def tree_levels(capacity: int) -> list[int]:

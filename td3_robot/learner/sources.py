@@ -32,10 +32,10 @@ class Source:
     seen: int = 0  # number of transitions that the source has published, as its newest Step reports
     granted: int = 0  # total number of transitions that the source may publish
     share: int = 0  # granted transitions; a source that joins later starts with the smallest share of the others
-    active_at: float = 0.0  # time of the source's newest Step, in seconds
+    active_at: float = 0.0  # time of the newest Step, or of a later join or grant that ended a wait, in seconds
     acknowledged: int = 0  # value of ``answered`` in the newest Throttle to the source
     queue: deque[Step] = field(default_factory=deque)  # in lock-step, Steps waiting for their round
-    client: int = 0  # ``client`` in the Hello of the source's process; 0 before the source has joined
+    client: int = 0  # in lock-step, ``client`` in the Hello of the process that has the source's state; 0 for none
     returning: bool = False  # in lock-step, whether the source is loading its state from the newest snapshot
 
     @property
@@ -110,14 +110,14 @@ class Sources:
         return {name: source.state() for name, source in self._all.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the progress of each source. Connected sources stay connected."""
+        """Restore the progress of each source. Of the connected sources, those in ``state`` stay connected."""
         before = self._all
         self._all = {}
         for name, item in state.items():
             assembler = Assembler.restored(item["assembler"])
             source = Source(name, None, assembler, assembler.incarnation, 1, int(item["answered"]), int(item["seen"]))
-            if name in before:
-                known = before[name]
+            known = before.get(name)
+            if known and known.peer:  # a process that is not connected does not hear of the restored state
                 source.peer, source.robots, source.client = known.peer, known.robots, known.client
             self._all[name] = source
 

@@ -33,8 +33,8 @@ class Training:
     """Stores transitions, makes updates and exports the policy.
 
     Args:
-        config: configuration of the run, without ``auto``. The section with the algorithm's name, if there is one,
-            contains the algorithm's options.
+        config: configuration of the run, without ``auto`` in ``learner.device`` and ``learner.precision``. The section
+            with the algorithm's name, if there is one, contains the algorithm's options.
         storage: creates the storage of the replay buffer from the capacity and the row width.
     """
 
@@ -124,7 +124,7 @@ class Training:
         return self.divergence.problem(self.algorithm.metrics(clear=False))
 
     def metrics(self) -> dict[str, float]:
-        """Averages over the updates since the last call, see docs/reference/metrics.md. Waits for the device."""
+        """Means since the last call, and newest values, see docs/reference/metrics.md. Waits for the device."""
         return self.algorithm.metrics() | self.value_check.figures(self.algorithm, self.normaliser)
 
     def parts(self) -> dict[str, Stateful]:

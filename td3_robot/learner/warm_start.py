@@ -77,8 +77,8 @@ def begin(core: LearnerCore) -> None:
 def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[Step]]]) -> list[int]:
     """Store the transitions of recorded Steps. The number of environment steps does not include them.
 
-    If the replay file has rows of an earlier process, that process has also stored the recorded transitions. Then this
-    function stores nothing.
+    If the replay file has a note of an earlier process, that process has also stored the recorded transitions. Then
+    this function stores nothing.
 
     Returns:
         The number of stored transitions of each recording.

@@ -76,11 +76,11 @@ def filled_buffer(device: torch.device | None = None) -> ReplayBuffer:
     return buffer
 
 
-def noise_to_come(algorithm: Algorithm, size: int = B, actions: int = A) -> Tensor:
+def noise_to_come(algorithm: Algorithm) -> Tensor:
     """Return the standard normal numbers float32[B, A] that the next update will draw."""
     generator = torch.Generator()
     generator.set_state(torch.from_numpy(algorithm.state()[0]["generator"]))
-    return torch.randn((size, actions), generator=generator)
+    return torch.randn((B, A), generator=generator)
 
 
 def tensors_of(td3: Algorithm, role: str = "online") -> dict[str, Tensor]:
@@ -96,7 +96,7 @@ def tensors_of(td3: Algorithm, role: str = "online") -> dict[str, Tensor]:
     assert isinstance(td3, TD3)
     actor, critics = (td3.actor_target, td3.critics_target) if role == "target" else (td3.actor, td3.critics)
     heads = {"actor": actor} | {f"critic{number}": critic for number, critic in enumerate(critics, 1)}
-    found = {name: parameter for head, network in heads.items() for name, parameter in _named(head, network)}
+    found = {name: parameter for head, network in heads.items() for name, parameter in parameters_of(network, head)}
     if role not in ("adam_mean", "adam_square"):
         return {name: parameter.data for name, parameter in found.items()}
     kept = {**td3.actor_optimiser.state, **td3.critics_optimiser.state}
@@ -146,7 +146,8 @@ class Exact:
         return list(self.td3.learn(Batch(*(tensor.double() for tensor in batch))))
 
 
-def _named(head: str, network: nn.Sequential) -> Iterator[tuple[str, nn.Parameter]]:
+def parameters_of(network: nn.Sequential, head: str) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters of a perceptron, with the names and in the order of the engine's parameters."""
     index = -1
     for layer in network:
         if isinstance(layer, nn.Linear):

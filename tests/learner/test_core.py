@@ -10,10 +10,12 @@ import pytest
 from msgspec.structs import replace as changed
 
 from td3_robot.bundle import Bundle, sha256
+from td3_robot.config.schema import EvaluationConfig
 from td3_robot.core_types import Output
 from td3_robot.errors import ConfigError, DivergenceError
 from td3_robot.learner import reports
 from td3_robot.learner.checkpointing import state
+from td3_robot.learner.evaluations import Evaluations
 from td3_robot.learner.factory import make_core
 from td3_robot.learner.warm_start import prefill
 from td3_robot.messages import Bye, Evaluation, Step
@@ -38,7 +40,7 @@ def test_grants_follow_the_ratio(world: World) -> None:
     assert throttles(outputs)[-1].transitions_allowed == 26  # 10 + 8 + 8
 
 
-def test_sources_share_the_grant_and_a_leaving_source_returns_its_part(world: World) -> None:
+def test_a_leaving_source_returns_its_grant(world: World) -> None:
     a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
     assert throttles(world.join(a))[0].transitions_allowed == 18
     assert throttles(world.join(b)) == []  # a holds the whole grant
@@ -63,7 +65,7 @@ def test_published_weights_are_complete_and_set_the_exploration(world: World) ->
 
 
 def test_versions_increase_across_a_learners_restart(world: World) -> None:
-    """The policy server already serves version 70. A restarted learner must publish a newer version."""
+    """A simulator joins first. Then the policy server joins, which serves version 70 of an earlier learner."""
     world.join(world.peer("simulator", "sim-0", robots=1))
     [weights] = published(world.join(world.peer("policy", "policy", version=70)))
     assert weights.version == 71
@@ -97,6 +99,13 @@ def test_a_policy_without_an_update_is_never_the_best(world: World) -> None:
     [weights] = published(world.join(judge))
     world.give(judge, Evaluation(weights.version, 20, 0, np.array([3.0]), np.array([5], np.uint32)))
     assert world.core.publisher.evaluations.best is None
+
+
+@pytest.mark.parametrize("updates", [0, 1])
+def test_only_a_policy_with_an_update_can_reach_the_target_return(updates: int) -> None:
+    evaluations = Evaluations(EvaluationConfig(target_return=2.0))
+    evaluations.take(Evaluation(1, 20, updates, np.array([3.0]), np.array([5], np.uint32)), 1.0)
+    assert evaluations.reached == (updates > 0)
 
 
 def test_actions_are_stored_normalised(world: World) -> None:
@@ -163,8 +172,8 @@ def test_staleness_is_the_age_of_the_acting_weights(world: World) -> None:
     world.join(sim)
     for sequence in range(30):
         world.give(sim, changed(world.make_step(sequence), weights_version=2))
-    # The learner published version 2 after 0 updates. Before Step n, it has made n - 11 updates. So the ages are 1 to
-    # 18. In the moving mean, a new age has weight 0.01.
+    # The learner published version 2 after 0 updates. From Step 12 to 29, it has made n - 11 updates before Step n. So
+    # the ages are 1 to 18. In the moving mean, a new age has weight 0.01.
     expected = sum(0.01 * age * 0.99 ** (18 - age) for age in range(1, 19))
     assert world.core.gauges.staleness == pytest.approx(expected)
 
@@ -279,7 +288,7 @@ def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
 
 
 def test_many_robots_get_a_record_every_16_control_periods(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record takes a few ms. With 2 robots and a record every 4 steps, every second Step would wait for a record.
+    """A record takes about 2 ms. With 2 robots and a record every 4 steps, every second Step would wait for a record.
 
     The first record comes with the first Step that reaches 4 steps. The next records come at multiples of 16 · 2 steps.
     """

@@ -37,7 +37,7 @@ def test_non_finite_numbers_are_a_divergence(name: str, value: float) -> None:
     assert problem == f"{name} is {value}: networks hold numbers that are not finite"
 
 
-def test_without_discount_only_non_finite_numbers_are_a_divergence() -> None:
+def test_with_discount_1_there_is_no_bound() -> None:
     assert Divergence(1.0).problem({**SOUND, "q_target_size": 1e30}) is None
 
 

@@ -34,8 +34,8 @@ class Algorithm:
     - ``"transitions"`` is for off-policy algorithms. The learner keeps a replay buffer. For each environment step, it
       calls :meth:`update` ``learner.replay_ratio`` times with a :class:`Batch` of random transitions.
     - ``"rollouts"`` is for on-policy algorithms. The learner keeps no replay buffer. It calls :meth:`update` once for
-      each episode, with a :class:`Batch` of the episode's T transitions, oldest first. It publishes the policy after
-      each update. ``a2c.py`` is the example.
+      each episode, with a :class:`Batch` of the episode's T transitions, oldest first. It then publishes the policy; in
+      lock-step, after all updates of a round. ``a2c.py`` is the example.
 
     In a rollout, ``discount`` of the last transition is 0 if the episode terminated, and γ if it was truncated. The
     learner also truncates an episode every 100,000 steps. In lock-step with one robot, the newest policy chose all
@@ -70,7 +70,7 @@ class Algorithm:
     part: ClassVar[str] = "algorithm"
     """The name of the algorithm's part in a checkpoint."""
     means: ClassVar[tuple[str, ...]] = ()
-    """Metrics that are reported as means; they are 0 before the first update."""
+    """Metrics that are reported as means; they are 0 without an update since the last report."""
     gauges: ClassVar[tuple[str, ...]] = ()
     """Metrics that are reported as their newest value. The learner stops if ``q_target_size``, the mean |y|, is far
     larger than any possible return."""

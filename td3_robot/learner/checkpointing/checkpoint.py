@@ -55,7 +55,15 @@ def save(folder: Path, env_steps: int, arrays: Arrays, scalars: Mapping[str, Any
 
 
 def load_newest(folder: Path) -> tuple[Path, Arrays, dict[str, Any]] | None:
-    """Load the newest undamaged checkpoint, if there is one. Rename damaged checkpoints to ``*.damaged``."""
+    """Load the newest undamaged checkpoint. Rename newer, damaged checkpoints to ``*.damaged``.
+
+    Returns:
+        Path, arrays and scalars; None if there are no checkpoints.
+
+    Raises:
+        BundleError: all checkpoints are damaged, or the newest undamaged checkpoint has another format.
+        OSError: a file cannot be read.
+    """
     damaged: list[str] = []
     for path in sorted(folder.glob("checkpoint-*.safetensors"), reverse=True):
         try:

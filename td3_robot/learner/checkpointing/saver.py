@@ -54,6 +54,8 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
 class Saver:
     """Saves checkpoints every ``checkpoint.every`` environment steps (or offline updates) and at the end.
 
+    In lock-step, the saver also saves a checkpoint at the start of a new run.
+
     Call the saver once per turn. It requests a snapshot from the scheduler, and saves the snapshot when it is ready.
     """
 
@@ -90,7 +92,7 @@ class Saver:
         return not self._scheduler.unsaved
 
     def stops(self) -> bool:
-        """Whether a stopping learner can exit: everything is saved, or the simulators do not answer in time."""
+        """Whether a stopping learner can exit: :attr:`settled`, no simulators, or no answer from them in time."""
         if self.settled or not self._core.sources.live():
             return True
         now = time.monotonic()
@@ -100,7 +102,7 @@ class Saver:
         return now > self._stop_by
 
     def finish(self) -> None:
-        """Save the last checkpoint, after the last turn."""
+        """Save the last checkpoint, after the last turn. Warn if there is no snapshot of the newest step."""
         self._scheduler.request_snapshot()
         if self._scheduler.snapshot_ready:
             self._save(last=True)

@@ -30,7 +30,7 @@ _SIMULATOR, _SENT, _PENDING = "simulator.", "sent.", "pending."  # prefixes of a
 def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
     """Everything that a restarted learner needs: named arrays, and plain JSON values.
 
-    The arrays are views of arrays in the core. Write them to a file or copy them before the core continues.
+    Arrays can be views of arrays in the core. Write them to a file or copy them before the core continues.
     """
     if core.spec is None:
         raise BundleError("the learner has nothing to save yet: no simulator has joined")

@@ -22,8 +22,8 @@ class Stateful(Protocol):
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
         """Continue from :meth:`state`.
 
-        The checkpoint file has a hash of its content, so this method does not check each value. If the state does not
-        fit, this method raises an error that :func:`reading` handles. The object is then unusable.
+        The checkpoint file has a hash of its content, so this method need not check each value. If the state does not
+        fit, this method raises BundleError or an error that :func:`reading` handles. The object may then be unusable.
         """
 
 

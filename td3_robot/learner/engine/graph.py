@@ -1,4 +1,4 @@
-"""The engine's update as a CUDA graph. One launch runs the whole graph; without it, an update needs about 100 launches.
+"""The engine's update as a CUDA graph. One launch runs the graph. Without a graph, an update needs about 100 launches.
 
 For small networks, a GPU runs the kernels of an update faster than Python can launch them. A graph launches all kernels
 at once and always uses the same memory. Each update first copies its batch and noise to that memory.
@@ -52,7 +52,7 @@ class CapturedUpdate:
     without a graph. If capture or this check fails, a warning gives the reason, and later updates use no graph.
 
     Attributes:
-        problem: the reason why no update uses a graph; None if graphs are in use.
+        problem: the reason why no update can use a graph; None if there is none.
     """
 
     def __init__(self, engine: FastTD3) -> None:

@@ -43,7 +43,10 @@ class Choice(NamedTuple):
 
 
 def choices(config: LearnerConfig, precisions: Sequence[Precision], cores: int) -> list[Choice]:
-    """The precisions and numbers of threads to compare. The numbers of threads are powers of two, up to ``cores``."""
+    """The precisions and numbers of threads to compare.
+
+    If ``threads`` is ``auto``, the numbers of threads are powers of two, up to ``cores`` and at most 8.
+    """
     found = []
     for precision in precisions:
         if config.threads == "auto":

@@ -20,8 +20,6 @@ _SATURATED = 0.99  # a normalised action is saturated if its absolute value is l
 class EngineMetrics(RunningMetrics):
     """The metrics of TD3 in fixed memory, so that a CUDA graph can write to it.
 
-    The engine must already have its optimisers.
-
     Attributes:
         sums: float32[4], in the order of ``TD3.means``: the sums over the updates after ``since``.
         of_critics, of_actor: views of ``sums``, float32[3] and float32[1]; an update adds to them.

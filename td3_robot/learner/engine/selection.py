@@ -11,8 +11,9 @@ from td3_robot.learner.engine import threads
 from td3_robot.learner.engine.td3 import FastTD3
 
 ENGINES: dict[type[Algorithm], type[Algorithm]] = {TD3: FastTD3, DDPG: FastTD3}
-"""Maps an algorithm to the engine that makes the same updates faster. Subclasses of these algorithms have no engine.
+"""Maps an algorithm to the engine that makes the same updates faster.
 
+Other subclasses of these algorithms have no engine.
 ``td3-robot bench learner`` measures the engines, and ``tests/learner/engine/test_td3.py`` compares them with the
 algorithms. An engine supports all options of its algorithm, on every device.
 """

@@ -91,7 +91,7 @@ class FastTD3(Algorithm):
             self._captured = CapturedUpdate(self)
 
     def learn(self, batch: Batch) -> Sequence[Tensor]:
-        """Make one update. The result is empty if the update runs in a CUDA graph."""
+        """Make one update. The result is empty if the engine uses CUDA graphs, even before its first graph."""
         if self._captured:
             return self._captured(batch)
         return self.improve(batch, self.draw_noise(len(batch.action)))

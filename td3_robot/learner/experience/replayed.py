@@ -21,9 +21,9 @@ from td3_robot.messages import Step
 class Replayed:
     """Draws random transitions from the configured kind of replay buffer.
 
-    With ``operator_share``, a second buffer holds the transitions in which an operator chose the action. Each batch
-    then contains some of them. The n-step returns of the two buffers are separate, so that no row mixes both kinds of
-    transitions.
+    With ``operator_share``, a second buffer holds the transitions in which an operator chose the action. If there are
+    any, each batch contains some of them. The n-step returns of the two buffers are separate, so that no row mixes both
+    kinds of transitions.
 
     Args:
         config: the ``learner`` section; ``device`` is not ``auto``.
@@ -95,7 +95,7 @@ class Replayed:
         self.replay.learned([errors[: self._replayed] for errors in td_errors])
 
     def end(self) -> None:
-        """Store the incomplete rows. Call this method when no source will send more Steps."""
+        """Store the rows of waiting transitions. Call this method at the end of a recording."""
         self.replay.add(*self.n_step.end())
         if self.demonstrations is not None:
             self.demonstrations.add(*self._demonstrations_n_step.end())

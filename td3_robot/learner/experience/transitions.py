@@ -1,4 +1,4 @@
-"""Makes transitions from the stream of Steps. Only this module joins two Steps and detects gaps."""
+"""Makes transitions from the stream of Steps. Only this module joins two Steps and detects missing Steps."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """Transitions drawn from a buffer: torch float32 tensors, views of one block of memory.
+    """Transitions drawn from a buffer: torch float32 tensors. Those from :meth:`ReplayBuffer.sample` share one block.
 
     ``discount`` is the factor of the next observation's value: γ to the power of the number of steps between the two
     observations. It is 0 where the episode terminated.
@@ -68,7 +68,7 @@ class ReplayBuffer:
     def use_device(self, device: torch.device) -> None:
         """Keep a copy of the rows on a device, and draw the same batches from this copy.
 
-        The rows also stay on the host, because checkpoints and files need them. Only :meth:`restore` and
+        The rows also stay on the host, because checkpoints and files need them. In this class, only :meth:`restore` and
         :meth:`recover` wait for the device.
         """
         self._on_device = DeviceRows(self.rows, device)

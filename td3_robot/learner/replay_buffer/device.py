@@ -16,7 +16,7 @@ _AT_ONCE = 8192  # rows copied to the device in one piece
 
 
 class DeviceRows:
-    """A copy of a buffer's rows on a device. :meth:`copy` and :meth:`gather` do not wait for the device."""
+    """A copy of a buffer's rows on a device. :meth:`gather` does not wait for the device."""
 
     def __init__(self, rows: Float32, device: torch.device) -> None:
         self._host, self._device = rows, device
@@ -37,10 +37,10 @@ class DeviceRows:
         return self._batch
 
     def copy(self, since: int, total: int) -> None:
-        """Copy transitions ``since`` to ``total - 1`` to the device."""
+        """Copy transitions ``since`` to ``total - 1`` to the device. Only large copies wait for the device."""
         capacity = len(self._host)
         first = max(since, total - capacity)
-        # Only small copies use page-locked memory. After a copy of a whole buffer, torch would keep that much of it.
+        # Only small copies use page-locked memory. After a copy of a whole buffer, torch would keep this memory.
         send = upload if total - first <= _AT_ONCE else lambda rows, _: torch.from_numpy(rows)
         while first < total:
             start = first % capacity

@@ -28,7 +28,7 @@ class SumTree:
     equal leaves give bitwise equal sums.
 
     Attributes:
-        leaves: float64[at least capacity]: the weights, only for reading.
+        leaves: float64[at least capacity], the weights. :meth:`set` also updates the sums.
     """
 
     def __init__(self, capacity: int) -> None:

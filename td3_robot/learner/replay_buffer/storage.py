@@ -21,7 +21,7 @@ from td3_robot.util import files
 
 ROWS, JOURNAL = "rows.float32", "journal"
 _FORMAT = 2
-_HEAD = 8  # bytes before a record: its length and CRC-32, little-endian
+_HEAD = 8  # bytes before the payload of a record: its length and CRC-32, little-endian
 _LONGEST = 1 << 20  # largest size of a record, in bytes
 _COMPACT = 1 << 22  # bytes; a longer journal is rewritten with only the newest record of each source
 
@@ -31,7 +31,7 @@ class Note(msgspec.Struct, frozen=True):
 
     total_added: int  # number of rows ever added
     env_steps: int
-    source: str  # the source that sent the newest row; empty for the recordings that a run starts with
+    source: str  # the source of the newest Step; empty for the recordings that a run starts with
     state: dict[str, Any]  # progress of that source, see ``Source.state``
     seen: dict[str, Any]  # statistics of all rows so far, see ``Training.seen``
 

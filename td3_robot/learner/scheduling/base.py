@@ -23,7 +23,8 @@ class Scheduler(ABC):
     A snapshot is a state of the learner from which a run can continue. By default the state at any moment is a
     snapshot, and the learner never rolls back. A scheduler that also restores simulators overrides the snapshot
     methods. The code that writes checkpoints calls :meth:`keep_snapshots` first. For each checkpoint it calls
-    :meth:`request_snapshot`, waits until :attr:`snapshot_ready` is true, saves, and calls :meth:`snapshot_saved`.
+    :meth:`request_snapshot`, waits until :attr:`snapshot_ready` is true, and saves. If the run continues, the code then
+    calls :meth:`snapshot_saved`.
 
     Attributes:
         counters: numbers of dropped messages.
@@ -54,7 +55,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def step_arrived(self, source: Source, step: Step, now: float) -> None:
-        """A Step has arrived. The scheduler must store it with ``core.insert``, now or later."""
+        """A Step has arrived. The scheduler stores it with ``core.insert``, now or later, or drops an obsolete Step."""
 
     def state_arrived(self, source: Source, state: SimulatorState) -> list[Output]:
         """A simulator has sent its state."""

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_WORTH_A_MESSAGE = 0.25  # fraction of the band; smaller grants go only to sources that are about to wait
+# Fraction of the band, or of a source's portion if that is smaller. Smaller grants go only to sources about to wait.
+_WORTH_A_MESSAGE = 0.25
 _PORTION = 100  # a robot gets at most this many steps in advance, so that steps are left for sources that join later
 _START_TIME = 10.0  # seconds after the first join; usually all simulators of a run have joined by then
 
@@ -39,7 +40,7 @@ class FreeRunning(Scheduler):
         core, publisher, held = self.core, self.core.publisher, peer.hello.weights_version
         if held < max(1, publisher.version):
             return [(peer, weights) for weights in publisher.sent]
-        # The server has weights of an earlier learner process. The new weights need a higher version.
+        # The server may have weights of an earlier learner process. The new weights need a higher version.
         if not core.env_steps and core.config.learner.start_from is None:
             log.warning(
                 "policy server %s: the learner replaces version %d with untrained weights; "
@@ -118,7 +119,7 @@ class FreeRunning(Scheduler):
         return granted
 
     def _distribute_by_need(self, free: int, live: list[Source], now: float) -> list[Source]:
-        """Grant the steps as version 0.1.0 did: without a limit, first to the sources with the fewest unused steps."""
+        """Grant the steps as version 0.1.0 did: first to the sources with the fewest unused steps."""
         granted = []
         for before, source in enumerate(sorted(live, key=lambda item: item.outstanding)):
             part = -(-free // (len(live) - before))
@@ -146,7 +147,7 @@ def _equalize(shares: Mapping[str, int], room: Mapping[str, int], free: int, mis
     full = _level(rows, free)
     steps = {name: raised(shares[name], room[name], full - 1) for name in shares}
     left = free - sum(raised(*row, full - 1) for row in rows)
-    for name in shares:  # fewer steps remain than there are sources
+    for name in shares:  # each source gets at most one of the remaining steps
         if left > 0 and raised(shares[name], room[name], full) > steps[name]:
             steps[name] += 1
             left -= 1
@@ -154,7 +155,7 @@ def _equalize(shares: Mapping[str, int], room: Mapping[str, int], free: int, mis
 
 
 def _level(rows: Sequence[tuple[int, int]], free: int) -> int:
-    """The lowest level at which the rows together take ``free`` steps.
+    """The lowest level at which the rows together take at least ``free`` steps.
 
     Each row (share, room) takes the steps from its share up to the level, but at most its room. If the rows have too
     little room, the result is the level at which each row has taken all its room.

@@ -1,7 +1,7 @@
 """Lock-step: rounds with one Step from every source, snapshots between rounds, and rollback to the newest snapshot.
 
 A snapshot is one consistent state of the whole run. To take one, the Throttles at the end of a round ask every
-simulator for its state. Each simulator sends its state before its next Step. The learner starts the next round only
+simulator for its state. Each simulator sends its state before its next Step. The learner processes the next round only
 after all states have arrived and are saved. A snapshot needs no state of the policy server: the server holds only
 weights, and computes its noise from the Step alone. When a simulator dies, every process returns to the newest snapshot
 and repeats the same steps.
@@ -38,7 +38,7 @@ class State(Enum):
 TRANSITIONS = {
     State.GATHERING: {State.STEPPING, State.SNAPSHOT, State.ROLLBACK},
     State.STEPPING: {State.GATHERING, State.ROLLBACK},
-    State.SNAPSHOT: {State.SAVING, State.STEPPING, State.ROLLBACK},  # STEPPING: a source left, so the snapshot failed
+    State.SNAPSHOT: {State.SAVING, State.STEPPING, State.ROLLBACK},  # a source that leaves ends the snapshot
     State.SAVING: {State.STEPPING, State.ROLLBACK},
     State.ROLLBACK: {State.GATHERING},
 }
@@ -89,8 +89,11 @@ class LockStep(Scheduler):
     def source_left(self, source: Source) -> None:
         if source.name in self._arriving:
             self._arriving = {}
-            self._snapshot_requested = True  # try again at the end of the next round
-            self._enter(State.STEPPING)
+            if self.core.done:  # no round follows, so repeat the rounds since the newest snapshot
+                self._enter(State.ROLLBACK)
+            else:
+                self._snapshot_requested = True  # try again at the end of the next round
+                self._enter(State.STEPPING)
 
     def policy_joined(self, peer: Peer) -> list[Output]:
         outputs: list[Output] = [(peer, weights) for weights in self.core.publisher.sent]
@@ -145,7 +148,10 @@ class LockStep(Scheduler):
         return len(live) >= self._needed and all(source.queue for source in live)
 
     def _release(self, sources: Sequence[Source]) -> list[Output]:
-        """If there are enough sources for a round, let ``sources`` make their next Step with the newest weights."""
+        """If there are enough sources for a round, let ``sources`` make their next Step with the newest weights.
+
+        At the start of a round, all connected sources make a Step.
+        """
         core, live = self.core, self._sources.live()
         weights_serve = core.spec and core.publisher.policies and not core.learning.offline
         if not weights_serve or self.state is State.ROLLBACK:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 class RateLimiter:
     """Keeps ``lead = ratio · (env_steps - start) - (updates - offline)`` in [0, band], in updates.
 
-    The lead is the number of updates that are due. The learner waits when the lead is 0, so it never makes more updates
-    than the ratio allows. The simulators wait when the lead reaches ``band``. At the start of the run, they also wait
-    for the ``offline`` updates.
+    The lead is the number of updates that are due. The learner waits when the lead is below 1, so it never makes more
+    updates than the ratio allows. The simulators wait when the lead reaches ``band``. At the start of the run, they
+    also wait for the ``offline`` updates.
     """
 
-    ratio: float | None  # updates per environment step; None if the learner and the simulators never wait
+    ratio: float | None  # updates per environment step; None for no limit
     band: float  # ``Config`` refuses a small band, with which the learner and the simulators would wait for each other
     start: int  # environment steps before the first update
     total: int  # environment steps of the whole run
@@ -40,7 +40,7 @@ class RateLimiter:
     def steps_allowed(self, updates: int, overshoot: int = 0) -> int:
         """The total number of environment steps at which the simulators must wait.
 
-        This number is always large enough for one more update.
+        After the offline updates, this number is ``total`` or large enough for one more update.
 
         Args:
             overshoot: steps that the simulators may make beyond the limit, because the robots of one process step

@@ -37,7 +37,7 @@ def test_policy_and_targets_change_only_at_the_delayed_step(kind: Any) -> None:
         np.testing.assert_allclose(targets[name], moved, atol=1e-8)
 
 
-def test_only_a_termination_removes_the_value_of_the_next_observation(kind: Any) -> None:
+def test_only_discount_0_removes_the_value_of_the_next_observation(kind: Any) -> None:
     (batch,) = batches(1, seed=3)
     elsewhere = batch._replace(next_observation=batch.next_observation + 1)
     for on, same in ((torch.zeros(B, 1), True), (torch.ones(B, 1), False)):
@@ -93,7 +93,7 @@ def test_equals_stable_baselines3(kind: Any, monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(tensors_of(td3, role)[name], tensor, atol=2e-5, rtol=0)
 
 
-def test_metrics_are_means_since_the_last_call(kind: Any) -> None:
+def test_means_start_again_at_each_call_and_gauges_show_the_newest_update(kind: Any) -> None:
     td3 = kind(O, A, (24, 16), LearnerConfig(policy_delay=2), seed=51)
     assert td3.metrics() == dict.fromkeys((*TD3.means, *TD3.gauges), 0.0)
     first, second = batches(2, seed=52)
@@ -103,7 +103,7 @@ def test_metrics_are_means_since_the_last_call(kind: Any) -> None:
     metrics = td3.metrics()
     assert metrics["actor_loss"] != 0.0
     assert all(td3.metrics()[name] == 0.0 for name in TD3.means)
-    assert all(td3.metrics()[name] == metrics[name] for name in TD3.gauges)  # gauges show the newest update
+    assert all(td3.metrics()[name] == metrics[name] for name in TD3.gauges)
 
 
 def test_gauges_match_a_hand_calculation(kind: Any) -> None:
@@ -183,17 +183,22 @@ def test_the_actor_does_not_change_during_the_critics_warm_up(kind: Any, precisi
     assert td3.metrics()["actor_loss"] == 0
     [batch] = batches(1, seed=3)
     td3.learn(batch)
-    assert not np.array_equal(weights_of(td3)["actor.0.weight"], start["actor.0.weight"])
+    for role in ("online", "target"):
+        assert not np.array_equal(weights_of(td3, role)["actor.0.weight"], start["actor.0.weight"])
     assert td3.metrics()["actor_loss"] != 0
 
 
 def test_the_mean_actor_loss_counts_only_the_updates_of_the_actor(kind: Any) -> None:
-    """The first 5 of 8 updates are warm-up, so the actor changes at updates 6 and 8."""
-    stream, losses = batches(8, seed=2), []
+    """The first 5 of 8 updates are warm-up, so the actor changes at updates 6 and 8. Every update has a critic loss."""
+    stream, losses, critic_losses = batches(8, seed=2), [], []
     one_by_one, together = (kind(O, A, (16,), LearnerConfig(critics_first=5), seed=1) for _ in range(2))
     for batch in stream:
         one_by_one.learn(batch)
         together.learn(batch)
-        losses.append(one_by_one.metrics()["actor_loss"])
+        metrics = one_by_one.metrics()
+        losses.append(metrics["actor_loss"])
+        critic_losses.append(metrics["critic_loss"])
     assert [loss != 0 for loss in losses] == [False] * 5 + [True, False, True]
-    assert together.metrics()["actor_loss"] == pytest.approx(sum(losses) / 2, rel=1e-5)
+    metrics = together.metrics()
+    assert metrics["actor_loss"] == pytest.approx(sum(losses) / 2, rel=1e-5)
+    assert metrics["critic_loss"] == pytest.approx(sum(critic_losses) / 8, rel=1e-5)

@@ -66,7 +66,10 @@ def test_an_older_checkpoint_replaces_a_damaged_one(tmp_path: Path, caplog: pyte
 
 
 def test_a_changed_bit_is_found_or_has_no_effect(tmp_path: Path) -> None:
-    """The test flips one bit of every byte. The header holds the scalars and the arrays' names, types and shapes."""
+    """The test flips one bit of each byte, one at a time.
+
+    The header holds the scalars and the arrays' names, types and shapes.
+    """
     path = checkpoint.save(tmp_path, 1, ARRAYS, {"updates": 2300, "text": "ü", "rate": 1e-3}, keep=1)
     whole = path.read_bytes()
     arrays, scalars = checkpoint.load(path)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as changed
 
-from td3_robot.config import loading as configuration
+from td3_robot.config.schema import NetworkConfig
 from td3_robot.errors import BundleError
 from td3_robot.learner.checkpointing import state
 from td3_robot.learner.factory import make_core
@@ -127,8 +128,9 @@ def test_recordings_in_the_replay_file_are_not_read_twice(
 def test_a_state_of_another_network_is_refused(world: World) -> None:
     world.join(world.peer("simulator", "sim-0", robots=1))
     arrays, scalars = state.save(world.core, 0.0)
-    with pytest.raises(BundleError):
-        resumed(configuration.parse({"network": {"hidden": [5]}, "learner": {"buffer_size": 1000}}), arrays, scalars)
+    other = changed(config(), network=NetworkConfig(hidden=(5,)))
+    with pytest.raises(BundleError, match="td3 state"):
+        resumed(other, arrays, scalars)
     with pytest.raises(BundleError, match="does not fit"):
         resumed(config(), arrays, {"spec": world.spec.describe()})
 

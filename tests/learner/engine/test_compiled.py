@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.loading import parse
-from td3_robot.learner.engine import compiled, threads
+from td3_robot.learner.engine import compiled
 from td3_robot.learner.engine.td3 import FastTD3
 from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
 from td3_robot.learner.replay_buffer.storage import Storage
@@ -21,14 +21,6 @@ from td3_robot.learner.training import Training
 from td3_robot.specs import RobotSpec
 from td3_robot.util import machine
 from tests.learner.td3_cases import A, B, O, filled_buffer
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    threads.use_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def example() -> Batch:
@@ -75,7 +67,7 @@ Spoiled = Callable[[torch.Tensor], torch.Tensor]
 
 
 def spoiling(change: Spoiled, call: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A compiler that changes the gradients of its functions, starting with function number ``call``."""
+    """A compiler that changes the gradients of the functions that it compiles, from function number ``call`` on."""
     made = 0
 
     def compiler(function: Callable[..., Any]) -> Callable[..., Any]:

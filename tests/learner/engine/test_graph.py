@@ -102,7 +102,7 @@ def test_captured_updates_equal_plain_updates(
 
 
 class Graph:
-    """A stand-in for a graph. Like those of a real graph, its launches change memory but no Python attributes."""
+    """A stand-in for a graph. Its launches change memory but no Python attributes, as those of a real graph do."""
 
     def __init__(self, td3: FastTD3) -> None:
         self._td3 = td3
@@ -206,7 +206,7 @@ def test_another_batch_reaches_the_captured_memory(replace_capture: Replace) -> 
 
 
 def test_differences_match_a_hand_calculation() -> None:
-    """The limit is 1 % of the largest change, 0.1, plus 2.4e-7 of the largest value, 2. Together this is 0.001."""
+    """The limit is 1 % of the largest change, 0.1, plus 2.4e-7 of the largest value, 2. The sum is about 0.001."""
     before = {"w": np.array([1.0, 2.0], np.float32), "generator": np.zeros(3, np.uint8)}
     after = {"w": np.array([1.1, 2.0], np.float32), "generator": np.ones(3, np.uint8)}
     near = {"w": np.array([1.1009, 2.0], np.float32), "generator": np.ones(3, np.uint8)}

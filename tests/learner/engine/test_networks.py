@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from td3_robot.learner.engine.networks import Adam, Layer, Layout, Network, joined
+from tests.learner.td3_cases import parameters_of
 
 SIZES = [7, 33, 20, 3]
 
@@ -21,27 +22,9 @@ def torch_twin(network: Network, head: str, sizes: list[int], layer_norm: bool) 
         if index < len(sizes) - 2:
             modules += [nn.LayerNorm(sizes[index + 1]), nn.ReLU()] if layer_norm else [nn.ReLU()]
     twin = nn.Sequential(*modules)
-    index = -1
-    for module in twin:
-        if isinstance(module, nn.Linear):
-            index += 1
-            module.weight.data.copy_(network.named[f"{head}.{index}.weight"])
-            module.bias.data.copy_(network.named[f"{head}.{index}.bias"])
-        elif isinstance(module, nn.LayerNorm):
-            module.weight.data.copy_(network.named[f"{head}.{index}.scale"])
-            module.bias.data.copy_(network.named[f"{head}.{index}.shift"])
+    for name, parameter in parameters_of(twin, head):
+        parameter.data.copy_(network.named[name])
     return twin
-
-
-def gradients_by_name(twin: nn.Sequential, head: str) -> dict[str, Any]:
-    found, index = {}, -1
-    for module in twin:
-        index += isinstance(module, nn.Linear)
-        names = {nn.Linear: ("weight", "bias"), nn.LayerNorm: ("scale", "shift")}.get(type(module))
-        if names:
-            found[f"{head}.{index}.{names[0]}"] = module.weight.grad
-            found[f"{head}.{index}.{names[1]}"] = module.bias.grad
-    return found
 
 
 def made(heads: list[str], seed: int, **options: Any) -> tuple[Network, torch.Generator]:
@@ -79,7 +62,7 @@ def test_outputs_and_gradients_equal_autograd(layer_norm: bool, dtype: torch.dty
         assert x_twin.grad is not None
         torch.testing.assert_close(d_x, x_twin.grad[:, 2:6], atol=limit, rtol=limit)
         slopes.append(network.backward(trace, d_output))
-        expected |= gradients_by_name(twin, name)
+        expected |= {each: parameter.grad for each, parameter in parameters_of(twin, name)}
     assert network.named.keys() == expected.keys()
     for name, value in zip(expected, joined([slopes]), strict=True):
         assert value.dtype == torch.float32
@@ -140,9 +123,9 @@ def test_adam_equals_torch_and_does_not_change_the_gaps(dtype: torch.dtype) -> N
     assert network.layout.size > filled
 
 
-def test_initialisation_equals_that_of_torch_linear() -> None:
+def test_initial_weights_have_the_distribution_of_torch_linear() -> None:
     # Uniform numbers within ±1/sqrt(100) = ±0.1 have the variance 0.1²/3 and the standard deviation 0.0577. Over
-    # 100 x 200 weights, the mean has the standard error 0.0577/141 = 4e-4, and the variance has one of about 0.6 %.
+    # 100 x 200 weights, the standard error of the mean is 0.0577/141 = 4e-4, and that of the variance is about 0.6 %.
     network = Network(["one"], [100, 200, 1])
     network.initialise(torch.Generator().manual_seed(7))
     for name, count in (("one.0.weight", 20_000), ("one.0.bias", 200)):
@@ -169,7 +152,8 @@ def test_bfloat16_copies_follow_the_parameters() -> None:
     network, generator = made(["one"], 10, dtype=torch.bfloat16)
     x = torch.randn((9, 7), generator=generator)
     before = network.forward(x)[0]
-    network.flat.mul_(2)
+    network.flat[: network.layout.low_size].mul_(2)  # the hidden layers; the last layer has no copy
+    assert torch.equal(network.forward(x)[0], before)
     network.refresh()
     assert not torch.equal(network.forward(x)[0], before)
 

@@ -96,7 +96,10 @@ def test_the_engine_starts_with_the_weights_and_noise_of_the_plain_algorithm() -
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("kind", [TD3, FastTD3])
 def test_bfloat16_stays_near_float32(kind: Any, layer_norm: bool) -> None:
-    """After 50 updates, values differ by at most 8 % of what they learned, and normalised actions by at most 0.05."""
+    """After 50 updates, the RMS difference of values is below 8 % of the RMS change that the updates made.
+
+    The RMS difference of normalised actions is below 0.05.
+    """
     ours = {
         precision: kind(O, A, (400, 300), LearnerConfig(precision=precision, layer_norm=layer_norm), seed=7)
         for precision in ("fp32", "bf16")
@@ -131,9 +134,7 @@ def test_a_state_continues_on_any_device(device: torch.device) -> None:
 def test_the_learning_rate_can_be_on_the_device(device: torch.device) -> None:
     """float32 rounds the rate by up to 6e-8 of its value. A step moves a weight by at most 1e-3."""
     number, tensor = (FastTD3(O, A, (24, 16), LearnerConfig(learning_rate=0.5), 28, device) for _ in range(2))
-    for adam in (tensor.actor_adam, tensor.critics_adam):
-        adam.learning_rate = rate = torch.tensor(0.5, device=device)
-    tensor.actor_adam.learning_rate = rate
+    tensor.actor_adam.learning_rate = tensor.critics_adam.learning_rate = torch.tensor(0.5, device=device)
     for td3 in (number, tensor):
         td3.set_learning_rate(1e-3)
         for batch in batches(2, seed=29):
@@ -149,7 +150,7 @@ def test_two_threads_are_deterministic_and_equal_one_thread(precision: Any, wher
     """Sums over half batches round differently from sums over whole batches.
 
     In fp32, rounding changes a sum of about 1 by about 1e-7. In bf16, each rounding changes a number by up to 2^-9.
-    Torch splits an operator among threads if it has 32,768 or more elements.
+    Torch splits an elementwise operator among threads only if it has more than 32,768 elements.
     """
 
     def run(count: int) -> dict[str, Any]:

@@ -13,8 +13,11 @@ from td3_robot.learner import compute
 from td3_robot.learner.engine import threads
 
 
-def test_denormals_are_flushed_only_during_an_update() -> None:
-    """The smallest normal float32 is 1.2e-38. A tenth of 2e-37 is larger, and a tenth of 2e-38 is smaller."""
+def test_the_calling_thread_flushes_denormals_only_during_an_update() -> None:
+    """The smallest normal float32 is 1.2e-38. A tenth of 2e-37 is larger, and a tenth of 2e-38 is smaller.
+
+    The second thread always flushes denormals.
+    """
     normal, vanishing = torch.tensor(2e-37), torch.tensor(2e-38)
     second = threads.second_thread(2)
     assert second
@@ -28,6 +31,7 @@ def test_denormals_are_flushed_only_during_an_update() -> None:
         assert normal_tenth == pytest.approx(2e-38)
         assert vanishing_tenth == 0
     assert tenths()[1] == pytest.approx(2e-39)
+    assert second.submit(tenths).result()[1] == 0
 
 
 FOUR_THREADS = """
@@ -40,7 +44,7 @@ second = threads.second_thread(4)
 vanishing = torch.full((1 << 20,), 2e-38)
 
 def tenths():
-    bits = (vanishing / 10).view(torch.int32)  # a comparison of numbers would flush them to zero
+    bits = (vanishing / 10).view(torch.int32)  # a comparison of floats would flush them to zero
     return [int((half != 0).sum()) for half in bits.chunk(2)]
 
 with compute.flush_denormals():
@@ -61,6 +65,10 @@ def test_threads_run_critics_or_operators(count: int, where: Any, inside: int, s
 
 
 def test_denormals_are_also_flushed_in_the_threads_of_operators() -> None:
-    """Each of the two parallel threads has a helper thread for operators. After an update, helpers still flush."""
+    """With four threads, two threads run in parallel. Each has one helper thread, which computes half of an operator.
+
+    In an update, all four threads flush denormals. After the update, the calling thread computes its half of an
+    operator with denormals, but its helper still flushes them.
+    """
     done = subprocess.run([sys.executable, "-c", FOUR_THREADS], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["2 [0, 0] [0, 0]", f"[{1 << 19}, 0]"]

@@ -74,7 +74,7 @@ def test_demonstrations_have_a_separate_buffer_and_a_share_of_each_batch(
         batch = experience.take()
         assert batch.observation.shape == (4, 3)
         assert {int(number) + 1 for number in batch.observation[2:, 0]} <= set(OPERATED[:-1])
-    if n_step == 3:  # the operator's last row has one reward, because the next action is not the operator's
+    if n_step == 3:  # no row ends after the operator's last action, because the next action is not the operator's
         demonstrations = parts["demonstrations"].state()[0]["rows"]
         assert demonstrations[:, -3].max() == OPERATED[-2]
 

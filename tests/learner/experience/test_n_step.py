@@ -63,7 +63,7 @@ def test_a_gap_ends_returns_without_a_termination() -> None:
     """Step 3 of a long episode is lost. The rows from steps 0 and 1 have R = 1 + 2/2 and 2, and factors 1/4 and 1/2."""
     stream = history([[(100, True)]], 8, 0)
     found = run(3, 0.5, [step for step in stream if step.sequence != 3])
-    # The Steps are 0 1 2 (gap) 4 5 6 7. The transition from 4 to 5 shows the gap, so the first two rows end there.
+    # The Steps are 0 1 2 (gap) 4 5 6 7. The transition from 4 to 5 shows the gap, so Step 5 completes two rows.
     assert found[:4] == [[], [], [], []]
     assert found[4] == [(0, 0, 0, 0, 2, 2.0, 0.25), (0, 0, 0, 1, 2, 2.0, 0.5)]
     assert found[5] == []
@@ -87,7 +87,7 @@ def test_at_the_end_incomplete_rows_are_returned() -> None:
     n=st.integers(1, 5),
 )
 def test_rows_equal_those_of_a_slow_reference(data: st.DataObject, robots: Any, lengths: list[int], n: int) -> None:
-    """Each transition gives exactly one row, made of up to n consecutive transitions."""
+    """Each transition gives one row of up to n consecutive transitions. At the end, some transitions still wait."""
     stream = [step for number, length in enumerate(lengths) for step in history(robots, length, number)]
     kept = data.draw(st.lists(st.sampled_from([True, True, True, False]), min_size=len(stream), max_size=len(stream)))
     received = [step for step, keep in zip(stream, kept, strict=True) if keep]

@@ -17,9 +17,10 @@ from td3_robot.messages import Phase, Step
 
 
 def history(ends: list[list[tuple[int, bool]]], length: int, incarnation: int) -> list[Step]:
-    """Return ``length`` Steps of a source. Each robot repeats its episodes in ``ends``: (steps, whether it terminates).
+    """Return ``length`` Steps of a source. An observation is (incarnation, robot, episode, step). A reward is the step.
 
-    Every observation holds (incarnation, robot, episode, step), so that a wrong join shows in the numbers.
+    ``ends`` lists the episodes of each robot: (number of steps, True if it terminates, False if truncated); the robot
+    repeats its list.
     """
     robots = len(ends)
     episode, step = np.zeros(robots, np.uint64), np.zeros(robots, np.uint32)
@@ -130,7 +131,7 @@ def test_no_transition_crosses_an_episode_end_or_a_gap(data: st.DataObject, robo
 
 
 def test_only_complete_episodes_are_reported() -> None:
-    """Each episode has the rewards 1, 2 and 3, so its return is 6. The first episode lacks its first step."""
+    """Each episode has the rewards 1, 2 and 3, so its return is 6. The first episode lacks its FIRST Step."""
     assembler = Assembler()
     ended = [
         value
@@ -156,7 +157,7 @@ def test_truncation_is_not_termination() -> None:
 
 
 def test_a_restored_learner_counts_the_steps_it_missed() -> None:
-    """The learner received Steps 0 to 9. Then it misses two Steps, so Step 12 completes no transition."""
+    """Before its restart, the learner received Steps 0 to 9. It misses 10 and 11, so Step 12 gives no transition."""
     steps = history([[(100, True)]], 20, 4)
     before = Assembler()
     for step in steps[:10]:
@@ -172,7 +173,10 @@ def test_a_restored_learner_counts_the_steps_it_missed() -> None:
 
 
 def test_a_restored_learner_continues_the_episode() -> None:
-    """The learner received Steps 0 to 9. The source repeats Steps 8 and 9. The episode's return is 1 + … + 12 = 78."""
+    """Before its restart, the learner received Steps 0 to 9. The source repeats Steps 8 and 9.
+
+    The episode's return is 1 + … + 12 = 78.
+    """
     steps = history([[(12, True)]], 20, 4)
     before = Assembler()
     for step in steps[:10]:

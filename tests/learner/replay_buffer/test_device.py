@@ -48,10 +48,10 @@ def test_samples_equal_those_of_the_host(seed: int, device: torch.device) -> Non
         assert same(on_device, host)
 
 
-def test_rows_of_a_file_are_copied_in_blocks(
+def test_rows_of_a_file_reach_the_device(
     seed: int, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The buffer copies its 10 rows to the device in blocks of at most 4 rows. A new process copies all rows again."""
+    """The buffer copies its 10 rows in blocks of at most 4 rows. A buffer that opens the file again copies all rows."""
     monkeypatch.setattr(device_buffer, "_AT_ONCE", 4)
     random = np.random.default_rng(seed)
 

@@ -123,7 +123,7 @@ def test_a_restored_buffer_continues_bit_exactly(capacity: int) -> None:
     arrays, scalars = buffer.state()
     arrays = {name: array.copy() for name, array in arrays.items()}
     resumed = PrioritisedReplay(capacity, O, A, seed=10, exponent=0.4)
-    resumed.add(*transitions(1000, capacity))  # the restore must overwrite all of them
+    resumed.add(*transitions(1000, capacity))  # the restore must discard them
     resumed.restore(arrays, json.loads(json.dumps(scalars)))
     for count in range(10):
         size = torch.from_numpy(random.exponential(3, (16, 1)).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Replay rows in a file survive a kill of the process. The process refuses a damaged file."""
+"""Replay rows in a file survive a kill of the process. The next process refuses a damaged file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def test_a_truncated_journal_is_read_and_a_damaged_journal_is_refused(
 ) -> None:
     """A truncated journal gives the complete notes before the cut. A changed bit makes the process refuse the journal.
 
-    There is one exception: if the change makes the length of the last record larger, the record looks truncated.
+    There are two exceptions: a change in the truncated record, and a change that makes the length of the last complete
+    record larger. With such a change, the record may look only truncated.
     """
     monkeypatch.setattr(os, "fsync", lambda _: None)  # fsync is slow on a busy disk
     for old in tmp_path.iterdir():
@@ -125,7 +126,10 @@ def test_zeros_at_the_end_of_a_journal_are_ignored(tmp_path: Path) -> None:
 def test_without_a_journal_the_rows_are_those_of_the_checkpoint(
     tmp_path: Path, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ten rows are in the checkpoint, and five come later. The journal is lost."""
+    """Ten rows are in the checkpoint, and five come later. The journal is lost.
+
+    A journal that records fewer rows than the checkpoint is an error.
+    """
 
     def opened() -> ReplayBuffer:
         return ReplayBuffer(50, 3, 2, 7, lambda *size: File(tmp_path, *size))
@@ -192,7 +196,7 @@ def test_the_journal_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     again.close()
 
 
-def test_another_shape_or_an_unknown_journal_is_refused(tmp_path: Path) -> None:
+def test_another_shape_or_an_empty_journal_is_refused(tmp_path: Path) -> None:
     File(tmp_path, 8, WIDTH).close()
     for shape in ((9, WIDTH), (8, WIDTH + 1)):
         with pytest.raises(BundleError, match="capacity"):
@@ -245,7 +249,7 @@ def test_a_killed_process_loses_no_recorded_row(tmp_path: Path) -> None:
     file = File(tmp_path, 1000, WIDTH)
     total = file.notes["sim-0"].total_added
     assert total >= 3000
-    for back in range(1, 999):  # the row after the newest may be half written
+    for back in range(1, 1000):  # the oldest of the 1,000 rows may be half overwritten
         assert (file.rows[(total - back) % 1000] == total - back + 1).all()
     file.close()
 

@@ -17,7 +17,7 @@ from tests.learner.world import World, config
 
 
 class Fleet:
-    """Simulators with one robot. Each makes all steps that it may make, but at most ``pace`` steps in a turn."""
+    """Simulators with one robot each, and their learner."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -29,14 +29,17 @@ class Fleet:
         self.world.join(peer)
         self.world.give(peer, self.world.make_step(0, source=name))
 
-    def turn(self, pace: int = 10, seconds: float = 0.01, **paces: int) -> None:
-        """Let each simulator make its steps. Then let the learner grant new steps."""
+    def turn(self, pace: int = 10, **paces: int) -> None:
+        """Let each simulator make the steps that it may make, but at most ``pace`` or its number in ``paces``.
+
+        A step takes 1 ms, and a turn takes 11 ms in addition.
+        """
         for source in self.world.core.sources.live():
             for _ in range(min(paces.get(source.name, pace), source.granted - self.made[source.name])):
                 assert source.peer is not None
                 self.made[source.name] += 1  # Step n completes transition n, because Step 0 starts the episode
                 self.world.give(source.peer, self.world.make_step(self.made[source.name], source=source.name))
-        self.world.time += seconds
+        self.world.time += 0.01
         self.world.idle()
 
 
@@ -51,7 +54,7 @@ def fleet(request: pytest.FixtureRequest, spec: RobotSpec, make_step: Callable[.
 
 @pytest.mark.parametrize("fleet", [1, 2, 8], indirect=True)
 def test_simulators_that_start_one_after_the_other_share_the_warm_up(fleet: Fleet) -> None:
-    """A simulator starts every 0.2 s, and makes up to 400 steps in that time."""
+    """A simulator starts every 20 turns, and makes up to 400 steps in that time. All start within 5 s."""
     simulators = fleet.world.core.config.simulators
     for index in range(simulators):
         fleet.start(f"sim-{index}")
@@ -73,14 +76,14 @@ def test_a_late_simulator_gets_an_equal_part_from_then_on(fleet: Fleet) -> None:
     before = dict(fleet.made)
     while fleet.world.core.env_steps < 2000:
         fleet.turn()
-    # Of 1,500 further steps, each simulator gets 500. At first, a and b still have up to 100 granted steps each.
+    # Of 1,500 further steps, each simulator gets about 500: at first, a and b still have up to 100 granted steps each.
     assert all(abs(steps - before[name] - 500) <= _PORTION for name, steps in fleet.made.items()), fleet.made
 
 
 @pytest.mark.parametrize("fleet", [2], indirect=True)
 def test_a_missing_simulator_stops_the_other_only_for_the_start_time(fleet: Fleet) -> None:
     fleet.start("a")
-    for _ in range(100):  # 1 s
+    for _ in range(100):  # 2 s
         fleet.turn(20)
     assert fleet.made["a"] == 1032  # (2,000 + 64) / 2; the other half is reserved for the missing simulator
     fleet.world.time += _START_TIME
@@ -91,7 +94,7 @@ def test_a_missing_simulator_stops_the_other_only_for_the_start_time(fleet: Flee
 
 @pytest.mark.parametrize("fleet", [2], indirect=True)
 def test_a_fast_simulator_does_not_wait_for_a_slow_one(fleet: Fleet) -> None:
-    """In each turn, simulator a makes 1 step and b makes 20 steps. So 100 turns are enough for 1,900 steps."""
+    """In each turn, simulator a can make 1 step and b can make 20 steps. So 100 turns are enough for 1,900 steps."""
     for name in ("a", "b"):
         fleet.start(name)
     for _ in range(100):

@@ -52,8 +52,8 @@ def states(outputs: list[Output]) -> list[SimulatorState]:
     return [message for _, message in outputs if isinstance(message, SimulatorState)]
 
 
-def saved(source: str, answers: int, payload: bytes | None = None, incarnation: int = 0) -> SimulatorState:
-    return SimulatorState(source, incarnation, answers, f"{source}{answers}".encode() if payload is None else payload)
+def saved(source: str, answers: int, payload: bytes | None = None) -> SimulatorState:
+    return SimulatorState(source, 0, answers, f"{source}{answers}".encode() if payload is None else payload)
 
 
 def a_round(world: World, a: Peer, b: Peer, sequence: int) -> list[Output]:
@@ -73,9 +73,9 @@ def test_a_run_starts_with_a_snapshot(world: World) -> None:
     assert [(item.source, item.answers, item.save) for item in throttles(outputs)] == [("a", 0, 1), ("b", 0, 1)]
     world.give(a, saved("a", 0))
     assert not world.core.scheduler.snapshot_ready
-    assert a_round(world, a, b, 0) == []  # no round starts before the snapshot is complete
+    assert a_round(world, a, b, 0) == []  # the learner processes no round before the snapshot is complete
     world.give(b, saved("b", 0))
-    assert world.idle() == []  # no round starts before the snapshot is saved
+    assert world.idle() == []  # and no round before the snapshot is saved
     assert state.save(world.core, 0.0)[0]["simulator.b"].tobytes() == b"b0"
     world.core.scheduler.snapshot_saved()
     assert [(item.answers, item.save) for item in throttles(world.idle())] == [(1, 0), (1, 0)]
@@ -118,7 +118,7 @@ def test_every_process_rolls_back_when_a_simulator_is_lost(world: World) -> None
     _, restarted = peers(world, client=2, incarnation=1)
     assert states(world.join(restarted)) == []
     assert world.core.scheduler.must_roll_back
-    assert a_round(world, a, restarted, 9) == []  # no round until all sources have returned
+    assert a_round(world, a, restarted, 9) == []  # the learner processes no round before the rollback
     state.restore(world.core, arrays, scalars)
     world.core.rolled_back()
     assert (world.core.env_steps, world.core.updates, world.core.publisher.version) == before
@@ -139,6 +139,49 @@ def test_every_process_rolls_back_when_a_simulator_is_lost(world: World) -> None
     assert len(throttles(a_round(world, a, restarted, 6))) == 2
     assert world.core.env_steps == before[0] + 2
     assert world.core.counts()["missed"] == world.core.counts()["gaps"] == 0
+
+
+def test_a_process_that_is_not_connected_during_a_rollback_rolls_back_when_it_reconnects(world: World) -> None:
+    a, b, _ = begin(world)
+    first_snapshot(world, a, b)
+    arrays, scalars = state.save(world.core, 0.0)
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    for sequence in range(3):
+        a_round(world, a, b, sequence)
+    world.give(a, Bye("silent for 5 s"))
+    world.give(b, Bye("killed"))
+    _, restarted = peers(world, client=2, incarnation=1)
+    world.join(restarted)
+    state.restore(world.core, arrays, scalars)
+    world.core.rolled_back()
+    assert [(item.source, item.payload) for item in states(world.idle())] == [("b", b"b0")]
+    assert [(item.source, item.payload) for item in states(world.join(a))] == [("a", b"a0")]
+    assert throttles(world.give(a, saved("a", 0, b""))) == []
+    outputs = world.give(restarted, saved("b", 0, b""))
+    assert [(item.source, item.answers) for item in throttles(outputs)] == [("a", 0), ("b", 0)]
+
+
+def test_a_source_that_leaves_during_the_last_snapshot_causes_a_rollback(world: World) -> None:
+    a, b, _ = begin(world)
+    first_snapshot(world, a, b)
+    arrays, scalars = state.save(world.core, 0.0)
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    sequence = 0
+    while not world.core.done:
+        a_round(world, a, b, sequence)
+        sequence += 1
+    world.give(a, saved("a", sequence))
+    world.give(b, Bye("silent for 5 s"))
+    assert world.core.scheduler.must_roll_back
+    state.restore(world.core, arrays, scalars)
+    world.core.rolled_back()
+    assert [item.source for item in states(world.idle() + world.join(b))] == ["a", "b"]
+    for peer, name in ((a, "a"), (b, "b")):
+        world.give(peer, saved(name, 0, b""))
+    for number in range(sequence):
+        outputs = a_round(world, a, b, number)
+    assert world.core.done
+    assert [(item.answers, item.save) for item in throttles(outputs)] == [(sequence, 1), (sequence, 1)]
 
 
 def test_a_process_that_reconnects_continues(world: World) -> None:
@@ -199,7 +242,7 @@ def test_stepping_follows_a_snapshot_and_a_lost_simulator_causes_a_rollback(worl
 
 
 class Rollouts:
-    """An on-policy algorithm. An update needs 6 transitions and consumes them."""
+    """A stand-in for the training with an on-policy algorithm. An update needs 6 transitions and consumes them."""
 
     storage, compiled, on_policy = Storage(0, 0), False, True
     exploration = progress = None
@@ -230,7 +273,7 @@ class Rollouts:
 def test_an_on_policy_update_follows_each_rollout_while_the_sources_wait(
     spec: RobotSpec, make_step: Callable[..., Step]
 ) -> None:
-    """Two sources fill a rollout of 6 transitions in three rounds. Every third round ends with an update."""
+    """Two sources fill a rollout of 6 transitions in three rounds. Round 0 gives none, so rounds 3, 6 and 9 update."""
     base = lockstep_config()
     learner = changed(base.learner, replay_ratio=1.0, learning_starts=0, publish_every=1)
     base = changed(base, learner=learner, evaluation=changed(base.evaluation, every=0))
