@@ -41,7 +41,7 @@ class LearnerConfig(Section, frozen=True):
         policy_average: if above 0, evaluations and policy files use a moving average of the actor's weights. At each
             actor update, the average moves by this fraction towards the actor (Polyak and Juditsky 1992; Izmailov et
             al. 2018). Exploration and learning use the actor itself.
-        layer_norm: layer normalisation in hidden layers.
+        layer_norm: layer normalisation in the hidden layers of the critics.
         n_step: number of rewards in a target, R = r₀ + γ r₁ + … + γⁿ⁻¹ rₙ₋₁ + γⁿ Q(sₙ, aₙ). A target has fewer rewards
             at the end of an episode and before a gap.
         critic_loss: ``mse`` is δ²; ``huber`` is δ²/2 for errors |δ| up to 1, and |δ| - 1/2 for larger errors.
@@ -75,9 +75,9 @@ class LearnerConfig(Section, frozen=True):
         precision: ``auto`` is the precision with the fastest updates on a CPU, and fp32 on a GPU.
         threads: threads of the learner. ``auto`` measures which number makes the fastest updates. ``auto`` is 1
             on a GPU, in lock-step, and for algorithms without a fast engine.
-        threads_in: with ``critics`` each thread computes one critic, or half of the actor's batch. With ``operators``
-            the threads share every matrix product. That is faster if no other process uses the learner's cores, and
-            otherwise may be far slower.
+        threads_in: with ``critics`` two parallel threads each compute one critic, or half of the actor's batch. More
+            threads share the matrix products of these two. With ``operators`` all threads share every matrix product.
+            ``operators`` is faster if no other process uses the learner's cores, and otherwise may be far slower.
         compile: compile fp32 updates for the processor. This needs a C++ compiler, and takes about 20 s the first time.
             If it fails, the learner logs a warning and continues without compiled updates. Compiled updates use threads
             only inside operators. ``compile`` has no effect on a GPU or in bf16.
@@ -154,7 +154,7 @@ class LearnerConfig(Section, frozen=True):
 
     @property
     def thread_count(self) -> int:
-        """The number of threads. It is 1 for ``auto``: only ``td3-robot train`` measures, and replaces ``auto``."""
+        """The number of threads; 1 for ``auto``, which a training replaces before its processes start."""
         return 1 if self.threads == "auto" else self.threads
 
     @property

@@ -1,4 +1,4 @@
-"""Checks what a resume changes: it may change only keys that the user sets with ``--set``, and no key in FIXED."""
+"""Checks that a resume changes only keys that the user sets, and no fixed key."""
 
 from __future__ import annotations
 

@@ -26,7 +26,10 @@ from td3_robot.safety.limits import SafetyConfig
 
 Width = Annotated[int, Meta(ge=1, le=4096)]
 MAX_WEIGHTS = 8_000_000
-"""The largest number of weights between hidden layers. With this limit, all layers fit into one Weights message."""
+"""The largest number of weights between hidden layers.
+
+With this limit, the policy of a robot with up to 2,000 channels fits into one Weights message.
+"""
 
 
 class NetworkConfig(Section, frozen=True):
@@ -96,7 +99,7 @@ class EvaluationConfig(Section, frozen=True):
     Attributes:
         every: environment steps between two evaluations; 0 for no evaluations.
         episodes: episodes of one evaluation.
-        max_steps: steps after which an episode ends, for tasks without a time limit.
+        max_steps: steps after which the evaluation ends an episode of any task.
         target_return: the run ends successfully when the mean return of an evaluation reaches this value.
     """
 
@@ -179,8 +182,8 @@ class RecordConfig(Section, frozen=True):
         enabled: record the run.
         split_mb, split_s: begin a new file after this many megabytes or seconds; 0 for one file.
         ring_s: if above 0, the recorder keeps only the messages of the last ``ring_s`` seconds, in a ring in memory. It
-            writes the ring to a file at a fault, at an emergency stop and at the signal SIGUSR1. A ring cannot be
-            split.
+            writes the ring to a file when a node fails, goes to fault or is silent, at an emergency stop, and at the
+            signal SIGUSR1. A ring cannot be split.
         ring_mb: the largest size of the ring in megabytes.
         weights_every: record the learner's first policy, and each policy whose version is a multiple of this number; 0
             for none of them. For each other policy, the recording contains only version and hash. The recorder always
@@ -198,7 +201,7 @@ class RecordConfig(Section, frozen=True):
         for name in ("split_mb", "split_s"):
             if self.ring_s and getattr(self, name):
                 raise ValueError(
-                    f"record.ring_s is {self.ring_s:g} and record.{name} {getattr(self, name):g}: "
+                    f"record.ring_s is {self.ring_s:g} and record.{name} is {getattr(self, name):g}: "
                     "a ring cannot be split; one of the two must be 0"
                 )
 
@@ -207,8 +210,8 @@ class EndpointsConfig(Section, frozen=True):
     """Addresses of the links, ``ipc://PATH`` or ``tcp://HOST:PORT``; null for a private socket of the run.
 
     Attributes:
-        policy, learner, supervisor, recorder, monitor: the address at which this process listens. Monitors and
-            recorders on the same machine can connect to nodes even if ``monitor`` and ``recorder`` are null.
+        policy, learner, supervisor, recorder, monitor: the address at which the process of this name listens. Nodes
+            find monitors and recorders on the same machine even if ``monitor`` and ``recorder`` are null.
         keys: folder of this machine's keys, see ``td3-robot keys``. With keys, every ``tcp://`` link is encrypted and
             accepts only known keys. Without keys, links cannot connect to other machines.
     """

@@ -158,7 +158,7 @@ def suggest(action: argparse.Action, names: Callable[[], Iterable[str]]) -> None
 def policy_servers(arguments: argparse.Namespace, target: str = "") -> tuple[list[str], str | None]:
     """Return the endpoints of the policy servers that the arguments name, and the folder of the keys for them.
 
-    Only a run on a cluster has several policy servers. With ``target``, the result is the server with this name, or the
+    Only a run on a cluster has several policy servers. There, ``target`` selects the server with this name, or the
     server of the source with this name.
     """
     run, config = run_or_config("policy", arguments)
@@ -175,7 +175,7 @@ def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder |
     ``--endpoint`` replaces a configuration file. This option sets the endpoint of the link that the role serves.
 
     Raises:
-        UsageError: the arguments name neither a run nor a configuration, or both; or the file does not exist.
+        UsageError: the options contradict each other, name no run and no configuration, or name a missing file.
         RunFolderError, ConfigError: the run or the configuration cannot be read.
     """
     given = vars(arguments)

@@ -16,7 +16,10 @@ from td3_robot.runtime.process import STOP_SIGNALS
 from td3_robot.runtime.run_folder import RunFolder
 
 STOPPED_CODES = {0, *(code for number in STOP_SIGNALS for code in (exit_code_of(number), -number))}
-"""Exit codes of a process that a signal stops. If the process has no signal handlers yet, the code is -number."""
+"""Exit codes of a process that ends without an error or at a stop signal.
+
+Before a process has signal handlers, its code is minus the number of the signal.
+"""
 
 
 class ChildState(enum.Enum):

@@ -17,7 +17,7 @@ _RUNS = 200  # maximum number of compared runs
 
 
 def compare(folder: Path) -> dict[str, Any]:
-    """Return ``runs``, the configuration ``keys`` in which they differ, and the ``bands`` of curves."""
+    """Return ``title``, ``runs``, the configuration ``keys`` in which the runs differ, and ``bands`` of curves."""
     runs = [_facts(path) for path in runs_in(folder)]
     names = {name for run in runs for name in run["config"]}
     differ = sorted(name for name in names if len({json.dumps(run["config"].get(name)) for run in runs}) > 1)

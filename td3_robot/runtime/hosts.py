@@ -67,13 +67,14 @@ class Hosts(Protocol):
         """Return the processes to start on these hosts."""
 
     def endpoints(self) -> Mapping[str, str]:
-        """Return the endpoints of links that other hosts must reach, by link. All other links are private sockets."""
+        """Return the endpoints that other hosts must reach, by link. Other links are private or configured."""
 
     def start(self, start: Start) -> Running:
         """Start a process.
 
         Raises:
             NoRoomError: no host has room for the process, and the run continues without it.
+            NodeError: no host can run the process, and the run cannot continue without it.
         """
 
     def joined(self) -> Sequence[Process]:

@@ -83,7 +83,7 @@ def load(name: str) -> Launch:
 
 
 def expand(launch: Launch, config: Config) -> list[Process]:
-    """Return the processes that a configuration asks for. Raise ConfigError if a row names an unknown key."""
+    """Return the processes that a configuration asks for. Raise ConfigError if a row names a wrong key."""
     processes: list[Process] = []
     for name, row in launch.processes.items():
         if row.when and not _value(config, row.when, name):
@@ -91,7 +91,12 @@ def expand(launch: Launch, config: Config) -> list[Process]:
         if row.count is None:
             processes.append(Process(name, row))
         else:
-            processes += [Process(f"{name}-{index}", row) for index in range(int(_value(config, row.count, name)))]
+            count = _value(config, row.count, name)
+            if not isinstance(count, int):
+                raise ConfigError(
+                    f"launch description: count of process {name!r} is {row.count!r}, which is not the key of a number"
+                )
+            processes += [Process(f"{name}-{index}", row) for index in range(count)]
     return processes
 
 

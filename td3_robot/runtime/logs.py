@@ -27,7 +27,7 @@ class _Writer(QueueListener):
     def __init__(self, lines: queue.SimpleQueue[Any], descriptor: int) -> None:
         super().__init__(lines)
         self._descriptor = descriptor
-        self._torn = False  # only a part of the last line was written
+        self._torn = False  # the last line was not written completely
         self.written = self.failed = 0
 
     def handle(self, record: logging.LogRecord) -> None:
@@ -53,7 +53,7 @@ class LogQueue(QueueHandler):
         super().__init__(queue.SimpleQueue())
         self._descriptor = descriptor
         self._begin()
-        os.register_at_fork(after_in_child=self._begin)  # a child needs its own thread, because a fork copies no thread
+        os.register_at_fork(after_in_child=self._begin)  # a fork copies only the calling thread
 
     def _begin(self) -> None:
         self.queue = queue.SimpleQueue()

@@ -10,8 +10,11 @@ from typing import Any
 def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
     """Read the records of one kind, sorted by rising ``env_steps``. Skip a line that a crash cut off.
 
-    After a resume the learner repeats some steps. For these steps, return only the newer records.
+    All records of the kind ``offline`` are before the first step. They are sorted by rising ``updates``.
+
+    After a resume the learner repeats some steps or updates. For these, return only the newer records.
     """
+    axis = "updates" if kind == "offline" else "env_steps"
     records: list[dict[str, Any]] = []
     for text in metrics.read_text(encoding="utf-8").splitlines():
         try:
@@ -19,7 +22,7 @@ def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
         except ValueError:
             continue
         if record.get("kind") == kind:
-            while records and records[-1]["env_steps"] >= record["env_steps"]:
+            while records and records[-1][axis] >= record[axis]:
                 records.pop()
             records.append(record)
     return records

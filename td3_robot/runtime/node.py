@@ -82,7 +82,7 @@ class Node:
         return self.folder
 
     def endpoint(self, link: str) -> str:
-        """Return the endpoint of a link. Raise ConfigError or RunFolderError if no configuration sets it."""
+        """Return the endpoint of a link. Raise RunFolderError or, without a run, ConfigError if the link has none."""
         if self.folder:
             return self.folder.endpoint(link, self.config)
         configured: str | None = getattr(self.config.endpoints, link)
@@ -91,10 +91,10 @@ class Node:
         return configured
 
     def listeners(self, link: str) -> str:
-        """Return the ``ipc://`` endpoint at which any number of monitors or recorders attach; empty if there is none.
+        """Return the ``ipc://`` endpoint at which monitors or recorders attach; empty if there is none.
 
-        The result is the endpoint of the link. If the link has no endpoint on this machine, the result is beside the
-        endpoint of the policy server.
+        The result is the endpoint of the link. If a deployed node has no ``ipc://`` endpoint for the link, the result
+        is beside the endpoint of the policy server.
         """
         with contextlib.suppress(ConfigError, RunFolderError):
             endpoint = self.endpoint(link)
@@ -131,7 +131,7 @@ class Node:
         return self.config.agreement() if self.folder else {}
 
     def serve(self, link: str, accepts: dict[str, tuple[type[Message], ...]], spec: RobotSpec | None = None) -> None:
-        """Bind the endpoint of a link. Raises EndpointError if the endpoint is busy, malformed or not allowed."""
+        """Bind the endpoint of a link and, on a cluster, its second endpoint. For errors see :meth:`listen`."""
         server = ServerLink(link, self.name, accepts, self.agreement(), secrets.randbits(63), spec)
         chosen = self.folder.to_bind(link, self.config, self.name) if self.folder else [self.endpoint(link)]
         for endpoint in chosen:
@@ -155,7 +155,7 @@ class Node:
         essential: bool = True,
         weights_version: int = 0,
     ) -> ClientLink:
-        """Connect to the server of a link. Raises EndpointError if the endpoint is malformed or not allowed.
+        """Connect to the server of a link.
 
         Args:
             link: name of the link.
@@ -164,6 +164,10 @@ class Node:
             robots: number of this node's robots.
             essential: whether a refusal by the server ends this node. If not, the node asks again later.
             weights_version: version of the policy that this node serves; 0 if it serves no policy.
+
+        Raises:
+            ConfigError, RunFolderError: see :meth:`endpoint`.
+            EndpointError: the endpoint is malformed or not allowed.
         """
         greeting = self.hello(self.role, spec=spec, robots=robots, weights_version=weights_version)
         client = ClientLink(link, greeting, accepts, essential=essential)
@@ -206,7 +210,7 @@ class Node:
         stops: Callable[[], bool] = lambda: True,
         sift: Callable[[list[Input]], list[Input]] = lambda inputs: inputs,
     ) -> None:
-        """Run the core until a signal comes or ``after`` returns True.
+        """Run the core until a signal comes, ``after`` returns True, or the run ends.
 
         Args:
             core: the core to run.
@@ -219,7 +223,7 @@ class Node:
             sift: function that takes the received inputs of a turn, and returns the inputs for the core.
 
         Raises:
-            HandshakeError: a server refused this node.
+            HandshakeError: a server refused this node on an essential link.
         """
         finished = False
         notifier = Notifier(os.environ)

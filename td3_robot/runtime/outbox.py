@@ -40,7 +40,7 @@ class Outbox:
             self._waiting = deque(kept)
 
     def flush(self) -> None:
-        """Send waiting messages until a link has no room."""
+        """Send the waiting messages. A patient outbox stops at a message that a link to a server cannot take."""
         while self._waiting:
             to, message = self._waiting[0]
             # After a Welcome the core first sends the Steps that the server lacks. A Step before the Welcome would

@@ -162,7 +162,7 @@ def _sizes(task: str) -> tuple[int, int]:
 
 
 def _on_cluster(config: Config, run: RunFolder | None = None) -> Config:
-    """Set the number of simulators to its maximum on the cluster. Raise ConfigError if a cluster cannot run this.
+    """Set the number of simulators to its maximum on the cluster. Raise ConfigError for what a cluster cannot run.
 
     ``run`` is the run to resume.
     """

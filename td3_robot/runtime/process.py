@@ -123,7 +123,7 @@ def _advice_for_full_disk(role: str, folder: RunFolder | None) -> str:
 
 
 def log_realtime(config: RealtimeConfig, outcome: realtime.Outcome) -> None:
-    """Log which real-time settings the operating system granted."""
+    """Log which real-time settings the operating system granted and refused."""
     spins = [f"polls for messages for {config.spin_us} µs before it sleeps"] if config.spin_us else []
     if applied := outcome.applied + spins:
         log.info("real time: %s", "; ".join(applied))
@@ -143,7 +143,7 @@ def _catch_signals(node: Node) -> None:
 
 
 def follow_lifeline() -> None:
-    """Stop this process when the supervisor ends for any reason. The kernel then closes the pipe and ends the wait."""
+    """Stop this process when the supervisor ends for any reason. The kernel then closes the pipe and ends the read."""
     descriptor = os.environ.get(LIFELINE)
     if descriptor is None:
         return

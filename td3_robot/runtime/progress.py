@@ -37,13 +37,13 @@ class Progress:
         self._next = float("-inf")
         self._width = 0  # characters of the progress line on the terminal
         self._begun = time.monotonic()
-        self._learning: float | None = None  # when the learner reported first
+        self._learning: float | None = None  # time (s) of the newest learner's first report
 
     def __call__(self, statuses: dict[str, Status]) -> None:
         """Show the newest figures if the last line is old enough."""
         now = time.monotonic()
         learner = statuses.get("learner")
-        if learner is None or not learner.figures:  # the learner compiles, or has not loaded its checkpoint yet
+        if learner is None or not learner.figures:  # the learner compiles, or no simulator has joined yet
             if self._terminal and now >= self._next:
                 self._next = now + _REWRITE_PERIOD
                 self._rewrite(f"starting, {now - self._begun:.0f} s")
@@ -130,7 +130,7 @@ def duration(amount: float, speed: float) -> str:
 
 def _columns(stream: TextIO) -> int:
     """Return how many characters fit in a line of the stream's terminal. COLUMNS in the environment has priority."""
-    with contextlib.suppress(OSError, ValueError):  # the stream is not a terminal
+    with contextlib.suppress(OSError, ValueError):  # the stream is not a terminal, or COLUMNS is not a number
         return int(os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns) - 1
     return shutil.get_terminal_size().columns - 1
 

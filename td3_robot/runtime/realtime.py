@@ -39,7 +39,7 @@ def apply(config: RealtimeConfig) -> Outcome:
 
 
 def stand_back() -> None:
-    """Lower the priority of the calling thread by one, so that the control loop runs first.
+    """Lower a SCHED_FIFO priority above 1 of the calling thread by one, so that the control loop runs first.
 
     The thread keeps a real-time priority, because the control loop waits while this thread holds the GIL.
     """

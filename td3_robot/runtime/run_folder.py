@@ -50,16 +50,20 @@ class RunFolder:
                 folder.mkdir(parents=True, exist_ok=True)
             files.write_atomically(run.config_file, config.to_yaml().encode())
         except OSError as error:
-            raise RunFolderError(f"run folder {str(path)!r} cannot be made: {error.strerror or error}") from None
+            raise _unmakeable(path, error) from None
         return run
 
     def check_new(self) -> None:
         """Check that the folder is missing or empty. Raises RunFolderError if it is not."""
         if self.config_file.exists():
             raise RunFolderError(f"run folder {str(self.path)!r} already holds a run; name another folder")
-        with contextlib.suppress(OSError):  # create() reports this error
+        try:
             if any(self.path.iterdir()):
                 raise RunFolderError(f"run folder {str(self.path)!r} is not empty and not a run; name another folder")
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise _unmakeable(self.path, error) from None
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -77,7 +81,7 @@ class RunFolder:
         return configuration.load(self.config_file, [f"endpoints.keys={json.dumps(keys)}"] if keys else [])
 
     def trained_with(self) -> Config | None:
-        """Read the configuration of the newest training of this run; None before the first training."""
+        """Read the configuration of the newest training of this run; None if ``run.json`` holds no valid one."""
         with contextlib.suppress(yaml.YAMLError, ConfigError):
             content = yaml.safe_load(str(self.read_run().get("config", "")))
             return configuration.parse(content, source=str(self._run_file)) if content else None
@@ -109,7 +113,7 @@ class RunFolder:
         return max([made, *(int(found[1]) for found in map(_CHECKPOINT.fullmatch, names) if found)])
 
     def read_run(self) -> dict[str, Any]:
-        """Read the facts in ``run.json``; empty before the first training."""
+        """Read the facts in ``run.json``; empty if the file is missing or damaged."""
         with contextlib.suppress(OSError, ValueError):
             facts = json.loads(self._run_file.read_text())
             if isinstance(facts, dict):
@@ -176,3 +180,7 @@ class RunFolder:
             except BlockingIOError:
                 raise RunFolderError(f"run folder {str(self.path)!r} is in use by another training") from None
             yield
+
+
+def _unmakeable(path: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(f"run folder {str(path)!r} cannot be made: {error.strerror or error}")

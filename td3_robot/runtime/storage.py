@@ -34,7 +34,7 @@ _FILES = (
     "policy.safetensors",
 )
 """Patterns of the copied files."""
-_OWNER = "owner"  # file at the URL; it names the training that may write there
+_OWNER = "owner"  # file at the URL; it names the learner that may write there
 _PART = ".part-"  # file at the URL for an unfinished upload
 _COPIED = ".copied"  # file in the learner's folder with the stamps of the files that are at the URL
 _RETRY = 1.0  # seconds
@@ -50,7 +50,7 @@ class Storage:
 
     Args:
         url: value of ``cluster.storage``.
-        owner: ``RUN-TRAINING``: a random name of the run, and a random name of the training.
+        owner: ``RUN-CLAIM``: a random name of the run, and a random name of the newest :meth:`claim`.
     """
 
     def __init__(self, url: str, owner: str = "") -> None:
@@ -65,6 +65,8 @@ class Storage:
     def claim(self, run: RunFolder, *, newer: bool) -> None:
         """Become the owner. After this call, processes of earlier owners begin no new copies.
 
+        This also removes unfinished uploads of earlier owners.
+
         Args:
             run: the run folder; ``run.json`` remembers the owner.
             newer: whether the storage may have newer files than the run folder.
@@ -75,6 +77,10 @@ class Storage:
         with self._named():
             self._system.makedirs(self._root, exist_ok=True)
             self._system.pipe_file(self._path(_OWNER), self.owner.encode())
+            self._system.invalidate_cache()
+            for path in self._system.find(self._root):
+                if path.removeprefix(f"{self._root}/").startswith(_PART):
+                    self._system.rm_file(path)
 
     def remember(self, run: RunFolder, *, newer: bool) -> None:
         """Write to ``run.json`` whether the storage may have newer files than the run folder."""
@@ -109,7 +115,7 @@ class Storage:
                 del copied[name]
 
     def pull(self, folder: Path, *, checkpoints: bool = True, copied: dict[str, str] | None = None) -> None:
-        """Copy files from the storage, and remove the learner's files that the storage does not have.
+        """Copy files from the storage. If it has a checkpoint, remove the learner's files that it does not have.
 
         Args:
             folder: the run folder, or the folder of a learner.
@@ -222,7 +228,7 @@ class Keeper:
 class Repeated:
     """Calls a function every :data:`PERIOD` seconds in a thread, and another function at the end of the block.
 
-    A call that fails is tried again. At the end, the block waits for these tries.
+    A failed call is tried again. At the end, the block waits for at most :data:`LONGEST` seconds.
 
     Args:
         action: the function.
@@ -268,7 +274,7 @@ class Repeated:
 
 
 def retried(action: Callable[[], None], patience: float = PATIENCE) -> None:
-    """Call a function until it succeeds. After ``patience`` seconds, raise its NodeError or OSError."""
+    """Call a function until it succeeds. Raise its error after ``patience`` seconds; raise a NotOwnerError at once."""
     end = time.monotonic() + patience
     while True:
         try:
@@ -302,7 +308,7 @@ def fetch(run: RunFolder) -> None:
     if facts.get("newer"):
         storage = Storage(facts["url"], facts["owner"])
         if _run_of(holder := storage.holder()) == _run_of(storage.owner):
-            storage.owner = holder  # a training that failed may have changed only one of the two
+            storage.owner = holder  # a failed claim may have changed the owner only in run.json
         with run.locked():
             storage.pull(run.path)
             storage.remember(run, newer=False)

@@ -36,13 +36,16 @@ A learner may compile its updates first. Compiling takes 20 s, or some minutes o
 _STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, float("inf")))
 """Signals that stop a process, each with the seconds to wait after it. The learner saves a checkpoint after SIGINT."""
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LONGEST_TURN = 1.0  # seconds; a longer turn means that the supervisor itself was suspended
+_LONGEST_TURN = 1.0  # seconds; the supervisor's clock counts a longer turn as this long
 _SILENCE = 0.05  # after this many seconds without a report, the supervisor expects no more reports
 _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
 _STARTS = 1000  # each start of the run reserves this many incarnation numbers; each restart of a process uses one
 
 Watch = Callable[[dict[str, Status]], bool | None]
-"""Callback that gets the newest Status of each process, about ten times a second. It returns False to stop the run."""
+"""Callback that gets the newest Status of each process by name, at least ten times a second.
+
+It returns False to stop the run.
+"""
 
 
 class Supervisor:
@@ -70,7 +73,7 @@ class Supervisor:
         self._say = say
         self.signal = 0
         self._interrupts = 0
-        self._exit_code = 0  # the highest exit code of all processes
+        self._exit_code = 0  # the highest unexpected exit code of a stopped process; 1 for a signal
         self._clock = 0.0  # seconds that the supervisor has run, without the time of suspensions
 
     def __enter__(self) -> Supervisor:
@@ -120,10 +123,13 @@ class Supervisor:
             self._stop_all()
 
     def supervise(self, watch: Watch) -> int:
-        """Run until a process with ``ends_run`` has ended, or until an interrupt. Return the exit code of the run.
+        """Run until a process with ``ends_run`` has ended, or until a signal or ``watch`` stops the run.
+
+        Returns:
+            the exit code of the run.
 
         Raises:
-            NodeError: a process died too often, or was not ready in time.
+            NodeError: a process cannot run, died too often, or was not ready in time.
         """
         for child in self.children:
             self._start(child)
@@ -161,6 +167,11 @@ class Supervisor:
         """Maps the name of each restarted process to its number of restarts."""
         return {child.name: len(child.deaths) for child in self.children if child.deaths}
 
+    @property
+    def clean(self) -> bool:
+        """Whether every process that the supervisor stopped has ended without an error."""
+        return not self._exit_code
+
     def _add_joined(self) -> None:
         """Start the processes for hosts that have joined."""
         children = {child.name: child for child in self.children}
@@ -170,7 +181,7 @@ class Supervisor:
                 child = Child(process, self.run, self._hosts)
                 child.incarnation = self._first
                 self.children.append(child)
-            self._start(child)  # if the old host was lost, _restart has counted the death and raised the incarnation
+            self._start(child)  # for a known child, _restart has counted the death and raised the incarnation
 
     def _start(self, child: Child) -> None:
         """Start a process. If no host has room for it, the run continues without it."""
@@ -191,14 +202,14 @@ class Supervisor:
             if code == 0 and child.state is ChildState.FINISHED:
                 child.state = ChildState.OVER
             elif code == EXIT_USAGE and child.row.essential:  # a restart would fail in the same way
-                code = 1 if child.deaths else EXIT_USAGE  # the process ran before, so its arguments were valid
+                code = 1 if child.deaths else EXIT_USAGE  # a process that ran before has valid arguments
                 raise NodeError(f"{child.name} cannot run: {child.last_log_line()}", code)
             elif not self._interrupts:
                 self._restart(child, code)
 
     def _restart(self, child: Child, code: int) -> None:
         """Restart a process that died. If it died too often, do not restart it: raise NodeError if it is essential."""
-        what = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        what = _end(code)
         if not child.died_too_often():
             reason = "" if code in STOPPED_CODES or code < 0 else f" ({child.last_log_line()})"
             self._say(f"{child.name} {what}{reason}; starting it again")
@@ -227,7 +238,7 @@ class Supervisor:
             self._collect(child)
 
     def _stop(self, children: Iterable[Child], number: signal.Signals, timeout: float) -> None:
-        """Send a signal, then wait until the processes end, the timeout passes, or another Ctrl-C comes."""
+        """Send a signal, then wait until the processes end, the timeout passes, or another stop signal comes."""
         alive = [child for child in children if child.running]
         for child in alive:
             child.send_signal(number)
@@ -249,7 +260,7 @@ class Supervisor:
         child.state = ChildState.OVER
         if code not in STOPPED_CODES:
             self._exit_code = max(self._exit_code, code if code > 0 else 1)
-            self._say(f"{child.name} ended with exit code {code}; see {child.log}")
+            self._say(f"{child.name} {_end(code)}; see {child.log}")
 
     def _await_last_report(self, child: Child) -> None:
         """Wait for the last report of a process that ended with code 0. It may arrive after the process has ended."""
@@ -271,6 +282,14 @@ class Supervisor:
         del frame
         self.signal = number
         self._interrupts += 1
+
+
+def _end(code: int) -> str:
+    """Return in words how a process ended. A code below 0 is minus the number of the signal that killed it."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    known = -code in set(signal.Signals)  # most real-time signals have no name
+    return f"was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
 
 
 def _names(children: Iterable[Child]) -> str:

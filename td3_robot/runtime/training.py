@@ -34,10 +34,10 @@ def train(
 ) -> Trained:
     """Run the processes of a training until its end. The caller holds the lock of the run folder.
 
-    ``resume`` is the command that continues a stopped training. It is shown to the user.
+    ``resume`` is the command that continues a stopped training, for the user.
 
     Raises:
-        NodeError: a process cannot run, or died too often.
+        NodeError: see :meth:`Supervisor.supervise`.
     """
     run, config, notices = prepared
     run.write_run(config=config.to_yaml())
@@ -59,8 +59,9 @@ def train(
     run.write_final(supervisor.statuses())
     lost = _report_losses(supervisor, progress)
     if code != EXIT_GOOD:
-        learned, nothing = "everything learned is saved; continue", "nothing was learned yet; start it again"
-        progress.say(f"stopped; {learned if run.has_checkpoints else nothing}: {resume}")
+        saved = "everything learned is saved" if supervisor.clean else "the newest checkpoint is saved"
+        what = f"{saved}; continue" if run.has_checkpoints else "nothing was learned yet; start it again"
+        progress.say(f"stopped; {what}: {resume}")
         return Trained(code, 0.0, supervisor.signal)
     figures = supervisor.statuses()["learner"].figures
     if figures.get("target_reached"):
@@ -73,7 +74,7 @@ def train(
 def finished(prepared: Prepared) -> dict[str, Any] | None:
     """Return the evaluation of the final policy; None if the run is not finished.
 
-    A run is not finished either if its configuration now asks for more steps.
+    If the configuration asks for more steps than before, the run is not finished.
     """
     run, config, _ = prepared
     evaluations = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.is_file() else []
@@ -108,9 +109,15 @@ def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
 
 
 def evaluate_final(prepared: Prepared, wall_s: float) -> dict[str, Any]:
-    """Evaluate the final policy in another process, and add the result to the metrics and the curve.
+    """Evaluate the final policy in another process. Add the result to the metrics, and draw the curve.
 
-    Return the result, as ``td3-robot eval --json`` prints it.
+    If the final policy is the best one, it replaces the best policy.
+
+    Returns:
+        the result, as ``td3-robot eval --json`` prints it.
+
+    Raises:
+        NodeError: the evaluation failed.
     """
     run, config, _ = prepared
     module = launch.load(config.launch).evaluate

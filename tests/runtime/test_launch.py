@@ -92,6 +92,13 @@ def test_unknown_configuration_key_is_refused(tmp_path: Path) -> None:
         launch.expand(launch.load(str(file)), Config())
 
 
+def test_count_must_be_the_key_of_a_number(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("processes: {a: {module: json, count: task, ends_run: true}}\nevaluate: json")
+    with pytest.raises(ConfigError, match="count of process 'a' is 'task', which is not the key of a number"):
+        launch.expand(launch.load(str(file)), Config())
+
+
 def test_error_for_an_unknown_name_suggests_shipped_descriptions() -> None:
     with pytest.raises(ConfigError, match="no file 'trian'; similar shipped files: train"):
         launch.load("trian")

@@ -1,4 +1,4 @@
-"""A process never waits for its log, even if nobody reads the log."""
+"""A log call never waits, even if nobody reads the log."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_without_a_reader_lines_are_dropped_and_counted(pipe: tuple[int, int], m
     monkeypatch.setattr(logs, "_MOST_WAITING", 3)
     log = logs.LogQueue(pipe[1])
     for number in range(20):
-        if number < 5:  # the thread writes four lines and blocks at line 5
+        if number < 5:  # the thread writes four lines, and blocks at the fifth
             poll_until(log.queue.empty, lambda: "the thread takes no line", 60)
         log.handle(record(f"{number}".ljust(1023, ".")))
         if number == 4:

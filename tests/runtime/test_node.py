@@ -1,4 +1,4 @@
-"""The loop of a node: how long it waits, and what it does while a queue is full."""
+"""The loop of a node: how long it waits, what it does while a queue is full, and which real-time settings it logs."""
 
 from __future__ import annotations
 

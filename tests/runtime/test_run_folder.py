@@ -1,4 +1,4 @@
-"""No run overwrites another run or uses its folder by accident."""
+"""Run folders: no run uses the folder of another run, and the files hold the endpoints and the steps made."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ def test_unusable_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="is not empty and not a run"):
         RunFolder.create(tmp_path / "other", Config())
     (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot be made: "):
+        RunFolder(tmp_path / "file" / "run").check_new()
     with pytest.raises(RunFolderError, match="cannot be made: "):
         RunFolder.create(tmp_path / "file" / "run", Config())
     with pytest.raises(RunFolderError, match="holds no run"):

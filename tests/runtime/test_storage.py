@@ -32,7 +32,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run folder with each kind of file that a learner writes, and with files that must stay on their host."""
+    """A run folder with each kind of file that the learner copies, and with files that must stay on their host."""
     folder = RunFolder.create(tmp_path / "run", Config()).path
     save(folder, 1000)
     for name in ("metrics.jsonl", "tensorboard/events.1", "best.safetensors", "policy.safetensors", "keys/run.secret"):
@@ -66,6 +66,13 @@ def test_only_files_of_the_learner_reach_the_storage(claimed: Storage, run: Path
     claimed.push(run, {})
     assert names(place) == {*LEARNED, FIRST, "owner"}
     assert (place / FIRST).read_bytes() == (run / FIRST).read_bytes()
+
+
+def test_a_claim_removes_the_unfinished_upload_of_a_killed_learner(claimed: Storage, run: Path, place: Path) -> None:
+    claimed.push(run, {})
+    (place / f".part-{claimed.owner}").write_text("half of a checkpoint")
+    Storage(f"file://{place}").claim(RunFolder(run), newer=True)
+    assert names(place) == {*LEARNED, FIRST, "owner"}
 
 
 def test_a_copy_takes_only_what_has_changed(claimed: Storage, run: Path, place: Path) -> None:
@@ -155,7 +162,7 @@ def test_only_the_newest_owner_writes(claimed: Storage, run: Path, place: Path, 
     with pytest.raises(NotOwnerError, match="does not belong to this training"):
         claimed.push(run, {})
     with pytest.raises(NotOwnerError):
-        retried(lambda: claimed.pull(tmp_path / "other"))  # does not try again
+        retried(lambda: claimed.pull(tmp_path / "other"))  # raises at the first attempt
     assert names(place) == {"owner"}
 
 
@@ -270,7 +277,7 @@ def test_the_last_copy_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_resume_fetches_what_an_interrupted_training_left(place: Path, tmp_path: Path) -> None:
-    """First the storage has the newest checkpoint, and later the run folder has it."""
+    """At first, the storage has the newest checkpoint. Then the run folder makes a newer one, and keeps it."""
     run, config, _ = new_run("pendulum", [], tmp_path / "run")
     run.write_run(config=config.to_yaml())
     left = Storage(f"file://{place}")
@@ -349,7 +356,7 @@ def test_a_url_without_a_password_is_allowed(url: str) -> None:
     assert configuration.parse({"cluster": {"storage": url}}).cluster.storage == url
 
 
-def test_run_json_has_only_url_owner_and_newer(claimed: Storage, run: Path) -> None:
+def test_the_storage_in_run_json_has_only_url_owner_and_newer(claimed: Storage, run: Path) -> None:
     facts: dict[str, Any] = json.loads((run / "run.json").read_text())["storage"]
     assert facts == {"url": claimed.url, "owner": claimed.owner, "newer": False}
     assert set(stamps(run)) == {*LEARNED, FIRST}

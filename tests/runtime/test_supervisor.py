@@ -1,17 +1,25 @@
-"""The supervisor counts the deaths of processes, and starts the processes again on hosts that join."""
+"""The supervisor counts the deaths of processes, starts them again on hosts that join, and reports how they ended."""
 
 from __future__ import annotations
 
+import io
+import signal
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from td3_robot.config.schema import Config
 from td3_robot.runtime.child import Child, ChildState
 from td3_robot.runtime.hosts import NoRoomError, Start, ThisMachine
 from td3_robot.runtime.launch import Process, ProcessRow, RestartRule
+from td3_robot.runtime.prepare import Prepared
+from td3_robot.runtime.progress import Progress
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.supervisor import Supervisor
+from td3_robot.runtime.training import train
 
 
 class OneLostHost(ThisMachine):
@@ -47,3 +55,38 @@ def test_the_loss_of_a_host_counts_as_one_death(tmp_path: Path) -> None:
     supervisor._add_joined()
     assert hosts.started == [1]
     assert supervisor.restarts == {"sim-0": 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "saved"),
+    [
+        (0, None, "everything learned is saved"),
+        (130, None, "everything learned is saved"),
+        (1, "learner ended with exit code 1; see ", "the newest checkpoint is saved"),
+        (-signal.SIGKILL, "learner was killed by SIGKILL; see ", "the newest checkpoint is saved"),
+        (-40, "learner was killed by signal 40; see ", "the newest checkpoint is saved"),  # a real-time signal
+    ],
+)
+def test_a_stop_promises_everything_learned_only_if_all_processes_ended_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str | None, saved: str
+) -> None:
+    """``stop`` replaces ``Supervisor.supervise``: after Ctrl-C, the learner has ended with ``code``."""
+    run = RunFolder.create(tmp_path / "run", Config())
+    (run.checkpoints / "checkpoint-000000000100.safetensors").touch()
+
+    def stop(supervisor: Supervisor, watch: Any) -> int:
+        del watch
+        child = next(child for child in supervisor.children if child.name == "learner")
+        process: Any = SimpleNamespace(wait=lambda: code)
+        child.process = process
+        supervisor._collect(child)
+        return 130
+
+    monkeypatch.setattr(Supervisor, "supervise", stop)
+    stream = io.StringIO()
+    train(Prepared(run, Config(), []), Progress(stream, 1000), "RESUME")
+    lines = stream.getvalue().splitlines()
+    assert lines[-1] == f"stopped; {saved}; continue: RESUME"
+    assert [line for line in lines if line.startswith("learner")] == (
+        [f"{words}{run.logs / 'learner.log'}"] if words else []
+    )

@@ -35,7 +35,7 @@ def test_ready_is_sent_once_and_watchdog_four_times_per_timeout(tmp_path: Path, 
     address = str(tmp_path / "notify") if kind == "path" else f"@{name}"
     with listening(address if kind == "path" else f"\0{name}") as server:
         notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid())})
-        assert received(server) == []  # the node sends nothing before its first turn
+        assert received(server) == []  # the notifier sends nothing before the first turn
         notifier.turn(10.0)
         assert received(server) == ["READY=1\nWATCHDOG=1"]
         for now in (10.1, 10.49, 10.5, 10.6):  # the watchdog period is 2 s / 4 = 0.5 s
@@ -71,7 +71,13 @@ def test_notification_is_repeated_while_the_socket_is_full(tmp_path: Path, watch
 
 
 @pytest.mark.parametrize("address", ["", "relative", "/nowhere/at/all"])
-def test_without_systemd_nothing_happens(address: str) -> None:
-    notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000"})
-    notifier.turn(1.0)
-    notifier.turn(2.0)
+def test_without_the_socket_of_systemd_nothing_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """The address of a socket of systemd is absolute or abstract."""
+    monkeypatch.chdir(tmp_path)
+    with listening("relative") as server:
+        notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000"})
+        notifier.turn(1.0)
+        notifier.turn(2.0)
+        assert received(server) == []
