@@ -35,8 +35,8 @@ class Transitions:
         action: float32[M, A], the applied action, in the units of the robot's actions.
         reward: float32[M].
         next_observation: float32[M, O], after the action.
-        terminated: bool[M], whether the episode ended in a terminal state.
-        truncated: bool[M], whether a time limit or an operator ended the episode.
+        terminated: bool[M], whether the transition ended its episode in a terminal state.
+        truncated: bool[M], whether a time limit or an operator ended the episode after the transition.
         episode: int64[M], number of the episode in this recording, from 0. A gap in the recording starts a new number.
     """
 
@@ -55,7 +55,7 @@ class Transitions:
 class Recording:
     """A recording of a training run or a robot. :func:`open_recording` returns it.
 
-    In tables, each robot in a message has one row. A message without arrays has one row.
+    In tables, each robot or evaluation episode in a message has one row. A message without arrays has one row.
     """
 
     def __init__(self, session: Session) -> None:
@@ -104,7 +104,8 @@ class Recording:
         Returns:
             Arrays by field name. Their shape is [R] for one number per row, and [R, O] or [R, A] for channels.
             docs/reference/protocol.md lists their dtypes. ``received_s`` (float64[R], s since 1970) is the time at
-            which the recorder received the row. The result has no fields with text or maps; :meth:`to_pandas` has them.
+            which the recorder received the row. The result has no text, maps, lists and bytes; :meth:`to_pandas`
+            has them.
 
         Raises:
             SessionError: the recording has no such messages, is damaged, or its robots have different channels.
@@ -131,7 +132,7 @@ class Recording:
         """Return the transitions of all robots. No transition crosses the end of an episode or a gap.
 
         Raises:
-            SessionError: the recording has no Steps, is damaged, or has two kinds of robots.
+            SessionError: the recording has no Steps, names no robot, is damaged, or has two kinds of robots.
         """
         from td3_robot.recording.episodes import Episodes
 
@@ -188,7 +189,8 @@ def open_recording(*files: str | Path) -> Recording:
         files: one MCAP file, or all parts of one recording in any order.
 
     Raises:
-        SessionError: a file cannot be read, is not a recording, or is damaged. ``td3-robot recover`` repairs damage.
+        SessionError: a file cannot be read, is not a recording, has another protocol version, or is damaged.
+            ``td3-robot recover`` copies the intact data of a damaged file.
         ValueError: no file is given, or a file is given twice.
         ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
     """

@@ -1,17 +1,18 @@
 """Records the inputs of a core, and the outputs that ``step`` does not return. The core does not use the recorder.
 
-The outputs of a core depend only on its construction arguments, its turns and, for a driver, its robot's reports.
-These messages are enough to replay a core bit for bit:
+The outputs of a core depend only on its construction arguments, its turns and, for a driver, what its robot observes
+and reports. The messages on links and these messages are enough to replay a core bit for bit:
 
 =============== =====================================================================================================
 Start           construction arguments, and state restored from disk; the node records one Start
 Turn            the inputs and the time of one call of ``step``
 RobotReport     the robot's refusal, problem and stop reason, which no Step holds: an input of a driver's core
 MotorCommand    the action that the robot's motors get: an output of a driver's core
-Latches         ``safety_state`` of a policy server's core after a turn; the server's state file also holds it
+Latches         a new ``safety_state`` of a policy server's core; the server's state file also holds it
 =============== =====================================================================================================
 
-All other outputs are messages on links. The transport records the bytes that it sends.
+All other outputs are messages on links, and the transport records the bytes that it sends. A policy server also
+records LifecycleChanges that no link sends.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Observer = Callable[[Sequence[Output], float], Iterable[Message]]
 
 
 class Sink(Protocol):
-    """Takes the records: the bus of a transport, or a list in replay and tests."""
+    """Takes the records: a bus, or in replay and tests an object that collects them."""
 
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
         """Record the inputs of the turn at ``now`` (s)."""

@@ -35,7 +35,7 @@ class Episode:
 
     @property
     def number(self) -> int:
-        """The number of the episode, from 0 for each source and incarnation."""
+        """The number of the episode, from 0 for each robot and incarnation of a source."""
         return int(self.steps[0].episode[self.robot])
 
     @property
@@ -86,7 +86,7 @@ class Episodes:
     """Splits the Steps of any number of sources into episodes, with the learner's rules for consecutive Steps."""
 
     def __init__(self) -> None:
-        self._alone = 0  # number of a robot's Steps without a Step directly before or after; no episode contains them
+        self._alone = 0  # Steps of single robots without a Step directly before or after; no episode contains them
         self._assemblers: dict[str, Assembler] = {}
         self._open: dict[tuple[str, int], list[Step]] = {}
 

@@ -27,10 +27,9 @@ from td3_robot.recording.values import Names, names_of
 from td3_robot.recording.values import rows as by_robot
 from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.progress import Working
+from td3_robot.util import files
 
 _BATCH = 5000  # number of rows to write to a Parquet file together
-_WITHOUT_TABLES = {"ros2": "all that ROS 2 can hold", "foxglove": "all messages", "minari": "steps"}
-"""Formats without tables, and the messages that they convert."""
 _VIEWERS = ("ros2", "foxglove")  # formats for viewers; the module FORMAT_messages converts to the format
 _EXAMPLES = """examples:
   td3-robot export session.mcap --out tables
@@ -64,8 +63,6 @@ class ParquetTable:
         import pyarrow
         import pyarrow.parquet
 
-        if path.exists():
-            raise FileExistsError(17, "File exists", str(path))
         self._table = pyarrow.Table.from_pylist
         self._schema = pyarrow.schema({name: getattr(pyarrow, kind)() for name, kind in columns.items()})
         self._writer = pyarrow.parquet.ParquetWriter(path, self._schema)
@@ -110,8 +107,8 @@ FORMATS: dict[str, type[Table]] = {"csv": CsvTable, "parquet": ParquetTable}
 
 
 def rows(entry: Entry, message: Message, names: Mapping[str, Names]) -> Iterator[Row]:
-    """The rows of a message: a row for each robot or episode in it. A message without arrays has one row."""
-    head: Row = {  # columns of _HEAD
+    """The rows of a message, as in :func:`td3_robot.recording.values.rows`, with the columns of _HEAD."""
+    head: Row = {
         "received_s": entry.received * 1e-9,
         "published_s": entry.published * 1e-9,
         "publisher": entry.publisher,
@@ -137,7 +134,7 @@ def _plain(value: Any) -> Any:
 
 
 def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> Counter[str]:
-    """Write the tables. Returns the number of rows of each topic.
+    """Write the tables. Returns the number of rows of each topic. An error leaves no table.
 
     Raises:
         SessionError: the recording is damaged, or its robots have different channels.
@@ -150,7 +147,9 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
         for entry, message in session.messages(topics):
             for row in rows(entry, message, names):
                 if entry.topic not in tables:
-                    tables[entry.topic] = FORMATS[form](folder / f"{entry.topic}.{form}", _columns(row, message))
+                    path = folder / f"{entry.topic}.{form}"
+                    stack.enter_context(files.creating(path))
+                    tables[entry.topic] = FORMATS[form](path, _columns(row, message))
                     stack.callback(tables[entry.topic].close)
                 tables[entry.topic].add(row)
                 counts[entry.topic] += 1
@@ -196,7 +195,8 @@ def _names(session: Session) -> dict[str, Names]:
 
 
 def _has_channels(topic: str) -> bool:
-    return any(wire.kind == "array" and len(wire.shape) > 1 for wire in wire_fields(MESSAGES[topic]).values())
+    wires = wire_fields(MESSAGES[topic]).values() if topic in MESSAGES else ()
+    return any(wire.kind == "array" and len(wire.shape) > 1 for wire in wires)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -236,6 +236,9 @@ def _export(session: Session, options: argparse.Namespace, minari: Any) -> tuple
             print(printable(remark), file=sys.stderr)
     else:
         topics = options.topics or {topic for _, _, topic in session.counts}
+        if unknown := sorted(set(topics) - MESSAGES.keys()):  # a hostile topic could name a file outside the folder
+            what = f"holds the topic {unknown[0]!r}, which this version does not know"
+            raise SessionError(f"{str(session.paths[0])!r} {what}; select others with --topics")
         _make_room([out / f"{topic}.{options.format}" for topic in topics], options)
         counts = export(session, out, options.format, options.topics)
         lines = [f"{out / topic}.{options.format}: {count} rows" for topic, count in counts.items()]
@@ -246,13 +249,13 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     about = "Write a recording as tables, as messages of ROS 2 or Foxglove, or as a Minari dataset."
     parser = Parser(prog="td3-robot export", description=about, epilog=_EXAMPLES)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the tables, made if missing")
-    parser.add_argument("--format", default="csv", choices=[*FORMATS, *_WITHOUT_TABLES], help="(default: csv)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the files, made if missing")
+    parser.add_argument("--format", default="csv", choices=[*FORMATS, *_VIEWERS, "minari"], help="(default: csv)")
     parser.add_argument("--dataset", metavar="NAME-vN", help="name for --format minari (default: FILE-v0)")
     parser.add_argument("--links", metavar="FILE", help="for --format foxglove: file with the links of your robot")
     parser.add_argument("--topics", nargs="+", default=[], metavar="TOPIC", help="(default: all)")
     parser.add_argument("--force", action="store_true", help="replace files that exist")
-    parser.add_argument("--json", action="store_true", help="print the numbers of rows as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the numbers of rows or messages as one JSON object")
     options = parser.parse_args(arguments)
     if options.links and options.format != "foxglove":
         raise UsageError(f"--links draws a robot; it needs --format foxglove, not {options.format}")
@@ -260,9 +263,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         read_links(options.links)
     if unknown := sorted(set(options.topics) - MESSAGES.keys()):
         raise UsageError(f"--topics: {unknown[0]!r} is not a topic; allowed: {', '.join(MESSAGES)}")
-    if options.topics and options.format in _WITHOUT_TABLES:
-        converted = _WITHOUT_TABLES[options.format]
-        raise UsageError(f"--topics selects tables; --format {options.format} always converts {converted}")
+    if options.topics and options.format not in FORMATS:
+        raise UsageError(f"--topics selects tables; --format {options.format} writes no tables")
     if options.dataset and options.format != "minari":
         raise UsageError(f"--dataset names a Minari dataset; it needs --format minari, not {options.format}")
     return options

@@ -50,7 +50,7 @@ class Faults:
         self._others = 0
 
     def add(self, entry: Entry, message: Message) -> str | None:
-        """Count the fault in a message, if there is one. Returns its text; None for a repetition or too many faults."""
+        """Count the fault in a message. Returns its text; None for no fault, a repeated message or too many faults."""
         what = failure(message)
         if isinstance(message, Refused) and message.code != "hello":
             what = f"{entry.publisher} refused a peer on link {entry.link}: {message.reason}"

@@ -29,7 +29,7 @@ _EXAMPLES = """examples:
   td3-robot info walk.mcap --json | jq .topics
   td3-robot info walk.mcap --timeline
 
-With --check the exit code is 1 if the file is damaged, or a message does not follow the protocol.
+With --check the exit code is 1 if the file is damaged, or a message does not follow this version of the protocol.
 """
 
 
@@ -210,7 +210,7 @@ def text(report: dict[str, Any]) -> str:
         f"attachments: {', '.join(item['name'] for item in report['attachments']) or 'none'}",
         *(f"fault: {line(fault)}" for fault in report["faults"]),
         *(event_line(event) for event in report.get("events", ())),
-        *(f"DAMAGED at {damage}" for damage in report["damages"]),
+        *(f"DAMAGED: {damage}" for damage in report["damages"]),
     ]
     return printable("\n".join(lines))
 

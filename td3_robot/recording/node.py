@@ -40,7 +40,7 @@ _EXAMPLES = """examples:
   td3-robot record walk.mcap --run runs/walker2d
   td3-robot record walk.mcap --run runs/walker2d --split-mb 500
   td3-robot record leg.mcap --config robot.yaml
-  td3-robot record walk.mcap --run runs/walker2d --weights-every 100      (fewer policies, a smaller file)
+  td3-robot record walk.mcap --run runs/walker2d --weights-every 1000     (fewer policies, a smaller file)
   td3-robot record fault.mcap --run runs/walker2d --ring-s 30    (a fault, or kill -USR1, writes a file)
 
 A training records itself with --set record=true.
@@ -49,7 +49,7 @@ _OPTIONS = {
     "split_mb": "begin a new file after X megabytes",
     "split_s": "begin a new file after X seconds",
     "ring_s": "keep only the last X seconds; write them on a fault or SIGUSR1 (not with --split-…)",
-    "ring_mb": "memory of the ring, in megabytes",
+    "ring_mb": "maximum size of the ring, in megabytes",
     "weights_every": "record every X-th of the learner's policies; 1: all; 0: none (default: 100)",
 }
 _TYPES = {"weights_every": integer()}
@@ -162,14 +162,17 @@ def _settings(config: RecordConfig, options: argparse.Namespace) -> RecordConfig
 
 
 def _attachments(files: Sequence[Path]) -> list[Attachment]:
-    """Read the files. Every recording has an attachment CONFIG, and may have METRICS."""
-    taken = dict.fromkeys((CONFIG, METRICS), "an attachment of every recording")
+    """Read the files. The recorder itself adds the attachments CONFIG and METRICS."""
+    taken: dict[str, Path] = {}
     for number, file in enumerate(files):
         if file in files[:number]:
             raise UsageError(f"--attach {str(file)!r} is given twice")
+        if file.name in (CONFIG, METRICS):
+            raise UsageError(f"--attach {str(file)!r}: {file.name!r} is an attachment of the recorder; rename the file")
         if file.name in taken:
-            raise UsageError(f"--attach {str(file)!r}: {file.name!r} is {taken[file.name]}; rename the file")
-        taken[file.name] = f"the name of {str(file)!r}"
+            why = f"the attachment {str(taken[file.name])!r} already has the name {file.name!r}"
+            raise UsageError(f"--attach {str(file)!r}: {why}; rename one of the two files")
+        taken[file.name] = file
     try:
         return [Attachment(file.name, "application/octet-stream", file.read_bytes()) for file in files]
     except OSError as error:

@@ -33,8 +33,8 @@ _EXAMPLES = """examples:
   td3-robot play walk.mcap --learner ipc:///tmp/learner.sock --topics weights    acts as the learner
   td3-robot play walk.mcap --monitor ipc:///tmp/monitor.sock       shown by: td3-robot monitor --endpoint …
 
-By default the player acts as the robot and sends Steps. If --monitor is the only target, it sends every topic. For
-topics of a server (action, throttle, weights) the player acts as that server, and serves its endpoint.
+By default the player acts as the robot and sends Steps. If --monitor is the only target, the player sends every
+topic. For topics of a server (action, throttle, weights) the player acts as that server, and serves its endpoint.
 SIGUSR1, or Enter on a terminal, pauses and resumes.
 """
 
@@ -51,7 +51,7 @@ def scheduled(
         duration: seconds of the recording to play; None for all.
     """
     for entry in entries:
-        offset = max(0, entry.received - origin) * 1e-9 - start  # a clock that goes back would give less than 0
+        offset = max(0, entry.received - origin) * 1e-9 - start  # a corrected time may be before the origin
         if duration is not None and offset > duration:
             return
         if offset >= 0:
@@ -153,7 +153,7 @@ def _meet(player: Player, stopped: Sequence[int]) -> list[str]:
 
 
 def _run(player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, stopped: Sequence[int]) -> str:
-    """Send all scheduled messages. Returns the name of a server that does not answer; empty if all answer."""
+    """Send all scheduled messages, or stop at a signal. Returns the name of a silent server; empty without one."""
     begin = pause.now()
     for offset, entry in schedule:
         while (wait := begin + offset - pause.now()) > 0 or pause.paused:

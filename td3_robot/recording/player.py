@@ -50,7 +50,7 @@ class Player:
     as lost.
 
     Args:
-        endpoints: endpoints by link: policy, learner, monitor. A monitor gets messages of every topic.
+        endpoints: endpoints by link: policy, learner, monitor. A monitor gets all played messages.
         names: new names of publishers, by recorded name.
         loop: number of completed loops. In each loop the robots get higher incarnations.
         keys: keys of this machine, for endpoints beyond loopback.

@@ -2,8 +2,8 @@
 
 A file holds a *reference* instead of a policy in two cases: the file holds the same policy already, or the recorder
 leaves the policy out. A reference is a Weights message with an empty policy, in a channel of the topic REFERENCE.
-The reader puts the policy back into the message. The reader of version 0.1.0 does not know the topic, and reports the
-policy as not recorded.
+If the file holds the policy, the reader puts it back into the message. The reader of version 0.1.0 does not know the
+topic, and reports the policy as not recorded.
 """
 
 from __future__ import annotations

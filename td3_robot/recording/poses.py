@@ -106,9 +106,9 @@ def read_links(path: str) -> None:
 class Poses:
     """Computes the pose of one robot, step by step.
 
-    Height, attitude and joints follow from one observation. The place on the floor is the sum of the observed
-    velocities since the beginning of the episode. The heading is correct only if the target is far away. In PyBullet,
-    the target is far away. A robot whose observation lacks one of the channels in _TORSO has a fixed base.
+    Height, attitude and joints follow from one observation. The place on the floor is the integral of the
+    observed velocities since the beginning of the episode. The heading is correct only if the target is far away. In
+    PyBullet, the target is far away. A robot whose observation lacks one of the channels in _TORSO has a fixed base.
 
     Args:
         spec: a specification for which :func:`known` is true.

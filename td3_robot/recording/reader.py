@@ -27,7 +27,7 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 def _begins(path: Path) -> int:
-    """The received time (ns) of the first new message of a part. Messages repeated from older parts are not new."""
+    """The received time (ns) of the first message of a part whose topic is not in REPEATED. It is no repetition."""
     received = 0
     for entry in SessionFile(path).entries():
         received = entry.received
@@ -52,8 +52,8 @@ class Session:
         begin, end: times at which the first and the last message were received, in ns since 1970; 0 without messages.
 
     Raises:
-        SessionError: a file is damaged outside its index, is not a recording, or has another protocol version. Methods
-            that read messages raise it, too.
+        SessionError: a file cannot be read, is damaged outside its index, is not a recording, or has another protocol
+            version. Methods that read messages raise it, too.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -92,7 +92,12 @@ class Session:
             self.turns.setdefault(entry.node, entry.sequence)
 
     def config(self) -> Config:
-        """The resolved configuration. Raises a SessionError if it is missing, or unknown to this version."""
+        """The resolved configuration.
+
+        Raises:
+            SessionError: it is missing or not YAML.
+            ConfigError: this version does not understand it.
+        """
         attached = self.attachments.get(CONFIG)
         if attached is None:
             raise SessionError(f"{self.decode.label} holds no {CONFIG}")

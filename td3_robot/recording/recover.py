@@ -33,7 +33,8 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
     A whole file is not copied.
 
     Raises:
-        SessionError: the source is not a recording, has no intact data, or its protocol version cannot be found.
+        SessionError: the source cannot be read, is not a recording, has no intact data, or its protocol version cannot
+            be found.
         OSError: the target exists or cannot be written.
     """
     file = SessionFile(source)
@@ -82,7 +83,9 @@ def main(arguments: Sequence[str]) -> int:
     about = "Make a whole recording from a damaged one."
     parser = Parser(prog="td3-robot recover", description=about, epilog=_EXAMPLES)
     parser.add_argument("file", type=Path, metavar="FILE", help="the damaged recording; it is not changed")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="what to write (default: FILE.recovered.mcap)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="file to write (default: NAME.recovered.mcap for NAME.mcap)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     if options.file.is_dir():

@@ -71,7 +71,7 @@ class SessionFile:
         return [*self.damages, self.index] if self.index else [*self.damages]
 
     def being_written(self) -> bool:
-        """Whether a process on this machine is writing the file. The file has no index until the process ends."""
+        """Whether a process on this machine is writing the file. The file has no index until the process closes it."""
         with contextlib.suppress(OSError), self.path.open("rb") as file:
             return process_lock.is_locked(file.fileno())
         return False
@@ -241,7 +241,7 @@ def _index_damage(offset: int, rest: bytes) -> Damage | None:
 
 
 def _unpacked(chunk: Chunk) -> bytes:
-    """The unpacked records of a chunk. Refuses more data than the chunk declares, and more than _MAX_CHUNK."""
+    """The unpacked records of a chunk. Unpacks at most the bytes that the chunk declares, and at most _MAX_CHUNK."""
     size = chunk.uncompressed_size
     if size > _MAX_CHUNK:
         raise ValueError(f"it declares {size} bytes, more than a chunk may hold")

@@ -22,7 +22,7 @@ class Stream:
         self._begins_at = self._sequence = begin.sequence  # first and highest sequence
         self._published = begin.published
         self._span = 0  # ns between publishing the first and the newest message
-        self._longest = 0.0  # seconds between publishing two consecutive messages
+        self._longest = 0.0  # longest time (s) between publishing two consecutive messages
 
     def add(self, entry: Entry) -> int:
         """Count a message. Returns the number of messages missing directly before it."""
@@ -41,7 +41,7 @@ class Stream:
         return missing
 
     def report(self) -> dict[str, Any]:
-        """The statistics as plain JSON values. ``begins_at`` is above 0 if the publisher began before the recorder."""
+        """The statistics as plain JSON values. ``begins_at`` is the sequence of the first message in the file."""
         seconds = self._span * 1e-9
         return {
             "count": self.count,

@@ -1,4 +1,4 @@
-"""Collects the events of a recording (faults, gaps, changes of state, commands), and a robot's channels over time."""
+"""Collects the events of a recording (faults, gaps, states, commands, starts), and a robot's channels over time."""
 
 from __future__ import annotations
 

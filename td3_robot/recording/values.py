@@ -54,10 +54,10 @@ def by_topic(entry: Entry, message: Message, names: Names) -> Iterator[tuple[str
 
 
 def rows(message: Message, names: Names) -> Iterator[dict[str, Any]]:
-    """Yield a map of field values for each robot or episode in a message. A message without arrays yields one map.
+    """Yield a map of field values for each robot or episode in a message, or for each channel of a MotorCommand.
 
-    A 1-D array gives one number. A 2-D array gives a map from channel names (or indices) to numbers. Other fields have
-    the same value in every map.
+    A message without arrays yields one map. A 1-D array gives one number. A 2-D array gives a map from channel names
+    (or indices) to numbers. Other fields have the same value in every map.
     """
     wires = wire_fields(type(message))
     arrays = {name: wire.shape for name, wire in wires.items() if wire.kind == "array"}

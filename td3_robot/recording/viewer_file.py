@@ -15,6 +15,7 @@ from td3_robot.errors import SessionError
 from td3_robot.messages import Hello, Message
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
+from td3_robot.util import files
 
 
 class Schema(NamedTuple):
@@ -45,7 +46,7 @@ class Converter(ABC):
 
     Attributes:
         profile: the MCAP profile of the file.
-        converted: the messages to convert. A Hello only gives the names of channels.
+        converted: types of the messages to convert. A Hello also gives the names of channels.
     """
 
     profile: ClassVar[str] = ""
@@ -71,6 +72,8 @@ class Converter(ABC):
 def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[str], list[str]]:
     """Write the file. Returns the number of messages of each topic, and remarks about data that is not in the file.
 
+    An error leaves no incomplete file.
+
     Raises:
         SessionError: the recording is damaged, or has no message to convert.
         OSError: the file exists or cannot be written.
@@ -84,7 +87,7 @@ def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[
     for _, hello in reversed(list(session.robots())):  # the first Hello may come after the first Step
         converter.learn(hello)
     counts: Counter[str] = Counter()
-    with path.open("xb") as file:
+    with files.creating(path), path.open("xb") as file:
         writer = Writer(file)
         writer.start(converter.profile)
         schemas: dict[Schema, int] = {}

@@ -20,6 +20,7 @@ from td3_robot.util import files, process_lock
 CHUNK_S = 0.5  # maximum time in s that data stays in this process; a crash does not lose older data
 _CHUNK_BYTES = 4 << 20
 PROFILE = "td3-robot"
+_NO_SCHEMA = 0  # for a topic that this version does not know; ``recover`` and ``replay --update`` copy its messages
 
 
 class _File(io.FileIO):
@@ -93,13 +94,13 @@ class SessionWriter:
                     self._writer.finish()
 
     def _register(self, entry: Entry) -> int:
-        if entry.topic not in self._schemas:
-            message = Weights if entry.topic == REFERENCE else MESSAGES[entry.topic]
+        message = Weights if entry.topic == REFERENCE else MESSAGES.get(entry.topic)
+        if message and entry.topic not in self._schemas:
             data = schemas.schema(message)
             self._schemas[entry.topic] = self._writer.register_schema(entry.topic, schemas.ENCODING, data)
         about = dict(zip(("publisher", "incarnation", "topic", "link"), map(str, entry.channel), strict=True))
         name = f"{entry.publisher}/{entry.topic}"
-        channel = self._writer.register_channel(name, "msgpack", self._schemas[entry.topic], about)
+        channel = self._writer.register_channel(name, "msgpack", self._schemas.get(entry.topic, _NO_SCHEMA), about)
         self._channels[entry.channel] = channel
         return channel
 
@@ -107,11 +108,12 @@ class SessionWriter:
 def write(path: Path, facts: Facts, entries: Iterable[Entry]) -> None:
     """Write a whole file, with chunks like those of a recorder. The entries must be in recorded order.
 
+    An error leaves no incomplete file.
+
     Raises:
         OSError: the file exists, or cannot be written.
     """
-    writer = SessionWriter(path, facts, 0.0)
-    for entry in entries:
-        writer.turn(entry.received * 1e-9)
-        writer.add(entry)
-    writer.close()
+    with files.creating(path), contextlib.closing(SessionWriter(path, facts, 0.0)) as writer:
+        for entry in entries:
+            writer.turn(entry.received * 1e-9)
+            writer.add(entry)

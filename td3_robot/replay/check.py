@@ -1,4 +1,4 @@
-"""``td3-robot replay``: feeds recorded inputs to the real cores, and reports where their outputs differ."""
+"""``td3-robot replay``: feeds recorded inputs to the cores, and reports outputs that differ from the recording."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ CORES: dict[str, str] = {
     "simulator": "td3_robot_sims.replay",
     "learner": "td3_robot.replay.learner",
 }
-"""The name of each core's module, which has a function ``replay(session)``.
+"""The module of each core, by name. A module has a function ``replay(session)``.
 
-The table has names instead of modules, because td3_robot must not import simulators.
+The table has names of modules instead of modules, because td3_robot must not import simulators.
 """
 _EXAMPLES = """examples:
   td3-robot replay tests/replay/sessions/*.mcap
@@ -40,9 +40,9 @@ _EXAMPLES = """examples:
   td3-robot replay session.mcap --update         show what changed, and expect the new outputs from now on
 
 Exit codes:
-  0  all outputs are as recorded (with --update: the file now expects the new outputs)
+  0  all compared outputs are as expected (with --update: the file now expects the new outputs)
   1  an output differs, or nothing could be checked
-  2  a file could not be read; the other files are still replayed
+  2  a file cannot be read, replayed or rewritten (the other files are still replayed), or an argument is wrong
 """
 
 Replay = Callable[[Session], Outcome]
@@ -56,12 +56,13 @@ def check(
     """Replay a session through the named cores. Without names, use all installed cores.
 
     Args:
-        exact: True requires the same bits. False allows differences within the tolerance. With None, the recorded
-            machine and versions decide.
-        working: shows the core that runs, and the share of the session that it has read.
+        exact: True requires the same bits. False allows differences within the tolerance. None requires the same bits
+            only if this machine and its package versions are like those that made the expected outputs.
+        working: shows the core that runs, and the share of the current file that replay has read.
 
     Raises:
         SessionError: the recording is damaged, or a core fails on its inputs.
+        ConfigError: this version does not understand the configuration of the recording.
         UsageError: a named core is not installed.
     """
     reports = []
@@ -96,11 +97,11 @@ def _compare(session: Session, part: Replayed, exact: bool | None, report: Outco
             report.notes.append(f"{what}: the node had an older version, which did not record this topic")
         return
     other = None if exact is not None else machines.difference(part.made or session.metadata, part.packages)
-    to_the_bit = exact if exact is not None else other is None
+    bits = exact if exact is not None else other is None
     expected = [message for _, message in part.expected]
-    comparison = compare(part.topic, expected, part.got, exact=to_the_bit, where=part.where)
+    comparison = compare(part.topic, expected, part.got, exact=bits, where=part.where)
     within = f"within tolerance ({other + '; ' if other else ''}{_TOLERANCES})"
-    report.add(comparison, "to the bit" if to_the_bit else within)
+    report.add(comparison, "bit for bit" if bits else within)
     times = [entry.received for entry, _ in part.expected if entry]
     report.recorded_s = max(report.recorded_s, (max(times) - min(times)) * 1e-9 if times else 0.0)
 
@@ -112,9 +113,10 @@ def main(arguments: Sequence[str]) -> int:
     add("files", nargs="+", type=Path, metavar="FILE", help="recordings; each file is one session")
     add("--core", action="append", default=[], choices=list(CORES), help="replay only this core (repeatable)")
     add("--parts", action="store_true", help="the files are the parts of one session")
-    add("--exact", action="store_true", default=None, help="compare to the bit, even recordings of another machine")
+    words = "require bit-for-bit equality, even if the recording comes from another machine"
+    add("--exact", action="store_true", default=None, help=words)
     add("--update", action="store_true", help="show differences, then rewrite the files")
-    words = "import MODULE first, for your own task (repeatable)"
+    words = "first import this module, which registers your own task (repeatable)"
     add("--import", action="append", default=[], dest="modules", metavar="MODULE", help=words)
     add("--verbose", action="store_true", help="also show the warnings of replayed cores")
     add("--json", action="store_true", help="print one JSON object")
@@ -135,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _replay(paths: Sequence[Path], options: argparse.Namespace) -> tuple[int, bool, dict[str, Any]]:
-    """Replay one session and print its report. Returns the exit code, whether nothing differs, and the JSON report."""
+    """Replay one session and print its report. Returns the exit code, whether it passed, and the JSON report."""
     try:
         with Working(f"replay {paths[0]}") as working:
             session = Session(paths)
@@ -152,8 +154,13 @@ def _replay(paths: Sequence[Path], options: argparse.Namespace) -> tuple[int, bo
         print(text(session, reports))
     if written:
         print(f"{paths[0]}: rewritten, {written}", file=sys.stderr if options.json else sys.stdout)
-    good = any(report.compared for report in reports) and all(report.same for report in reports)
+    good = passed(reports)
     return EXIT_GOOD if good or written else EXIT_CHECK_FAILED, good, as_json(session, reports)
+
+
+def passed(reports: Sequence[Outcome]) -> bool:
+    """Whether replay compared at least one message, and no output differs."""
+    return any(report.compared for report in reports) and all(report.same for report in reports)
 
 
 def not_compared(session: Session, reports: Sequence[Outcome]) -> dict[str, int]:
@@ -167,7 +174,7 @@ def not_compared(session: Session, reports: Sequence[Outcome]) -> dict[str, int]
 
 
 def text(session: Session, reports: Sequence[Outcome]) -> str:
-    """Return the report as text: a line about equal messages, the differences, and a line about unchecked messages."""
+    """Return the report as text: a line for each kind of comparison, the differences, and the unchecked messages."""
     path = session.paths[0]
     lines = [f"{path}: the same {how}: {'; '.join(cores)}" for how, cores in _same(reports).items()]
     for report in reports:
@@ -206,7 +213,7 @@ def _counted(counts: Iterable[tuple[str, int]]) -> str:
 def _difference_lines(head: str, comparison: Comparison, how: str) -> list[str]:
     counts, first = _counted(comparison.counts.most_common()), comparison.first[0]
     lines = [
-        f"{head}{comparison.topic} DIFFERS {how}: {counts} (of {comparison.compared} compared)",
+        f"{head}{comparison.topic} DIFFERS: {counts} (of {comparison.compared} compared {how})",
         f"  first at {comparison.topic} {first.message}: {first.field}",
         f"    expected {first.expected}",
         f"    got      {first.got}",
@@ -219,7 +226,7 @@ def _difference_lines(head: str, comparison: Comparison, how: str) -> list[str]:
 def as_json(session: Session, reports: Sequence[Outcome]) -> dict[str, Any]:
     return {
         "file": str(session.paths[0]),
-        "same": all(report.same for report in reports),
+        "same": passed(reports),
         "not_compared": not_compared(session, reports),
         "cores": {
             report.core: {

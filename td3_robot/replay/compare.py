@@ -55,7 +55,7 @@ class Difference:
     """One difference, as text.
 
     Attributes:
-        message: the key of the message.
+        message: the key of the message and, if known, the Step at which the node sent it.
         field: name of the field and place in it; or ``missing``, ``not expected``, ``order``.
     """
 
@@ -74,7 +74,8 @@ class Comparison:
         first: the first differences, in recorded order.
         counts: number of messages that differ, by field name, or by ``missing``, ``not expected`` or ``order``.
         places: the Step at which the node sent each message, by the key of the message.
-        errors: by field, the largest error in each compared message; infinite for values that are not numbers.
+        errors: for each field that differs, the largest error in each compared message; 0 without a difference,
+            infinite for a field that is not an array, for another shape, or for a value that is not finite.
     """
 
     topic: str
@@ -95,14 +96,16 @@ class Comparison:
             self.first.append(Difference(f"{message} at {place}" if place else message, where, expected, got))
 
     def add(self, other: Comparison) -> None:
+        """Append the comparison of another stream of this topic."""
+        for name in {**self.errors, **other.errors}:
+            self.errors.setdefault(name, [0.0] * self.compared)
+            self.errors[name] += other.errors.get(name, [0.0] * other.compared)
         self.compared += other.compared
         self.counts += other.counts
         self.first = [*self.first, *other.first][:_SHOWN]
-        for name, errors in other.errors.items():
-            self.errors.setdefault(name, []).extend(errors)
 
     def worst(self) -> str | None:
-        """The field with the largest error; None if no field differs."""
+        """The field with the largest error; None if no field of the compared messages differs."""
         return max(self.errors, key=lambda name: (max(self.errors[name]), name), default=None)
 
 
@@ -168,9 +171,9 @@ def _compare_order(result: Comparison, expected: list[Key], got: list[Key]) -> N
 def _compare_field(
     result: Comparison, key: Key, name: str, wire: FieldType, expected: Any, got: Any, exact: bool
 ) -> float:
-    """Compare a field, and note a difference. Returns the largest error; 0 if the values are equal."""
+    """Compare a field, and note a difference. Returns the largest error; 0 without a difference."""
     if wire.kind != "array":
-        if type(expected) is type(got) and expected == got:
+        if type(expected) is type(got) and _same(expected, got):
             return 0.0
         where, expected, got = _within(expected, got)
         result.note(name, key, f"{name}{where}", _short(expected), _short(got))
@@ -191,11 +194,20 @@ def _compare_field(
     return float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max()) or 5e-324
 
 
+def _same(expected: Any, got: Any) -> bool:
+    """Whether two values are equal. NaN equals NaN, also inside maps and lists."""
+    if isinstance(expected, dict) and isinstance(got, dict):
+        return expected.keys() == got.keys() and all(_same(expected[name], got[name]) for name in expected)
+    if isinstance(expected, list) and isinstance(got, list):
+        return len(expected) == len(got) and all(map(_same, expected, got))
+    return bool(expected == got or (expected != expected and got != got))
+
+
 def _within(expected: Any, got: Any) -> tuple[str, Any, Any]:
     """The place of the first difference in two maps, as text, and the values there."""
     where = ""
     while isinstance(expected, dict) and isinstance(got, dict) and expected.keys() == got.keys():
-        name = next(name for name in expected if expected[name] != got[name])
+        name = next(name for name in expected if not _same(expected[name], got[name]))
         where, expected, got = f"{where}[{name}]", expected[name], got[name]
     return where, expected, got
 
@@ -203,7 +215,7 @@ def _within(expected: Any, got: Any) -> tuple[str, Any, Any]:
 def _differing(expected: NDArray[Any], got: NDArray[Any], tolerance: float, exact: bool) -> NDArray[np.bool_]:
     """bool array of the same shape: True where the arrays differ.
 
-    Two NaNs are equal. If ``exact``, their bits must be equal, too.
+    If ``exact``, all bits must be equal. Otherwise, two NaNs are equal.
     """
     if exact or expected.dtype.kind != "f":
         unsigned = f"u{expected.dtype.itemsize}"

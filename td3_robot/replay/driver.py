@@ -1,4 +1,7 @@
-"""Replays the driver's core. From recorded turns and robot reports, it must produce the recorded Steps and states."""
+"""Replays the driver's core. A robot with the recorded observations and reports replaces the real robot.
+
+The core must produce the recorded Steps, states, Replies, Commands, reports and motor commands.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ class ReplayedBody(OneRobot):
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every driver that is recorded from its start."""
+    """Replay every driver that is recorded from its first turn."""
     found, notes = lives.replay(session, "driver", TOPICS, _make)
     return lives.outcome(found.values(), TOPICS, notes)
 

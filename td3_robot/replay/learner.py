@@ -1,7 +1,7 @@
 """Replays the learner's core. The core must produce the recorded weights, Throttles, losses and transitions.
 
-Start and Turns determine all messages of a learner, also without lock-step: a Turn shows which Steps came before an
-update. Some computations, for example on a GPU, cannot be repeated on this machine. Then replay uses a learner that
+Start and Turns determine these outputs of a new learner, also without lock-step: a Turn shows which Steps came before
+an update. Some computations, for example on a GPU, cannot be repeated on this machine. Then replay uses a learner that
 only stores transitions, and compares transitions and counters. If turns are missing, replay rebuilds them from Steps.
 """
 
@@ -45,7 +45,7 @@ _CONTINUED = "it continued from a checkpoint or a replay file, which the recordi
 
 
 class Losses(Message, frozen=True):
-    """A line of metrics.jsonl about training, without times. Replay compares it like a message. No node sends it."""
+    """A line of metrics.jsonl about training, without times and rates. Replay compares it like a message."""
 
     NAME: ClassVar[str] = "loss statistics"
 
@@ -135,7 +135,7 @@ class _Recording:
 
     @property
     def rows(self) -> int:
-        """The maximum number of transitions in the Steps."""
+        """An upper bound of the number of transitions in the Steps."""
         return sum(len(step.phase) for _, step in self.steps)
 
     def unknown(self) -> str:
@@ -161,7 +161,7 @@ class _Recording:
 
     @functools.cached_property
     def rebuilt(self) -> _Learner:
-        """A learner with one rebuilt turn for each recorded Step, in recorded order. It needs all Hellos."""
+        """A learner with one rebuilt turn for each recorded Step, in recorded order. Needs a Hello of each source."""
         life = Life("learner", 0, Start("learner", self.config.to_yaml(), {}))
         learner = _Learner(life, self.rows, "its turns are rebuilt")
         peers = {name: Peer("learner", name.encode(), hello, {}) for name, hello in self.hellos.items()}
@@ -256,6 +256,8 @@ def _storing(config: Config, rows: int) -> LearnerCore:
         learn_from_operator=True,  # all transitions are in one buffer
         operator_share=0.0,
         batch_size=1,
+        device="cpu",
+        precision="fp32",
         compile=False,
         recordings=(),
         offline_updates=0,
@@ -273,15 +275,15 @@ def _not_learned(session: Session, life: Life) -> str:
         return "it began with transitions of other recordings"
     if learner.start_from:
         return "it began with the actor of another policy"
-    if compute.device(learner.device).type != "cpu":
-        return "they were computed on a GPU"
+    if learner.device == "cuda" or compute.device(learner.device).type != "cpu":
+        return "they were computed on a GPU, or replay would compute them on a GPU"
     if other := machines.difference(session.metadata, _PACKAGES):
         return f"they are equal only on the same kind of machine: {other}"
     return ""
 
 
 def _as_recorded(part: Replayed) -> Replayed:
-    """Remove the policies that the recording leaves out. Replay still compares their SHA-256."""
+    """Remove the policies that the recording leaves out from the replayed Weights. Replay compares their SHA-256."""
     left_out = {message.version for _, message in part.expected if isinstance(message, Weights) and not message.payload}
     got, where = [], dict(part.where)
     for message in part.got:
@@ -305,7 +307,8 @@ def _compare_counters(
     elif life and not life.setting("new", bool):
         why = _CONTINUED
     elif life and learner:
-        why, counted = "its last Status came after the last replayed turn" if life.stopped else None, learner.counted
+        why = "its last Status may count turns that replay did not reach" if life.stopped else None
+        counted = learner.counted
     elif not alone:
         why = "its beginning is not recorded"
     elif not (why := recording.not_counted()):
@@ -338,7 +341,7 @@ def _compare_losses(session: Session, learner: _Learner, outcome: Outcome) -> No
 
 
 def _losses(records: Sequence[Mapping[str, Any]]) -> list[Losses]:
-    """The records of training, without times."""
+    """The records of training, without times and rates."""
     return [
         Losses({name: value for name, value in record.items() if name not in _TIMED})
         for record in records

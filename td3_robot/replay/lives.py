@@ -1,8 +1,9 @@
 """Replays recorded cores turn by turn, and collects the messages that they send.
 
 A *life* is the time from the start of a node's process to its end. The Start says how to make the core. The Turns hold
-the inputs of the core. The core must send the recorded messages again, in the same order. Replay of a life stops at the
-first missing turn, because the later state of the core is unknown. The module of a role may rebuild missing turns.
+the inputs of the core. The core must send the recorded messages again, in the same order. Replay of a life stops at
+the first missing turn or input, because the later state of the core is unknown. The module of a role may rebuild
+missing turns.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Memory:
         self._size = 0
 
     def keep(self, message: Message, size: int) -> None:
-        """Keep a message with a payload of ``size`` bytes, unless it is a policy that the recording leaves out."""
+        """Keep a message that Turns name, with a payload of ``size`` bytes. Ignore Weights without their policy."""
         name = turns.name_of(message)
         if name is None or name in self._held or (isinstance(message, Weights) and not message.payload):
             return
@@ -68,9 +69,9 @@ class Life:
         packages: numbers must have the same bits only if the versions of these packages are the same.
         recorded: recorded messages by topic, each with the number of turns that had begun before it.
         replayed: replayed messages by topic, each with the number of its turn.
-        where: maps the ``id`` of a message to the newest Step that the core had received at that time, as text.
+        where: maps the ``id`` of a message to the newest Step that the core had received or sent by then, as text.
         turns: number of replayed turns.
-        stopped: the reason why replay stopped before the last turn; empty after a replay of all turns.
+        stopped: the reason why replay stopped before the end of the last turn; empty after a replay of all turns.
         left: whether the recording has a Bye of the node.
     """
 
@@ -283,7 +284,7 @@ def replay(session: Session, role: str, topics: Collection[str], make: Make) -> 
             if first == 0:
                 lives[key] = life
             else:
-                why = "it had no turn" if first is None else f"its turns before {first} are missing"
+                why = "none of its turns is recorded" if first is None else f"its turns before {first} are missing"
                 notes.append(f"states of {life}: {why}")
     memory = Memory()
     for entry, message in session.messages({Turn.NAME, Bye.NAME, *turns.NAMED, *topics}) if lives else ():

@@ -1,6 +1,6 @@
 """Compares this machine with the machine that made the recording.
 
-Replayed numbers must have the same bits only if both machines are alike.
+Replayed numbers must have the same bits only if both machines and their package versions are alike.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SHOWN = 3  # maximum number of instruction sets in a text
 
 
 def difference(metadata: Mapping[str, str], packages: Sequence[str]) -> str | None:
-    """The first difference between the recorded machine and this one; None if they are alike.
+    """The first difference between the machine in ``metadata`` and this machine; None if they are alike.
 
     Args:
         metadata: metadata of a session or a reference.

@@ -18,8 +18,8 @@ class Replayed:
         packages: numbers must have the same bits only if the versions of these packages are the same.
         expected: the recorded messages with their entries. The entry is None if the message is from an attachment.
         got: the replayed messages.
-        reference: an attachment with ``got``; only for topics that are not in MESSAGES.
-        stream: the publisher and its incarnation.
+        reference: the attachment that ``--update`` writes; only for topics that are not in MESSAGES.
+        stream: ``PUBLISHER/INCARNATION``, or ``all``.
         where: maps the ``id`` of a message to the Step at which the node sent the message, as text.
         older: True if the recorded node did not offer this topic. Then replay can compare only with a reference.
         made: metadata of the machine that made the reference, if known.
@@ -45,7 +45,7 @@ class Outcome:
         turns: number of replayed turns.
         notes: texts about messages that replay did not compare, with the reasons.
         comparisons: a comparison for each topic, with a text that says whether numbers had a tolerance, and why.
-        recorded_s: time from the first to the last compared message, in seconds of the recording.
+        recorded_s: time from the first to the last expected message of the longest stream, in seconds.
         taken_s: duration of the replay in seconds.
     """
 

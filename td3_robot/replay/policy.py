@@ -1,4 +1,4 @@
-"""Replays the policy server's core. The core must produce the recorded Actions, states, Replies and Commands."""
+"""Replays the policy server's core. The core must produce the recorded messages of the topics in TOPICS."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class _LostTurns:
             self._waiting.append((entry, message))
         else:
             self._left[_SAFE] += 1
-        # The recorder reads several links, so a Step may be recorded after its Action.
+        # Each node sends its messages in groups to the recorder, so a Step may be recorded after its Action.
         while self._waiting and not self._missing(self._waiting[0][1]):
             self._rebuild(*self._waiting.pop(0))
 

@@ -1,7 +1,7 @@
 """Updates the expected outputs of a recording to the outputs of a replay.
 
-The recorded messages do not change, because they are inputs of other cores. For each stream that differs, an
-attachment (the *reference*) holds the new expected messages. A second attachment describes the machine that made the
+The recorded messages do not change, because they are inputs of other cores. For each topic and stream that differs,
+an attachment (the *reference*) holds the new expected messages. A second attachment describes the machine that made the
 reference. Replay uses this machine to decide how exactly to compare the stream.
 """
 
@@ -53,6 +53,7 @@ def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
     Messages, metadata and all other attachments do not change.
 
     Raises:
+        SessionError: the recording holds no configuration.
         OSError: the file cannot be written. The old file does not change.
     """
     path = session.paths[0].resolve()  # the target of a symbolic link
@@ -80,8 +81,6 @@ def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
 
 def _reference(part: Replayed) -> Attachment | None:
     """The attachment with the replayed messages; None if they equal the expected messages."""
-    if part.topic not in MESSAGES:
-        return None
     payloads = [codec.encode(message) for message in part.got]
     if payloads == [codec.encode(message) for _, message in part.expected]:
         return None

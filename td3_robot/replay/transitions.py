@@ -33,7 +33,7 @@ class Transition(Message, frozen=True):
 def add_transitions(
     outcome: Outcome, session: Session, got: Sequence[Transition], packages: tuple[str, ...], *, learned: bool
 ) -> None:
-    """Add the replayed transitions and the reference to the outcome. Without a reference, only make one."""
+    """Add the replayed and the expected transitions to the outcome. Without expected ones, only make a reference."""
     expected = _reference(session)
     if expected is None:
         what = "no reference" if learned else "no learner and no reference"

@@ -84,7 +84,8 @@ def test_state_changes_are_recorded_when_no_operator_is_connected() -> None:
     assert records.take(LifecycleChange) == []
 
 
-def test_a_state_change_sent_to_an_operator_is_recorded_by_the_link(operator: Peer) -> None:
+def test_a_state_change_sent_to_an_operator_is_left_to_the_link(operator: Peer) -> None:
+    """The link records every message that it sends."""
     core, records = recorded_policy(PolicyCore(seed=9))
     core.step([(operator, operator.hello)], 1.0)
     records.take()
@@ -128,7 +129,7 @@ def test_a_turn_is_recorded_before_the_core_runs() -> None:
 
 
 class Leg(Robot):
-    """A robot whose reports the test sets."""
+    """A robot whose ``observe`` raises the error that the test sets."""
 
     def __init__(self, spec: RobotSpec) -> None:
         self.spec = spec

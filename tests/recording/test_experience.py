@@ -50,7 +50,10 @@ def rows(core: LearnerCore) -> Any:
 
 
 def test_a_recording_gives_the_same_transitions_as_the_live_run(make_step: Make, spec: RobotSpec, save: Make) -> None:
-    """Robot 0 has 5 transitions in episode 1 and 1 + 2 in episode 2. Robot 1 has 7 + 2. Each robot loses two."""
+    """Robot 0 has 5 transitions in its first episode and 1 + 2 in its second. Robot 1 has 7 + 2.
+
+    Step 8 is lost, so two transitions of each robot are missing.
+    """
     hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
     path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
     live, peer = make_core(CONFIG), Peer("learner", b"k", hello, {})
@@ -91,7 +94,7 @@ def test_the_parts_of_a_split_recording_count_as_one_recording(
 
 
 def test_a_robot_can_join_a_learner_that_started_from_recordings(make_step: Make, spec: RobotSpec) -> None:
-    """The learner sends weights to the robot immediately and counts no gap between recorded and live Steps."""
+    """The learner has weights before the robot joins, and counts no gap between recorded and live Steps."""
     core = make_core(CONFIG)
     prefill(core, [(spec, steps(make_step))])
     assert core.publisher.version == 1

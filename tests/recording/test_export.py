@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 
 from td3_robot.cli.main import main
+from td3_robot.errors import SessionError
 from td3_robot.messages import Action, Status
 from td3_robot.recording.reader import Session
+from td3_robot.recordings import open_recording
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import link as handshake
 from tests.sessions import BEGIN, entries_of
@@ -39,15 +42,8 @@ def test_csv_export_holds_the_recorded_numbers(
     actions = [m.action for _, m in Session([recorded]).messages(("action",)) if isinstance(m, Action)]
     written = np.array([[float(row["action.left"]), float(row["action.right"])] for row in table], np.float32)
     assert written.tobytes() == np.concatenate(actions).tobytes()  # 10 messages of 2 robots
-    assert [(row["message"], row["row"], row["answers"]) for row in table[:3]] == [
-        ("0", "0", "0"),
-        ("0", "1", "0"),
-        (
-            "1",
-            "0",
-            "1",
-        ),
-    ]
+    first_rows = [(row["message"], row["row"], row["answers"]) for row in table[:3]]
+    assert first_rows == [("0", "0", "0"), ("0", "1", "0"), ("1", "0", "1")]
     with (tmp_path / "t" / "step.csv").open(encoding="utf-8") as file:
         first = next(csv.DictReader(file))
     assert {"observation.o0", "observation.o2", "reward", "phase"} <= first.keys()
@@ -106,6 +102,20 @@ def test_robots_with_different_channels_cannot_share_a_table(
     assert main(["export", str(path), "--out", str(tmp_path / "t"), "--topics", "hello", "weights"]) == 0
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet", "ros2", "foxglove"])
+def test_a_failed_export_leaves_no_file(
+    form: str, recorded: Path, save: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last Action is malformed."""
+    for package in {"parquet": ["pyarrow"], "ros2": ["rosbags.typesys"], "foxglove": ["foxglove"]}.get(form, []):
+        pytest.importorskip(package)
+    *entries, status = Session([recorded]).entries()
+    malformed = save("b.mcap", [*entries[:-1], replace(entries[-1], payload=b"\xc1"), status])
+    assert main(["export", str(malformed), "--out", str(tmp_path / "t"), "--format", form]) == 2
+    assert "action: not msgpack" in capsys.readouterr().err
+    assert list((tmp_path / "t").iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["faulted", "walkers"])
 def test_a_real_recording_with_every_topic_in_both_forms(name: str, tmp_path: Path, capsys: Any) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -133,3 +143,20 @@ def test_wrong_options_are_refused(recorded: Path, tmp_path: Path, capsys: pytes
     assert main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 2
     assert "action.csv' exists already; replace it with --force" in capsys.readouterr().err
     assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--force"]) == 0
+
+
+def test_a_hostile_topic_cannot_name_a_file_outside_the_folder(
+    recorded: Path, save: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without this check, export --force would remove the file. Tables of known topics can still be selected."""
+    entries = list(Session([recorded]).entries())
+    hostile = save("b.mcap", [*entries, replace(entries[-1], topic="../precious", sequence=0)])
+    precious = tmp_path / "precious.csv"
+    precious.touch()
+    command = ["export", str(hostile), "--out", str(tmp_path / "t"), "--force"]
+    assert main(command) == 2
+    assert "b.mcap' holds the topic '../precious', which this version does not know" in capsys.readouterr().err
+    assert precious.exists()
+    assert main([*command, "--topics", "step"]) == 0
+    with pytest.raises(SessionError, match=r"topic '\.\./precious' is not one of"):
+        open_recording(hostile).arrays("../precious")

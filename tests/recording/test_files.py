@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mcap.reader import make_reader
+from mcap.records import ChunkIndex
 from mcap.writer import Writer
 
 from td3_robot.cli.main import main
@@ -29,10 +30,12 @@ from td3_robot.recording.info import examine
 from td3_robot.recording.reader import Session
 from td3_robot.recording.recover import recover
 from td3_robot.recording.session_file import SessionFile
-from td3_robot.recording.writer import CHUNK_S, SessionWriter
+from td3_robot.recording.writer import CHUNK_S, SessionWriter, write
 from tests.sessions import BEGIN, Publisher, entries_of
 
 Make = Callable[..., Any]
+DATA_END = b"\x0f" + (4).to_bytes(8, "little")
+"""Opcode and length of the record at the end of the data. The index comes after this record."""
 
 
 def test_written_entries_are_read_back(acted: Make, save: Make) -> None:
@@ -43,6 +46,23 @@ def test_written_entries_are_read_back(acted: Make, save: Make) -> None:
     assert session.decode.sizes == {"sim-0": {"N": 2, "O": 3, "A": 2}}
     actions = [message for _, message in session.messages((Action.NAME,))]
     assert [message.action.shape for message in actions if isinstance(message, Action)] == [(2, 2)] * 30
+
+
+def test_a_failed_write_leaves_no_file(acted: Make, tmp_path: Path) -> None:
+    path, entries = tmp_path / "a.mcap", entries_of(acted(3))
+
+    def interrupted() -> Iterator[Entry]:
+        yield from entries
+        raise SessionError("damaged")
+
+    facts = facts_of_this_machine(Config())
+    with pytest.raises(SessionError, match="damaged"):
+        write(path, facts, interrupted())
+    assert not path.exists()
+    write(path, facts, entries)
+    with pytest.raises(FileExistsError):
+        write(path, facts, entries)
+    assert list(Session([path]).entries()) == entries
 
 
 def test_other_readers_see_topics_schemas_and_times(acted: Make, save: Make) -> None:
@@ -82,7 +102,7 @@ def test_a_killed_recorder_loses_only_the_unfinished_chunk(acted: Make, save: Ma
 def test_a_file_that_is_being_written_is_not_called_damaged(
     acted: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``info --check`` succeeds as long as the writer lives. Other commands name the writer."""
+    """``info --check`` succeeds as long as the writer lives. The error of a Session says that a recorder is writing."""
     path = tmp_path / "a.mcap"
     writer = SessionWriter(path, facts_of_this_machine(Config()), 0.0)
     for number, entry in enumerate(entries_of(acted(44))):
@@ -107,8 +127,7 @@ def test_a_damaged_chunk_is_reported_in_a_file_that_is_being_written(acted: Make
         writer.turn(number / 60)
     octets = bytearray((tmp_path / "a.mcap").read_bytes())
     octets[len(octets) // 2] ^= 0xFF  # in the first chunk
-    with (tmp_path / "a.mcap").open("r+b") as file:  # keeps the writer's lock
-        file.write(octets)
+    (tmp_path / "a.mcap").write_bytes(octets)
     report = examine(tmp_path / "a.mcap")
     assert report["being_written"]
     assert "chunk record" in report["damages"][0]
@@ -142,8 +161,8 @@ def test_the_index_of_a_growing_file_takes_no_memory(acted: Make, tmp_path: Path
     assert examine(tmp_path / "a.mcap")["damages"] == []
 
 
-def damage_chunk(path: Path, number: int) -> int:
-    """Change a bit in the middle of a chunk, and return the offset of the chunk in bytes."""
+def damage_chunk(path: Path, number: int) -> ChunkIndex:
+    """Invert the byte in the middle of a chunk, and return the chunk's entry in the index."""
     with path.open("rb") as file:
         summary = make_reader(file).get_summary()
     assert summary is not None
@@ -152,40 +171,40 @@ def damage_chunk(path: Path, number: int) -> int:
     octets = bytearray(path.read_bytes())
     octets[chunk.chunk_start_offset + chunk.chunk_length // 2] ^= 0xFF
     path.write_bytes(octets)
-    return chunk.chunk_start_offset
+    return chunk
 
 
 @pytest.mark.parametrize("number", [0, 1, -1])
 def test_recover_reports_what_is_missing(acted: Make, save: Make, number: int) -> None:
     """A damaged chunk loses only its own messages, even the first chunk, which holds the names of all channels."""
-    path = save("a.mcap", entries_of(acted(60)))
+    entries = entries_of(acted(60))
+    path = save("a.mcap", entries)
     whole = examine(path)
-    offset = damage_chunk(path, number)
+    chunk = damage_chunk(path, number)
     mended = path.with_name("mended.mcap")
     lost = recover(path, mended)
-    assert [damage["byte"] for damage in lost["damages"]] == [offset]
+    assert [damage["byte"] for damage in lost["damages"]] == [chunk.chunk_start_offset]
     kept = examine(mended)
     assert kept["damages"] == []
     assert kept["messages"] > 0
     counts = {name: stream["count"] for name, stream in whole["topics"].items()}
     left = {name: stream["count"] for name, stream in kept["topics"].items()}
     assert lost["missing"] == {name: gone for name in counts if (gone := counts[name] - left.get(name, 0))}
-    assert sum(lost["missing"].values()) > 0
+    inside = [entry for entry in entries if chunk.message_start_time <= entry.received <= chunk.message_end_time]
+    assert sum(lost["missing"].values()) == len(inside) > 0
 
 
 def test_recover_without_an_index_warns_that_more_may_be_missing(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If the name of a channel was in the damaged chunk, all its messages are lost. Other channels are kept."""
+    """If the damaged chunk held the name of a channel, all messages of this channel are lost. Others are kept."""
     steps, actions = (
         [entry for entry in entries_of(acted(60)) if entry.topic == topic] for topic in ("step", "action")
     )
     path = save("a.mcap", sorted([*steps, *actions[40:]], key=lambda entry: entry.received))
     damage_chunk(path, 0)
-    with path.open("rb") as file:
-        data_end = path.read_bytes().index(b"\x0f" + (4).to_bytes(8, "little"))
-        content = file.read(data_end)
-    path.write_bytes(content)
+    octets = path.read_bytes()
+    path.write_bytes(octets[: octets.index(DATA_END)])
     assert main(["recover", str(path)]) == 3
     output = capsys.readouterr().out
     assert "messages in it belong to channels whose names were in a damaged record" in output
@@ -198,7 +217,7 @@ def test_recover_without_an_index_warns_that_more_may_be_missing(
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damage_raises_session_error_or_is_found_by_check(acted: Make, tmp_path_factory: Any, data: Any) -> None:
-    """Change, cut off or insert bytes anywhere. Reading must not hang, and must raise no other exception."""
+    """Change, cut off or insert bytes anywhere. Reading must not hang, and must raise no exception but SessionError."""
     folder = tmp_path_factory.mktemp("damage")
     writer = SessionWriter(folder / "a.mcap", facts_of_this_machine(Config()), 0.0)
     for number, entry in enumerate(entries_of(acted(6))):
@@ -206,7 +225,7 @@ def test_any_damage_raises_session_error_or_is_found_by_check(acted: Make, tmp_p
         writer.turn(number / 10)
     writer.close()
     octets = bytearray((folder / "a.mcap").read_bytes())
-    index = octets.index(b"\x0f" + (4).to_bytes(8, "little"))  # the record at the end of the data
+    index = octets.index(DATA_END)
     where = data.draw(st.integers(0, 99_999)) * len(octets) // 100_000  # the file's length varies
     kind = data.draw(st.sampled_from(("set", "cut", "insert")))
     if kind == "cut":
@@ -241,7 +260,7 @@ def test_damage_to_the_index_is_found_and_loses_nothing(acted: Make, save: Make,
     entries = entries_of(acted(2))
     path = save("a.mcap", entries)
     octets = path.read_bytes()
-    index = octets.index(b"\x0f" + (4).to_bytes(8, "little")) + 13
+    index = octets.index(DATA_END) + 13
     for where in (*rng.integers(index, len(octets), 150).tolist(), *range(len(octets) - 37, len(octets))):
         changed = bytearray(octets)
         changed[where] ^= int(rng.integers(1, 256))
@@ -272,11 +291,16 @@ def test_a_file_that_is_not_a_session_gives_a_one_line_error(
         writer = Writer(file)
         writer.start("ros2")
         writer.finish()
-    for path, words in ((text, "not an MCAP file"), (foreign, "not a recording of td3-robot"), (tmp_path, "read")):
+    for path, words in (
+        (text, "not an MCAP file"),
+        (foreign, "not a recording of td3-robot"),
+        (tmp_path, "read"),
+        (tmp_path / "none", "No such file"),
+    ):
         assert main(["info", str(path)]) == 2
-        assert words in capsys.readouterr().err
-    assert main(["info", str(tmp_path / "none")]) == 2
-    assert "No such file" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
 
 
 @pytest.fixture
@@ -353,6 +377,7 @@ def test_info_reports_counts_rates_gaps_and_versions(
     report = json.loads(capsys.readouterr().out)
     steps = report["topics"]["sim-0/step"]
     assert (steps["count"], steps["gaps"], steps["missing"], steps["begins_at"]) == (38, 1, 2, 0)
+    assert steps["rate_hz"] == pytest.approx(37 / (79 / 60), abs=1e-3)  # Steps 0 and 39 are messages 1 and 80
     assert report["robot_steps"] == {"first": 2, "mid": 74, "terminated": 0, "truncated": 0}  # two robots
     assert report["policy_versions"] == {"recorded": [1, 2], "count": 2, "left_out": 0, "acting": [1, 2]}
     # 40 Steps and 40 Actions alternate. 2 Weights come before the 1st and the 21st Step, so the last message is 81.
@@ -435,7 +460,7 @@ TEXTS = [Attachment("x", "text/plain", b"y"), Attachment("x", "text/plain", b"z"
 def without_metadata(path: Path) -> None:
     """Damage the length field inside the file's metadata record."""
     octets = bytearray(path.read_bytes())
-    at = octets.index(b"td3_robot", 50)  # the record's name; the first match is in the header
+    at = octets.index(b"td3_robot")  # the record's name
     octets[at + len(b"td3_robot") + 3] = 0xFF
     path.write_bytes(octets)
 
@@ -477,8 +502,22 @@ def test_recover_keeps_the_attachments_of_a_file_without_messages(
     assert "no message and no attachment in it is intact" in capsys.readouterr().err
 
 
+def test_recover_copies_a_topic_that_this_version_does_not_know(acted: Make, save: Make) -> None:
+    """A later version may add a topic to the protocol. Its channel has no schema in the copy."""
+    entries = entries_of(acted(3))
+    entries += [dataclasses.replace(entries[-1], topic="later", sequence=number) for number in range(3)]
+    path = save("a.mcap", entries)
+    path.write_bytes(path.read_bytes()[:-20])
+    target = path.with_name("b.mcap")
+    assert not recover(path, target)["lost"]
+    assert list(SessionFile(target).entries()) == entries
+    assert examine(target)["topics"]["policy/later"]["count"] == 3
+    with target.open("rb") as file:
+        assert [schema for schema, _, _ in make_reader(file).iter_messages(topics=["policy/later"])] == [None] * 3
+
+
 def test_recover_starts_a_new_chunk_after_chunk_s(acted: Make, save: Make) -> None:
-    """30 Steps, 30 Actions and 2 Weights, 1/60 s apart, take 1.03 s. That makes 3 chunks of CHUNK_S."""
+    """30 Steps, 30 Actions and 2 Weights, 1/60 s apart, take 1.02 s. That makes 3 chunks of at most CHUNK_S."""
     path = save("a.mcap", entries_of(acted(30)))
     path.write_bytes(path.read_bytes()[:-1])
     mended = path.with_name("mended.mcap")

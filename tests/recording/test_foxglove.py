@@ -27,7 +27,6 @@ pytest.importorskip("google.protobuf")
 from tests.recording.protobuf import decoder
 
 SESSIONS = Path(__file__).parent.parent / "replay" / "sessions"
-Make = Callable[..., Any]
 
 
 def read(path: Path) -> dict[str, list[tuple[str, Any, int]]]:
@@ -51,7 +50,7 @@ def read(path: Path) -> dict[str, list[tuple[str, Any, int]]]:
 
 @pytest.fixture(scope="module")
 def walkers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, Any, int]]]:
-    """The file for two simulators with two Walker2D each."""
+    """The messages for two simulators with two Walker2D each, by topic."""
     folder = tmp_path_factory.mktemp("walkers")
     assert main(["export", str(SESSIONS / "walkers.mcap"), "--out", str(folder), "--format", "foxglove"]) == 0
     return read(folder / "foxglove.mcap")
@@ -127,11 +126,11 @@ def test_the_log_has_a_line_for_each_new_state(tmp_path: Path) -> None:
     found = read(tmp_path / "foxglove.mcap")
     lines = [(message.name, message.message, message.level) for _, message, _ in found["/log"]]
     changes = [values for topic in found if topic.endswith("/lifecycle") for _, values, _ in found[topic]]
-    faults = [change for change in changes if change["state"] == "fault"]
-    assert faults
-    for change in faults:
+    assert {"active", "fault"} <= {change["state"] for change in changes}
+    for change in changes:
         text = f"{change['state']}: {change['reason']}" if change["reason"] else change["state"]
-        assert (f"{change['node']} lifecycle", text, 4) in lines  # 4 is ERROR
+        level = 4 if change["state"] == "fault" else 2  # ERROR and INFO
+        assert (f"{change['node']} lifecycle", text, level) in lines
     assert all(lines[i] != lines[i + 1] for i in range(len(lines) - 1))
 
 
@@ -173,7 +172,7 @@ def test_existing_files_and_a_missing_package_are_reported(
     assert main([*words, "--force"]) == 0
     capsys.readouterr()
     assert main([*words, "--topics", "step"]) == 2
-    assert "--format foxglove always converts all messages" in capsys.readouterr().err
+    assert "--topics selects tables; --format foxglove writes no tables" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "foxglove", None)
     monkeypatch.delitem(sys.modules, "td3_robot.recording.foxglove_messages", raising=False)
     monkeypatch.delattr("td3_robot.recording.foxglove_messages", raising=False)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace as changed
 
@@ -27,6 +26,7 @@ from td3_robot.topics import TOPICS
 from td3_robot.transport import link as handshake
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ClientLink, ServerLink
+from tests.conftest import poll_until
 from tests.sessions import BEGIN, SECOND, entries_of
 
 Make = Callable[..., Any]
@@ -34,14 +34,14 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def recorded(acted: Make, save: Make, spec: RobotSpec) -> Path:
-    """A recording of two robots of sim-0: a Hello, then 30 Steps, at 60 messages per second."""
+    """A recording of two robots of sim-0: a Hello, 30 Steps, 30 Actions and two Weights, 1/60 s apart."""
     hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
     path: Path = save("a.mcap", entries_of([("sim-0", hello), *acted(30)]))
     return path
 
 
 def test_the_schedule_follows_start_duration_and_rate(acted: Make) -> None:
-    """Entries are 0.1 s apart and play at double rate. Start 0.25 s and duration 0.5 s select 0.3 s to 0.7 s."""
+    """Entries are 0.1 s apart. Start 0.25 s and duration 0.5 s select 0.3 s to 0.7 s, here at double rate."""
     entries = entries_of(acted(10), SECOND // 10)
     begin = entries[0].received
     every = [round(t, 6) for t, _ in scheduled(iter(entries), begin)]
@@ -49,11 +49,8 @@ def test_the_schedule_follows_start_duration_and_rate(acted: Make) -> None:
     part = list(scheduled(iter(entries), begin, rate=2, start=0.25, duration=0.5))
     assert [round(t, 6) for t, _ in part] == [0.025, 0.075, 0.125, 0.175, 0.225]
     assert [entry for _, entry in part] == entries[3:8]
-    # The clock was set back between the two entries.
-    assert [t for t, _ in scheduled(iter(entries[:2]), begin + SECOND)] == [
-        0.0,
-        0.0,
-    ]
+    # Entries with a time before the beginning play at once.
+    assert [t for t, _ in scheduled(iter(entries[:2]), begin + SECOND)] == [0.0, 0.0]
 
 
 def test_start_counts_from_the_beginning_of_the_recording(
@@ -180,14 +177,14 @@ def test_a_live_policy_server_answers_as_recorded(recorded: Path, tmp_path: Path
     expected = [m for _, m in session.messages(("action",)) if isinstance(m, Action)]
     assert len(answers) == 30
     for one, other in zip(answers, expected, strict=True):
-        assert np.array_equal(one.action, other.action)
+        assert one.action.tobytes() == other.action.tobytes()
         assert one.answers == other.answers
     assert player.counts() == {"step": 30}
     player.close()
     server.close()
 
 
-def test_each_loop_plays_a_later_incarnation_under_the_new_name(recorded: Path, tmp_path: Path) -> None:
+def test_a_later_loop_plays_a_later_incarnation_under_the_new_name(recorded: Path, tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()
     server.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
@@ -201,8 +198,7 @@ def test_each_loop_plays_a_later_incarnation_under_the_new_name(recorded: Path, 
     (step,) = [m for _, m in got if isinstance(m, Step)]
     assert (step.source, step.incarnation) == ("ghost", 2000)
     player.close()
-    last = server.receive(5.0)
-    assert any(isinstance(m, Bye) for _, m in last)
+    poll_until(lambda: any(isinstance(m, Bye) for _, m in server.receive(0.05)), lambda: "no Bye", timeout=20)
     server.close()
 
 
@@ -331,10 +327,10 @@ def test_a_server_that_disappears_is_an_error(
             pass
         server.close()
 
-    thread = threading.Thread(target=serve)
+    thread = threading.Thread(target=serve, daemon=True)  # must not keep pytest alive if the player fails
     thread.start()
     assert main(["play", str(recorded), "--policy", endpoint]) == 1
-    thread.join()
+    thread.join(20)
     error = capsys.readouterr().err
     assert error.startswith("td3-robot play: the server of link policy has been silent for 2 s, and did not receive")
     assert error.count("\n") == 1

@@ -13,26 +13,22 @@ from mcap.reader import make_reader
 
 from td3_robot.bundle import sha256
 from td3_robot.cli.main import main
-from td3_robot.config.schema import Config, RecordConfig
-from td3_robot.core_types import Peer
+from td3_robot.config.schema import Config
 from td3_robot.errors import SessionError
-from td3_robot.messages import Record, Weights
+from td3_robot.messages import Weights
 from td3_robot.recording import session_file
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.facts import facts_of_this_machine
 from td3_robot.recording.info import examine
 from td3_robot.recording.reader import Session
-from td3_robot.recording.recorder import Recorder
 from td3_robot.recording.recover import recover
 from td3_robot.recording.session_file import SessionFile
 from td3_robot.recording.writer import write
-from td3_robot.transport import codec
-from td3_robot.transport import link as handshake
-from tests.sessions import BEGIN, SECOND, entries_of
+from tests.sessions import SECOND, Publisher, entries_of
 
 Make = Callable[..., Any]
 LARGE = 40_000
-"""Size of a policy in bytes. It is random, so that compression does not hide a copy."""
+"""Size in bytes of a policy. The bytes are random, so that compression does not hide a copy."""
 
 
 @pytest.fixture
@@ -79,47 +75,28 @@ def test_older_readers_see_a_topic_that_they_do_not_know(policy: Make, save: Mak
 
 
 def test_messages_with_the_same_hash_and_other_policies_stay_different(policy: Make, save: Make) -> None:
-    """A policy server must refuse the second message again when it is replayed."""
+    """In a replay, a policy server must refuse the second message again."""
     one = policy(1)
     entries = entries_of([("learner", one), ("a", policy(1, digest=one.sha256)), ("b", one)])
     assert list(Session([save("a.mcap", entries)]).entries()) == entries
 
 
 def test_each_part_of_a_recording_holds_its_policies(policy: Make, tmp_path: Path, make_step: Make) -> None:
-    it = Recording(tmp_path, split_s=0.95)
+    it = Publisher(tmp_path / "a.mcap", split_s=0.95)
     it.publish(policy(1), *(make_step(number) for number in range(12)))
     it.recorder.close(it.now)
     assert len(it.recorder.files) == 2
     assert [len(payload) for path in it.recorder.files for payload in payloads(path)] == [LARGE, LARGE]
 
 
-class Recording:
-    """A recorder with one node, which publishes ten messages per second."""
-
-    def __init__(self, folder: Path, **config: Any) -> None:
-        facts = facts_of_this_machine(Config())
-        self.recorder = Recorder(folder / "a.mcap", facts, RecordConfig(enabled=True, **config), BEGIN)
-        self.now = 0.0
-        self.sequence = 0
-        self._peer = Peer("recorder", b"k", handshake.hello("node", "learner", client=0), {})
-
-    def publish(self, *messages: Any, link: str = "learner") -> None:
-        for message in messages:
-            payload = codec.encode(message)
-            record = Record(message.NAME, link, self.sequence, BEGIN + int(self.now * SECOND), payload)
-            self.recorder.step([(self._peer, record)], self.now)
-            self.sequence += 1
-            self.now += 0.1
-
-
 @pytest.mark.parametrize(("every", "kept"), [(1, range(1, 10)), (3, (1, 3, 6, 9)), (100, (1,)), (0, ())])
 def test_the_recorder_leaves_out_policies(every: int, kept: Any, policy: Make, tmp_path: Path, capsys: Any) -> None:
     """The recording holds the fields of every version, so no message is missing."""
-    it = Recording(tmp_path, weights_every=every)
+    path = tmp_path / "a.mcap"
+    it = Publisher(path, weights_every=every)
     sent = [policy(version) for version in range(1, 10)]
     it.publish(*sent)
     it.recorder.close(it.now)
-    path = tmp_path / "a.mcap"
     read = [weights for _, weights in Session([path]).messages_of(Weights)]
     assert [weights.version for weights in read] == list(range(1, 10))
     assert [weights.sha256 for weights in read] == [weights.sha256 for weights in sent]
@@ -127,7 +104,7 @@ def test_the_recorder_leaves_out_policies(every: int, kept: Any, policy: Make, t
     assert [weights.payload for weights in read if weights.payload] == [sent[version - 1].payload for version in kept]
     report = examine(path)
     assert report["damages"] == []
-    assert report["topics"]["learner/weights"]["missing"] == 0
+    assert report["topics"]["sim-0/weights"]["missing"] == 0
     assert (report["policy_versions"]["count"], report["policy_versions"]["left_out"]) == (len(kept), 9 - len(kept))
     assert main(["info", str(path)]) == 0
     assert (f"{9 - len(kept)} left out" in capsys.readouterr().out) == (len(kept) < 9)
@@ -136,7 +113,7 @@ def test_the_recorder_leaves_out_policies(every: int, kept: Any, policy: Make, t
 
 def test_policies_that_a_person_chose_are_always_recorded(policy: Make, tmp_path: Path) -> None:
     """A policy server sends them to the recorder only."""
-    it = Recording(tmp_path, weights_every=0)
+    it = Publisher(tmp_path / "a.mcap", weights_every=0)
     it.publish(*(policy(version) for version in (1, 2)), link="recorder")
     it.recorder.close(it.now)
     assert [len(payload) for payload in payloads(tmp_path / "a.mcap")] == [LARGE, LARGE]
@@ -170,7 +147,7 @@ def test_a_reference_to_a_damaged_policy_has_no_policy(policy: Make, tmp_path: P
 def test_a_file_with_references_cannot_fill_the_memory(
     policy: Make, save: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nine references in one chunk copy 40 kB each. A reader lets the references of a chunk copy _MAX_CHUNK bytes."""
+    """Nine references in one chunk copy more than LARGE bytes each. Together they may copy _MAX_CHUNK bytes."""
     one = policy(1)
     path = save("a.mcap", entries_of([("learner", one), *((f"server-{n}", one) for n in range(9))], 1))
     assert len(payloads(path)) == 10

@@ -43,18 +43,19 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_ring_cannot_be_split(other: str, record: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert record("--ring-s", "30", f"--split-{other}", "5") == 2
     error = capsys.readouterr().err
-    assert f"record.ring_s is 30 and record.split_{other} 5: a ring cannot be split" in error
+    assert f"record.ring_s is 30 and record.split_{other} is 5: a ring cannot be split" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "leg.mcap").exists()
 
 
-def test_the_log_names_the_file_and_an_existing_file_is_refused(record: Any, caplog: Any) -> None:
+def test_the_log_names_the_file_and_an_existing_file_is_refused(record: Any, caplog: Any, capsys: Any) -> None:
     caplog.set_level("INFO")
     assert record() == 0
     assert "recording into leg.mcap" in caplog.messages
     assert caplog.messages[-1] == "recorded 0 messages, 0.0 MB: leg.mcap"
     caplog.clear()
-    assert record("--ring-s", "30", "--name", "again") == 2  # leg.mcap exists
+    assert record("--ring-s", "30") == 2
+    assert "'leg.mcap' exists already; name another file" in capsys.readouterr().err
     Path("leg.mcap").unlink()
     assert record("--ring-s", "30") == 0
     assert caplog.messages[-2:] == [
@@ -76,7 +77,7 @@ class FullDisk(writer._File):
 def test_a_full_disk_is_reported_once_with_a_remedy(
     record: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Writing fails twice: for the chunk after one second, and for the index at the end."""
+    """Writing fails twice: for the chunk with the Status, and for the index at the end."""
     monkeypatch.setattr(writer, "_File", FullDisk)
 
     def spin(node: Node, core: Recorder, **_: Any) -> None:
@@ -84,7 +85,6 @@ def test_a_full_disk_is_reported_once_with_a_remedy(
         peer = Peer("recorder", b"k", handshake.hello("node", "leg", client=0), {})
         status = Status("leg", "ready", "", {}, {})
         core.step([(peer, Record("status", "supervisor", 0, 0, codec.encode(status)))], 0.0)
-        core.step([], 1.0)
 
     monkeypatch.setattr(Node, "spin", spin)
     assert record() == 1

@@ -116,7 +116,7 @@ def test_the_schemas_match_the_ros_definitions(converted: Path) -> None:
 
 @pytest.fixture
 def exported(save: Make, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """``exported(messages)`` returns the newest message of each topic of the file for a recording."""
+    """``exported(messages)`` exports a recording of these messages, and returns the newest message of each topic."""
 
     def run(messages: list[tuple[str, Message]]) -> dict[str, Any]:
         path = save("s.mcap", entries_of(messages, SECOND))
@@ -126,10 +126,10 @@ def exported(save: Make, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return run
 
 
-def robot(observations: dict[str, str], actions: dict[str, str], name: str = "Leg") -> RobotSpec:
+def robot(observations: dict[str, str], actions: dict[str, str]) -> RobotSpec:
     """Return a specification from the names and units of channels."""
     channels = (tuple(Channel(n, unit, -9.0, 9.0) for n, unit in kind.items()) for kind in (observations, actions))
-    return RobotSpec(name, *channels, 0.02)
+    return RobotSpec("Leg", *channels, 0.02)
 
 
 def hello(spec: RobotSpec | None, source: str = "leg", robots: int = 1) -> tuple[str, Message]:
@@ -219,7 +219,7 @@ def test_joints_are_found_by_names_and_units(
 def test_a_robot_without_joints_has_named_channels(
     make_step: Make, exported: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The names differ only in characters that ROS does not allow, or begin with a digit."""
+    """Two names differ only in a character that ROS does not allow. One name begins with a digit."""
     spec = robot({"torso.height": "m", "a-b": "1", "a b": "1", "2nd.θ": "1", "torso": "1"}, {"left throttle": "1"})
     step = one_step(make_step, 5, 1)
     found = exported([hello(spec), step, ("policy", Action("leg", 0, 1, 0, step[1].action, 7, 0, 0))])
@@ -265,9 +265,7 @@ def test_steps_without_a_matching_specification_have_numbered_channels(
     exported: Callable[..., dict[str, Any]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = exported([*([hello(spec)] if spec else []), one_step(make_step, 2, 1)] if spec is None else [
-        one_step(make_step, 2, 1), hello(spec)
-    ])  # fmt: skip
+    found = exported([one_step(make_step, 2, 1), *([hello(spec)] if spec else [])])
     assert found["/leg/robot_0/observation/channel_1"].data == 2
     assert "leg: no specification names its channels" in capsys.readouterr().err
 
@@ -288,13 +286,7 @@ def test_rewards_episodes_states_and_evaluations(make_step: Make, exported: Call
     change = LifecycleChange("policy/leg", "active", "fault", "no Step for 100 ms", 1)
     evaluation = Evaluation(4, 0, 0, np.array([1.0, 4.0]), np.array([5, 6], np.uint32))
     found = exported([hello(spec), step, ("policy", change), ("evaluator", evaluation)])
-    assert {
-        topic: found[f"/leg/{topic}"].data
-        for topic in (
-            *("robot_0/reward", "robot_0/episode", "robot_0/episode_step", "robot_0/phase"),
-            *("action_origin", "weights_version"),
-        )
-    } == {
+    expected = {
         "robot_0/reward": 1.5,
         "robot_0/episode": 3,
         "robot_0/episode_step": 40,
@@ -302,6 +294,7 @@ def test_rewards_episodes_states_and_evaluations(make_step: Make, exported: Call
         "action_origin": 2,
         "weights_version": 9,
     }
+    assert {topic: found[f"/leg/{topic}"].data for topic in expected} == expected
     assert found["/policy/leg/state"].data == "fault"
     [status] = found["/diagnostics"].status
     assert (int(status.level), status.name) == (2, "policy/leg lifecycle")

@@ -110,7 +110,7 @@ Act = Callable[[], object]
 
 
 def perform(stage: Deployed, acts: Sequence[tuple[int, Act]], paused: Sequence[tuple[str, int, int]], end: int) -> None:
-    """Run each action at its time (ms). A paused node takes no turns between its two times."""
+    """Call each act at its time (ms). A paused node takes no turns between its two times."""
     waiting = sorted(acts, key=lambda act: act[0])
     while stage.ms < end:
         while waiting and waiting[0][0] <= stage.ms:
@@ -120,7 +120,7 @@ def perform(stage: Deployed, acts: Sequence[tuple[int, Act]], paused: Sequence[t
 
 
 def commander(stage: Deployed) -> Callable[..., Act]:
-    """Returns ``say(VERB, TARGET, POLICY)``, an action in which the operator or the named driver sends a command."""
+    """Return ``say(VERB, TARGET, POLICY, by=…)``. It makes an act: the operator or a driver sends a Command."""
     numbers = itertools.count(1)
 
     def say(verb: str, target: str = "", policy: Bundle | None = None, version: int = 0, by: str = "") -> Act:
@@ -133,7 +133,7 @@ def commander(stage: Deployed) -> Callable[..., Act]:
 
 
 def deployed(target: Path) -> None:
-    """A robot and its policy server use every safety setting and have every fault."""
+    """A robot and its policy server have nine safety settings. The script and pauses cause faults."""
     safety = (
         "safety.limits=[-0.6, 0.6]",
         "safety.rate=12",
@@ -180,7 +180,10 @@ def deployed(target: Path) -> None:
 
 
 def restarted(target: Path) -> None:
-    """A robot, its policy server and a learner start late, leave and return. A driver also sends commands."""
+    """The policy server starts late, and is killed three times. The robot leaves and returns.
+
+    A learner sends weights. The operator and a second driver send commands.
+    """
     safety = (
         "safety.limits=[-0.9, 0.9]",
         "safety.safe_action={torque: -0.125}",
@@ -203,7 +206,7 @@ def restarted(target: Path) -> None:
     def serve(policy: Bundle | None = None) -> Act:
         return lambda: stage.serve(policy, safety_state=(kept or [SafetyState()])[-1] if policy else None, learner=True)
 
-    # These settings also apply to the learner's policies.
+    # The safety settings of these policies also apply to the learner's policies.
     first = replace(leg_policy(0, 1), safety=SafetyConfig(rate=12))
     second = replace(leg_policy(6, 6), safety=SafetyConfig(rate=8))
     other_leg = replace(LEG, actions=(replace(LEG.actions[0], high=2.0),))
@@ -288,7 +291,10 @@ def learnt(version: int) -> Weights:
 
 
 def takeover(target: Path) -> None:
-    """An operator takes over a robot, is silent, is stopped, and gives the robot back. The operator's driver pauses."""
+    """An operator takes over a robot, is silent for 420 ms, stops all robots, and gives the robot back.
+
+    The robot's driver pauses during the takeover.
+    """
     safety = (
         "safety.limits=[-0.9, 0.9]",
         "safety.rate=12",

@@ -150,6 +150,28 @@ def test_a_difference_inside_a_map_is_located() -> None:
             assert (result.first[0].field, result.first[0].got) == (field, got)
 
 
+def test_nan_in_maps_is_equal_to_nan() -> None:
+    def latches(**held: Any) -> list[Message]:
+        return [Latches({"held": held, "values": [[float("nan")]]})]
+
+    for result in both(latches(a=float("nan")), latches(a=float("nan")), "latches"):
+        assert result.same
+    for result in both(latches(a=float("nan"), b=1.0), latches(a=float("nan"), b=2.0), "latches"):
+        assert result.first[0].field == "latches[held][b]"
+    for result in both(latches(a=float("nan")), latches(a=1.0), "latches"):
+        assert result.first[0].field == "latches[held][a]"
+
+
+def test_the_errors_of_several_streams_follow_each_other() -> None:
+    """Each stream has 10 messages. A stream without a difference has the errors 0."""
+    equal, different = compare("action", actions(), actions(), exact=True), with_action(actions(), 4, 9.0)
+    merged = compare("action", actions(), actions(), exact=True)
+    for other in (compare("action", actions(), different, exact=True), equal):
+        merged.add(other)
+    assert merged.compared == len(merged.errors["action"]) == 30
+    assert [place for place, error in enumerate(merged.errors["action"]) if error] == [14]
+
+
 def test_another_shape_is_found(make_step: Make) -> None:
     for result in both([make_step(0, 2)], [make_step(0, 3)], Step.NAME):
         assert {"observation", "reward", "phase"} <= result.counts.keys()
@@ -169,5 +191,5 @@ def test_plot_shows_where_the_error_is() -> None:
     assert [line[11:].find("█") for line in lines[:5]] == [30] * 5
     assert all(line.count("█") == 1 for line in lines[:5])
     assert lines[0].strip().startswith("2")
-    assert plot([float("inf")])
-    assert plot([])
+    assert all(line.endswith("│█") for line in plot([float("inf")])[:5])
+    assert "█" not in "".join(plot([]))

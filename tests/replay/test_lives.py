@@ -1,4 +1,4 @@
-"""Replay reports missing and invalid messages of a recording, and compares nothing after them."""
+"""Replay reports missing and invalid messages of a recording. It stops before a turn with a missing input."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_missing_turn_ends_the_comparison(changed: Callable[..., Session]) -> 
     assert report.turns == 600
     assert 4 < states < ALL
     assert any("turn 600 is not recorded" in note for note in report.notes)
-    # The 100 Actions after the gap are not compared: 81 safe actions and 19 actions of a policy loaded by a Command.
+    # Of the 166 Actions after the gap, 100 are not compared: 81 safe actions, and 19 of a policy loaded by a Command.
     assert sum(c.compared for c, _ in report.comparisons if c.topic == "action") == ALL_ACTIONS - 100
 
 
@@ -158,7 +158,7 @@ def test_an_impossible_turn_gives_a_one_line_error(
 def test_an_error_in_the_core_fails_the_replay(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """This also holds for an intended error in a turn without outputs, because the error ends the node."""
+    """The core raises a BundleError in a turn without outputs. Such an error ends a node."""
 
     def raising(core: PolicyCore, inputs: Sequence[Input], now: float) -> list[Output]:
         outputs = step(core, inputs, now)
@@ -247,7 +247,7 @@ def test_a_reference_is_compared_for_its_own_machine_and_other_messages_for_the_
     session = changed(rounded, elsewhere)
     command = ["replay", str(session.paths[0]), "--core", "policy", "--core", "driver"]
     assert main(command) == 0
-    assert "to the bit" not in capsys.readouterr().out
+    assert "bit for bit" not in capsys.readouterr().out
     assert main([*command[:4], "--update"]) == 0
     now = Session(session.paths)
     assert now.metadata == session.metadata
@@ -256,7 +256,7 @@ def test_a_reference_is_compared_for_its_own_machine_and_other_messages_for_the_
     capsys.readouterr()
     assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if f"the same to the bit: policy (1259 turns): {ALL_ACTIONS} action" in line]
+    assert [line for line in lines if f"the same bit for bit: policy (1259 turns): {ALL_ACTIONS} action" in line]
     near = next(line for line in lines if "the same within tolerance (processor was Abacus 3000" in line)
     assert near.partition("driver (")[2].count(", ") == 5
     # Without the attachment about its machine, the reference is compared as if the recording's machine had made it.
@@ -264,4 +264,4 @@ def test_a_reference_is_compared_for_its_own_machine_and_other_messages_for_the_
     kept = [item for name, item in now.attachments.items() if name != f"made/{reference}"]
     write(older, Facts(now.metadata, kept), now.entries())
     assert main(["replay", str(older), "--core", "policy"]) == 0
-    assert "to the bit" not in capsys.readouterr().out
+    assert "bit for bit" not in capsys.readouterr().out

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def project(tmp_path: Path) -> Path:
     return Path(shutil.copytree(ROOT / "examples" / "recording_test", tmp_path / "example"))
 
 
-def test_the_example_project_passes_and_then_finds_a_change(project: Path) -> None:
+def test_the_example_project_passes_and_then_reports_a_damaged_recording(project: Path) -> None:
     sessions = project / "tests" / "sessions"
     shutil.copy(RECORDING, sessions)
     (project / "tests" / "elsewhere.mcap").write_text("not in the folder, so the plugin ignores it")
@@ -94,11 +95,9 @@ def test_a_difference_is_shown_as_the_replay_command_shows_it(project: Path) -> 
     assert "Traceback" not in result.stdout
 
 
-def test_fake_robot_is_one_robot_with_episodes(make_bundle: object, spec: RobotSpec) -> None:
-    assert callable(make_bundle)
-    bundle: Bundle = make_bundle()
+def test_fake_robot_is_one_robot_with_episodes(make_bundle: Callable[..., Bundle], spec: RobotSpec) -> None:
     core = PolicyCore(0)
-    core.load(1, bundle)
+    core.load(1, make_bundle())
     clock = ManualClock(5.0)
     robot = FakeRobot(core, spec, clock)
     first = robot.observe(np.zeros(3, np.float32))

@@ -53,7 +53,7 @@ def test_policy_actions_are_bit_exact_across_a_change_of_weights(
     path = save("a.mcap", entries_of(acted(30)))
     assert policy(path) == 0
     assert capsys.readouterr().out == (
-        f"{path}: the same to the bit: policy: 30 action\n{path}: not checked: 30 step, 2 weights\n"
+        f"{path}: the same bit for bit: policy: 30 action\n{path}: not checked: 30 step, 2 weights\n"
     )
 
 
@@ -72,7 +72,7 @@ def test_a_difference_gives_exit_code_1_and_a_report(
     path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
     assert policy(path) == 1
     text = capsys.readouterr().out
-    assert "policy: action DIFFERS to the bit: 1 action (of 30 compared)" in text
+    assert "policy: action DIFFERS: 1 action (of 30 compared bit for bit)" in text
     assert "first at action sim-0 0 12: action[robot 1, channel 0]" in text
     assert "expected 0.25" in text
     assert "█" in text
@@ -106,7 +106,7 @@ def test_update_shows_the_difference_and_then_accepts_it(
     assert "DIFFERS" in text
     assert "rewritten, new references: reference/all/action" in text
     assert policy(path) == 0
-    assert "the same to the bit: policy: 30 action" in capsys.readouterr().out
+    assert "the same bit for bit: policy: 30 action" in capsys.readouterr().out
     # The recorded messages stay unchanged, because other cores received them.
     recorded = [entry.payload for entry in entries_of(spoilt(messages, 12, 0.25))]
     assert [entry.payload for entry in Session([path]).entries()] == recorded
@@ -203,6 +203,9 @@ def test_a_session_with_nothing_to_compare_fails(
     text = capsys.readouterr().out
     assert "not checked: policy: the recording has no Actions" in text
     assert "NOTHING could be checked" in text
+    assert policy(tmp_path / "a.mcap", "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [report["same"], report["sessions"][0]["same"]] == [False, False]
 
 
 def test_uncheckable_actions_are_reported(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +226,7 @@ def test_actions_are_reported_if_the_recording_lacks_their_policy(
     path = save("a.mcap", entries_of(messages))
     assert policy(path) == 0
     same, rest = capsys.readouterr().out.splitlines()
-    assert same == f"{path}: the same to the bit: policy: 15 action"
+    assert same == f"{path}: the same bit for bit: policy: 15 action"
     assert rest.startswith(f"{path}: not checked: policy: 15 Actions: their weights are not recorded; 15 action, ")
 
 
@@ -251,7 +254,7 @@ def test_an_unreadable_file_is_reported_and_the_others_are_replayed(
     assert main(command) == 2
     captured = capsys.readouterr()
     assert captured.err == f"td3-robot replay: {error}\n"
-    assert f"{good}: the same to the bit: policy: 30 action" in captured.out
+    assert f"{good}: the same bit for bit: policy: 30 action" in captured.out
     assert f"{bad}: policy: action DIFFERS" in captured.out
     assert main([*command, "--json"]) == 2
     report = json.loads(capsys.readouterr().out)
@@ -267,7 +270,7 @@ def test_an_unreadable_file_is_reported_and_the_others_are_replayed(
     captured = capsys.readouterr()
     assert "later.mcap" in captured.err
     assert "unknown key 'future_key'" in captured.err
-    assert f"{good}: the same to the bit: policy: 30 action" in captured.out
+    assert f"{good}: the same bit for bit: policy: 30 action" in captured.out
 
 
 def test_a_core_that_is_not_installed_gives_a_note_or_an_error(

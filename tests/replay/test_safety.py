@@ -1,4 +1,4 @@
-"""Each test switches one safety feature off. Replay must report the first Step that differs."""
+"""Replay finds a missing or changed safety setting, and mistakes in the safety code. It names where they begin."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from td3_robot.specs import RobotSpec
 
 SESSIONS = Path(__file__).parent / "sessions"
 Patch = pytest.MonkeyPatch
-# The session loads a policy with weights of about 1e30.
+# The deployed session loads a policy with weights of about 1e30.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")
 
 
