@@ -1,6 +1,6 @@
 """``td3-robot bench sim``: simulation speed of this machine, and memory of a robot.
 
-All robots execute the same random actions. The benchmark counts a reset as a step.
+All contestants with the same number of robots execute the same random actions. The benchmark counts a reset as a step.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def lines(report: Report) -> Iterator[str]:
         yield f"{task:9} one robot             {_rate(report['one_robot'][task][OURS])}"
         for size, row in report["fleet"][task].items():
             label, over = f"{task:9} {size:>2} robots, {row['threads']:>2} threads", row[f"{OURS}_over_one_robot"]
-            yield f"{label} {_rate(row[OURS])}  {over:.2f} × one robot"
+            yield f"{label} {_rate(row[OURS])}  {over:.2f} × 1 robot"
         used = report["memory"][task]
         if used["bytes_per_robot"] is not None:
             growth = f"{used['growth_bytes'] / 1e6:+.2f} MB over {used['resets']} resets"

@@ -27,7 +27,8 @@ class SimulatorCore(SourceCore):
     """A :class:`td3_robot.driver.core.SourceCore` whose body is a :class:`VectorEnvironment`.
 
     Raises:
-        BundleError: (in :meth:`step`) a saved state is damaged, or belongs to another task or number of robots.
+        BundleError: (in :meth:`step`) a saved state is damaged, or belongs to another task or number of robots; or the
+            state to save does not fit into a message.
     """
 
     @property
@@ -47,7 +48,7 @@ class SimulatorCore(SourceCore):
         return outputs
 
     def _is_newest(self, message: Throttle | SimulatorState) -> bool:
-        """Whether a message answers the newest Step of this incarnation."""
+        """Whether a message answers the newest Step of this incarnation, or comes before its first Step."""
         return (message.incarnation, message.answers) == (self.incarnation, self.next_sequence)
 
     def _restore(self, state: SimulatorState) -> None:

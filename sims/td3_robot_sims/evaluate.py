@@ -82,14 +82,16 @@ def evaluate(
         task: a task such as ``Walker2D`` or ``gymnasium:Pendulum-v1``; None for the task of the training.
         episodes: number of episodes, at least 1.
         seed: seed of the starting states, at least 0. To compare policies, use the same seed.
-        max_steps: number of steps after which an episode ends, at least 1, for tasks without a time limit.
+        max_steps: largest number of steps of an episode, at least 1. It ends episodes of tasks without a time limit.
         video: file to write the first episode to: .mp4, .mkv, .webm or .gif; None for no video.
 
     Raises:
         ValueError: a number is too low, or the video cannot be written.
         TypeError: an argument has a wrong type.
         BundleError: the policy does not exist, its file is damaged, or it is for another robot than ``task``.
-        ConfigError: the task does not exist, or the task from the policy file needs a module that is not imported.
+        ConfigError: the task does not exist or cannot be drawn, or the task from the policy file needs a module that is
+            not imported.
+        NodeError: a reward is not finite.
         ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
     """
     episodes, max_steps = arguments.whole("episodes", episodes, 1), arguments.whole("max_steps", max_steps, 1)

@@ -28,7 +28,7 @@ _STEPS = 20  # environment steps in one call of EvaluatorCore.step()
 
 
 class EvaluatorCore:
-    """Evaluates all received Weights, one after the other.
+    """Evaluates the received Weights one after the other. It ignores Weights whose version already waits.
 
     Args:
         seed: seed of the starting states, the same for all Weights.

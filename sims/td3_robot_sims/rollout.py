@@ -26,7 +26,7 @@ def episodes(environment: Environment, actor: Actor, count: int, seed: int, max_
 
     Args:
         seed: seed of the starting states.
-        max_steps: the length at which an episode ends, for tasks without a time limit.
+        max_steps: the largest length of an episode. It ends the episodes of tasks without a time limit.
 
     Yields:
         After the last step of an episode, its Episode. After a reset and after any other step, None.

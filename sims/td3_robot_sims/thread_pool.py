@@ -30,8 +30,9 @@ class ThreadPool:
         """Call ``call`` once with each number below ``count``; return when all calls have ended.
 
         Raises:
-            BaseException: the exception that interrupted the wait. Without an interrupt, the exception of the failed
-                call with the lowest number.
+            BaseException: the exception that interrupted the wait. After an interrupt, no further call begins. Without
+                an interrupt, the exception of the failed call with the lowest number. Exceptions such as
+                KeyboardInterrupt, which are not an Exception, have priority.
         """
         numbers = iter(range(count))  # next() is atomic
         failures: dict[int, BaseException] = {}

@@ -18,6 +18,7 @@ from td3_robot_sims.backends import saved_episode
 from td3_robot_sims.backends.base import Environment, Outcome
 from td3_robot_sims.thread_pool import ThreadPool
 
+_LARGEST = float(np.finfo(np.float32).max)
 _OVER = int(Phase.TERMINATED)  # comparing with a plain integer takes a quarter of the time
 _SAVED = ("phase", "episode", "episode_step", "observation", "reward", "action")
 
@@ -25,7 +26,7 @@ _SAVED = ("phase", "episode", "episode_step", "observation", "reward", "action")
 class VectorEnvironment:
     """Independent robots of one task. The step after the end of a robot's episode resets the robot.
 
-    If the environments allow it, one thread per core steps them. The number of threads does not change the results.
+    If the environments allow it, several threads step them. The number of threads does not change the results.
 
     Args:
         make: makes one environment from a seed.
@@ -35,7 +36,7 @@ class VectorEnvironment:
 
     Attributes:
         phase, episode, …: see :class:`td3_robot.driver.body.Body`.
-        not_finite: number of episodes that were truncated because an observation or reward was not finite.
+        not_finite: number of episodes that were truncated because an observation or reward was not finite in float32.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class VectorEnvironment:
 
     def _continue(self, robot: int, outcome: Outcome, action: Float32) -> None:
         observation, reward, terminated, truncated = outcome
-        if not math.isfinite(sum(observation.tolist(), reward)):
+        if not (math.isfinite(sum(observation.tolist())) and abs(reward) <= _LARGEST):
             # The physics diverged: keep the last observation, and truncate the episode. Receivers refuse a Step with
             # numbers that are not finite, and the robot would then wait forever for an Action.
             self.not_finite += 1
@@ -117,7 +118,7 @@ class VectorEnvironment:
         self.episode_step[robot] += 1
 
     def save_state(self) -> dict[str, NDArray[Any]]:
-        """The state as named arrays, see :meth:`Environment.save_state`. The names of robot 0's arrays begin with 0."""
+        """The state as named arrays, see :meth:`Environment.save_state`. Names of robot 0's arrays begin with "0."."""
         arrays = {name: getattr(self, name).copy() for name in _SAVED}
         for robot, environment in enumerate(self._environments):
             for name, value in environment.save_state().items():

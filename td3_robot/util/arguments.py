@@ -51,7 +51,10 @@ def seconds(name: str, value: Any) -> float:
     allowed = "numbers above 0 s"
     if not isinstance(value, numbers.Real):
         raise wrong_type(name, value, allowed)
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a large int
+        number = math.inf
     if not (math.isfinite(number) and number > 0):
         raise ArgumentError(name, f"is {number:g}; allowed: {allowed}")
     return number

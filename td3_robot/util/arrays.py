@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FEW = 32
-"""For this many numbers or fewer, Python's sum is faster than numpy's."""
+"""For this many numbers or fewer, Python's ``sum`` is faster than ``np.vdot``."""
 
 
 def finite(array: NDArray[Any]) -> bool:

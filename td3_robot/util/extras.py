@@ -55,10 +55,10 @@ NEEDED = {
 
 
 def missing(error: ModuleNotFoundError, command: str = "") -> str | None:
-    """Return advice for a failed import; None if no extra installs the module.
+    """Return advice for a failed import; None if the module belongs neither to an extra nor to ROS 2.
 
     ``command`` is the name of an extra that installs all modules of a command, for example ``train``. If it is given,
-    the advice names this extra.
+    the advice names this extra instead of the module's extra.
     """
     module = (error.name or "").split(".")[0]
     if module in _ROS or module.endswith("_msgs"):

@@ -1,4 +1,4 @@
-"""Reads files with a size limit, and replaces files atomically. Errors name the file."""
+"""Reads files with a size limit, replaces files atomically, and removes incomplete files. Errors name the file."""
 
 from __future__ import annotations
 
@@ -72,6 +72,23 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
+
+
+@contextlib.contextmanager
+def creating(path: Path) -> Iterator[None]:
+    """Remove the file ``path`` if the block, which creates it, fails.
+
+    Raises:
+        FileExistsError: the file exists. It does not change.
+    """
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
 
 
 def _flush_folder(folder: Path) -> None:

@@ -64,7 +64,7 @@ def compiler_lack() -> str | None:
 
 
 def resident_bytes(process: int | None = None) -> int | None:
-    """Return the bytes of RAM that a process uses now; None on systems other than Linux.
+    """Return the bytes of RAM that a process uses now; None if it has ended, or on systems other than Linux.
 
     Without ``process``, return the bytes of this process.
     """
@@ -76,7 +76,10 @@ def resident_bytes(process: int | None = None) -> int | None:
 
 
 def processor_seconds(process: int) -> float | None:
-    """Return the processor time of a process in s, in user and system mode; None on systems other than Linux."""
+    """Return the processor time of a process in s, in user and system mode.
+
+    Return None if the process has ended, or on systems other than Linux.
+    """
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -87,8 +90,8 @@ def processor_seconds(process: int) -> float | None:
 def available_memory() -> int | None:
     """Return the bytes that this process can allocate without swapping; None on systems other than Linux.
 
-    The memory of the machine and each control group (container) limit these bytes. The result
-    includes the memory of file caches, because the system frees it when necessary.
+    The memory of the machine and each control group (container) limit these bytes. The result includes the memory of
+    file caches, because the system frees this memory when necessary.
     """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -119,7 +122,7 @@ def _left_in_groups(root: Path, path: str, limit: str, used: str, cached: str) -
 
 
 def _cpuinfo(key: str) -> str:
-    """Return the value of ``key`` for the first processor; an empty text on systems other than Linux."""
+    """Return the value of ``key`` for the first processor; an empty text if the system does not tell it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

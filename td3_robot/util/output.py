@@ -33,9 +33,10 @@ def discard_output() -> None:
 
 
 def print_rows(rows: Sequence[dict[str, str]], *, as_json: bool) -> None:
-    """Print at least one row as a table with a header line, or as one JSON object. All rows have the same keys.
+    """Print rows as a table with a header line, or as one JSON object.
 
-    On a terminal that is too narrow for the table, each value has its own line.
+    A table needs at least one row. All rows have the same keys. On a terminal that is too narrow for the table, each
+    value has its own line.
     """
     if as_json:
         print(json.dumps({"rows": rows}))

@@ -34,13 +34,16 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
 
 
 def hold(descriptor: int) -> None:
-    """Lock an open file until it is closed. Does nothing if the file system has no locks."""
+    """Lock an open file until it is closed. Do nothing if it is locked already, or if its file system has no locks."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_locked(descriptor: int) -> bool:
-    """Return whether :func:`hold` has locked the file through another descriptor, in this or another process."""
+    """Return whether :func:`hold` has locked the file through another descriptor, in this or another process.
+
+    If not, this descriptor keeps a shared lock. Close it soon, because :func:`hold` fails until then.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

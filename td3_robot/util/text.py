@@ -13,7 +13,10 @@ _LISTED = 32  # words
 
 
 def one_line(value: Any, longest: int = _LONGEST) -> str:
-    """Return a value as one line of at most ``longest`` printable characters. It has no terminal control codes."""
+    """Return a value as one line of printable characters, without terminal control codes. Cut a long line.
+
+    Of a long line, ``longest`` characters and "…" remain.
+    """
     text = json.dumps(value) if isinstance(value, Mapping | list) else str(value)
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= longest else f"{text[:longest]}…"
@@ -27,7 +30,7 @@ def similar(word: str, known: Iterable[str], most: int = 1, alike: float = _ALIK
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
     """Return the question "did you mean …?" with the most similar known word.
 
-    If no known word is similar, return ``otherwise`` and the known words.
+    If no known word is similar, return ``otherwise`` and the first 32 known words.
     """
     words = list(known)
     if alike := similar(word, words):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
@@ -26,7 +27,7 @@ from td3_robot.specs import Channel, RobotSpec
 
 
 class Toy(gymnasium.Env[Any, Any]):
-    """The toy robot's spaces. Its action limits are asymmetric and differ between channels."""
+    """The toy robot's spaces. The limits of its two actions differ, and those of the first are asymmetric."""
 
     observation_space = gymnasium.spaces.Box(-5, 5, (3,), np.float32)
     action_space = gymnasium.spaces.Box(np.array([-1.0, -0.5], "f4"), np.array([3.0, 0.5], "f4"))
@@ -125,14 +126,12 @@ class Bomb:
 def test_no_code_in_the_file_runs(
     tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stable-Baselines3 would run this code when it loads the file."""
+    """Stable-Baselines3 would run the code in ``data`` when it loads the file."""
     monkeypatch.chdir(tmp_path)
     model = saved(tmp_path)
     with pytest.raises(BundleError, match="not a plain dictionary of tensors"):
         sb3.read(rewrite(model, policy=saved_by_torch({"actor.mu.0.weight": Bomb()})), spec)
     data = json.loads(zipfile.ZipFile(model).read("data"))
-    import base64
-
     data["action_space"][":serialized:"] = base64.b64encode(pickle.dumps(Bomb())).decode()
     assert sb3.read(rewrite(model, data=json.dumps(data).encode()), spec).hidden == (16, 8)
     assert not Path("bomb-went-off").exists()
@@ -151,7 +150,9 @@ def test_damaged_data_is_refused(tmp_path: Path, spec: RobotSpec, rewrite: Calla
 
 
 @pytest.mark.slow
-def test_a_damaged_file_is_refused_or_read_correctly(tmp_path: Path, spec: RobotSpec, rng: np.random.Generator) -> None:
+def test_a_damaged_file_is_refused_or_read_completely(
+    tmp_path: Path, spec: RobotSpec, rng: np.random.Generator
+) -> None:
     """A truncated file is an error. A file with one flipped bit is an error or gives a complete policy."""
     whole = saved(tmp_path).read_bytes()
     damaged = tmp_path / "damaged.zip"

@@ -1,14 +1,17 @@
-"""An environment with scripted episodes."""
+"""Makes environments with scripted episodes, and randomized robots."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Outcome
 
+from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.specs import Float32, RobotSpec
 
 
@@ -40,7 +43,17 @@ class Scripted:
     def close(self) -> None: ...
 
 
+def randomization(**content: Any) -> RandomizationConfig:
+    """Return a section ``randomization`` of a configuration with these keys."""
+    return msgspec.convert(content, RandomizationConfig)
+
+
+def make(task: str, seed: int = 1, **content: Any) -> Any:
+    """Make an environment with the randomization ``content``."""
+    return tasks.make(task, seed, randomization(**content))
+
+
 @pytest.fixture
 def scripted(spec: RobotSpec) -> Callable[..., Any]:
-    """Make scripted environments of the toy robot from lists of (length, terminated, truncated)."""
+    """Makes scripted environments of the toy robot from lists of (length, terminated, truncated)."""
     return lambda script: Scripted(spec, script)

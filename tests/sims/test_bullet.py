@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,9 +150,10 @@ def test_a_step_lets_other_threads_run() -> None:
         world.close()
 
 
-def test_a_closed_world_refuses_everything() -> None:
+def test_every_call_of_a_closed_world_raises_an_error() -> None:
     world = World(MODELS["Hopper"])
     client, robot = world.client, world._robot
+    joint = client.joints(robot)[0]
     world.body()
     client.look(robot)
     world.close()
@@ -164,7 +166,20 @@ def test_a_closed_world_refuses_everything() -> None:
         lambda: client.restore(0),
         lambda: client.joints(robot),
         lambda: client.part(robot, 0),
+        lambda: client.change(robot, 0, mass=1.0),
+        lambda: client.release(robot, joint),
+        lambda: client.load("any.sdf"),
+        lambda: client.configure(*[1] * 5),
+        lambda: client.set_joints(robot, [9], [0.0]),
+        lambda: client.place(robot, [0.0] * 3, [0.0] * 4),
+        lambda: client.push(robot, 0, [0.0] * 3, [0.0] * 3),
+        lambda: client.lowest(robot, [0]),
+        lambda: client.hide(robot),
+        lambda: client.aim(1.0, 0.0, 0.0, [0.0] * 3),
         world.body,
+        world.joints,
+        world.feet_on_floor,
+        lambda: world.advance([0.0] * 3),
         lambda: world.reset([0.0] * 3),
         lambda: world.render(8, 8),
     ]
@@ -252,6 +267,18 @@ def test_a_file_that_does_not_load_is_an_error() -> None:
     client = Client()
     with pytest.raises(RuntimeError, match="Bullet answered a command with"):
         client.load("/nowhere.xml")
+    client.close()
+
+
+def test_a_joint_with_several_degrees_of_freedom_is_refused(tmp_path: Path) -> None:
+    inertial = '<inertial><mass value="1"/><inertia ixx="1" iyy="1" izz="1" ixy="0" ixz="0" iyz="0"/></inertial>'
+    links = "".join(f'<link name="{name}">{inertial}</link>' for name in ("base", "ball"))
+    joint = '<joint name="hip" type="spherical"><axis xyz="1 0 0"/><parent link="base"/><child link="ball"/></joint>'
+    (tmp_path / "ball.urdf").write_text(f'<robot name="ball">{links}{joint}</robot>', encoding="utf-8")
+    client = Client()
+    body = client.load(str(tmp_path / "ball.urdf"))
+    with pytest.raises(ConfigError, match="joint 'hip' has 3 degrees of freedom; allowed: 0 or 1"):
+        client.joints(body)
     client.close()
 
 

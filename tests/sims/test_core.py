@@ -40,13 +40,18 @@ def steps(outputs: list[Output], link: str = "learner") -> list[Step]:
     return [message for to, message in outputs if to == link and isinstance(message, Step)]
 
 
+def one(outputs: list[Output]) -> Step:
+    """Return the Step that goes to the policy server and to the learner."""
+    [step] = steps(outputs)
+    assert steps(outputs, "policy") == [step]
+    return step
+
+
 def test_every_step_of_an_episode_goes_to_both_servers(make_core: Callable[..., SourceCore]) -> None:
     """The episode has three steps. Each Step names the Action that led to it."""
     core = make_core()
     assert core.step([], 0.0) == []  # no Throttle has allowed a step yet
-    outputs = core.step([throttle(100)], 1.5)
-    assert steps(outputs, "policy") == steps(outputs)
-    [first] = steps(outputs)
+    first = one(core.step([throttle(100)], 1.5))
     assert (first.sequence, first.phase.tolist(), first.transitions, first.stamp) == (
         0,
         [Phase.FIRST],
@@ -54,12 +59,12 @@ def test_every_step_of_an_episode_goes_to_both_servers(make_core: Callable[..., 
         1_500_000_000,
     )
     assert (first.source, first.incarnation, first.answered, first.noise_kind) == ("sim-0", 2, 0, 0)
-    [second] = steps(core.step([action(0, 0.25)], 1.6))
+    second = one(core.step([action(0, 0.25)], 1.6))
     assert (second.sequence, second.transitions, second.answered) == (1, 1, 0)
     assert (second.weights_version, second.noise_kind, second.noise_seed) == (7, 1, 99)
     assert second.action.tolist() == [[0.25, 0.25]]
     assert second.observation.tolist() == [[0, 1, 0.25]]
-    phases = [steps(core.step([action(number)], 2.0))[0].phase[0] for number in range(1, 5)]
+    phases = [one(core.step([action(number)], 2.0)).phase[0] for number in range(1, 5)]
     assert phases == [Phase.MID, Phase.TERMINATED, Phase.FIRST, Phase.MID]
     assert core.transitions == 4
 

@@ -5,23 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.bullet.robots import MODELS, observation_groups
 from td3_robot_sims.backends.disturbance import Disturbance
 
-from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.specs import RobotSpec
-
-
-def randomization(**content: Any) -> RandomizationConfig:
-    return msgspec.convert(content, RandomizationConfig)
-
-
-def make(task: str, seed: int = 1, **content: Any) -> Any:
-    return tasks.make(task, seed, randomization(**content))
+from tests.sims.conftest import make, randomization
 
 
 def disturbance(spec: RobotSpec, seed: int, **content: Any) -> Disturbance:
@@ -58,7 +49,7 @@ def test_jitter_delays_each_action_and_drops_actions_older_than_the_last(spec: R
         assert seen >= newest, "an old action replaced a newer one"
         newest = seen
         ages.append(number - seen)
-    # An action arrives after 1, 2 or 3 periods, so the robot always applies one of the last three.
+    # An action arrives after 1, 2 or 3 periods, so the robot applies one of the three actions before the newest.
     assert set(ages[5:]) == {1, 2, 3}
 
 
@@ -100,7 +91,7 @@ def test_noise_has_the_drawn_standard_deviation(seed: int) -> None:
     robot.close()
 
 
-def test_readings_stay_within_their_channels_and_rewards_have_no_noise(seed: int) -> None:
+def test_readings_stay_within_the_limits_of_their_channels_and_rewards_have_no_noise(seed: int) -> None:
     noisy, plain = make("Walker2D", seed, sensor_noise={"all": [9, 9]}), tasks.make("Walker2D", seed)
     # Randomization draws four numbers, so the plain robot draws four too.
     plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]

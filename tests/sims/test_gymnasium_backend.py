@@ -1,10 +1,11 @@
-"""Continuous tasks of Gymnasium as environments of this project."""
+"""Gymnasium's tasks as environments of this project."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
 import re
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +45,7 @@ for name, keys in {"Asymmetric-v0": {"max_episode_steps": 4}, "Endless-v0": {}}.
 
 @pytest.mark.parametrize("task", TASKS)
 def test_numbers_equal_gymnasiums(task: str) -> None:
-    ours = tasks.make(f"gymnasium:{task}")  # first, because it filters the warnings of Box2D's import
+    ours = tasks.make(f"gymnasium:{task}")  # first, because tasks.make() filters the warnings of Box2D's import
     original = gymnasium.make(task)
     random = np.random.default_rng(0)
     for episode in range(3):
@@ -135,7 +136,7 @@ def test_endless_episodes_continue_and_can_be_saved() -> None:
         pytest.param("CarRacing-v3", "observations images; supported: ", marks=needs_box2d),
     ],
 )
-def test_an_unsupported_task_names_what_is_supported(task: str, text: str) -> None:
+def test_the_error_for_a_refused_task_names_the_reason_in_one_line(task: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text) as refused:
         tasks.make(f"gymnasium:{task}")
     assert "\n" not in str(refused.value)
@@ -151,13 +152,32 @@ def test_pictures_have_the_requested_size() -> None:
     task.close()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pygame") is not None, reason="pygame is installed")
-def test_without_pygame_the_error_names_it() -> None:
+def test_without_pygame_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pygame", None)  # an import of pygame then fails
     task = tasks.make("gymnasium:Pendulum-v1", seed=1)
     task.reset()
     with pytest.raises(ConfigError, match="cannot be drawn: pygame"):
         task.render()
     task.close()
+
+
+def test_a_task_that_draws_only_a_window_has_no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Asymmetric, "metadata", {"render_modes": ["human"]})
+    monkeypatch.setattr(Asymmetric, "render", lambda _: None)
+    task = tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0", seed=1)
+    task.reset()
+    with pytest.raises(ConfigError, match="cannot be drawn: its environment has no pictures"):
+        task.render()
+    task.close()
+
+
+@pytest.mark.parametrize(
+    ("task", "identity"), [("gymnasium:m:Pendulum-v1", "Pendulum-v1"), ("discrete:CartPole-v1", None)]
+)
+def test_only_a_continuous_task_equals_gymnasiums(task: str, identity: str | None) -> None:
+    """The actions of a discrete task are scores, and those of Gymnasium's environment are numbers of actions."""
+    backend, name = tasks.find(task)
+    assert backend.gymnasium_id(name) == identity
 
 
 def test_a_discrete_task_executes_the_action_with_the_highest_score() -> None:
@@ -180,7 +200,7 @@ def test_a_discrete_task_executes_the_action_with_the_highest_score() -> None:
         ("discrete:os:system-v0", "does not exist"),
     ],
 )
-def test_other_discrete_tasks_are_refused(task: str, words: str) -> None:
+def test_the_discrete_backend_refuses_other_tasks(task: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         tasks.make(task)
 

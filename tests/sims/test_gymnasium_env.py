@@ -101,7 +101,7 @@ import ctypes, gymnasium, numpy, time, td3_robot_sims.gymnasium_env
 from td3_robot_sims.backends.bullet import c_api as b3
 from td3_robot.errors import ConfigError
 
-class Camera(ctypes.Structure):  # b3OpenGLVisualizerCameraInfo; its last three numbers are the point in its centre
+class Camera(ctypes.Structure):  # b3OpenGLVisualizerCameraInfo; the camera looks at the point target
     _fields_ = (("size", ctypes.c_int * 2), ("others", ctypes.c_float * 47), ("target", ctypes.c_float * 3))
 
 ask = b3._function("b3InitRequestOpenGLVisualizerCameraCommand", ctypes.c_void_p, result=ctypes.c_void_p)
@@ -146,7 +146,7 @@ def test_window_shows_the_same_world_and_follows_the_robot() -> None:
         os.close(write_end)
         try:
             with os.fdopen(read_end) as numbers:
-                display = f":{numbers.readline().strip()}"  # Xvfb writes it when the screen is ready
+                display = f":{numbers.readline().strip()}"  # Xvfb writes the number when the screen is ready
             child = subprocess.run(
                 [sys.executable, "-c", _IN_A_WINDOW],
                 env={**os.environ, "DISPLAY": display},
@@ -166,7 +166,7 @@ def test_unknown_render_mode_is_refused() -> None:
         td3_robot_sims.gymnasium_env.RobotEnv("Ant", render_mode="ansi")
 
 
-def test_gymnasium_imports_the_module_before_the_name() -> None:
+def test_gymnasium_imports_the_module_in_front_of_the_id() -> None:
     code = (
         "import gymnasium; e = gymnasium.make('td3_robot_sims.gymnasium_env:td3_robot/Ant-v0'); "
         "e.reset(seed=1); print(e.spec.id); e.close()"

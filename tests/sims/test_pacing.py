@@ -105,7 +105,7 @@ def test_without_an_action_the_fallback_is_applied_and_reported(
 
 
 def test_no_action_is_held_over_a_reset(make_core: Callable[..., SourceCore]) -> None:
-    """Each episode has one step. It ends at 1.02 s, the reset is at 1.04 s, and no action can be held at 1.06 s."""
+    """Each episode has one step. The first ends at 1.02 s, and the reset is at 1.04 s. At 1.06 s, the action is 0."""
     core = make_core(length=1)
     core.step([THROTTLE], 1.0)
     steps = [one(core.step([action(0, 2.5, 0.25)], 1.02)), one(core.step([], 1.04)), one(core.step([], 1.06))]
@@ -158,7 +158,7 @@ def test_missed_deadlines_are_counted(make_core: Callable[..., SourceCore]) -> N
 
 
 def test_a_simulated_robot_has_a_watchdog_too(scripted: Callable[..., Any], spec: RobotSpec) -> None:
-    """The only Action comes at 1.01 s and the deadline is 50 ms. From 1.08 s on, the robot applies the safe action."""
+    """The deadline is 50 ms. After the Action at 1.01 s, the next one comes at 1.09 s, which is too late."""
     envs = VectorEnvironment(lambda _: scripted([(100, True, False)]), 1, 0, "sim-0", 2)
     guard = Guard(spec, "sim-0", SafetyConfig(action_deadline_ms=50, safe_action={"left": 2.0}))
     core = SourceCore(envs, "sim-0", 2, lockstep=False, pacing=RealTime(spec, "hold"), guard=guard)

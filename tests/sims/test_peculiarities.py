@@ -9,7 +9,7 @@ import pytest
 from td3_robot_sims.backends.bullet.locomotion import Locomotion
 from td3_robot_sims.backends.bullet.robots import MODELS
 
-from tests.sims.drivers import Random, Stand
+from tests.sims.policies import Random, Stand
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ ant = pytest.mark.parametrize("robot", ["Ant"], indirect=True)
 
 @ant
 def test_foot_contacts_are_one_step_old(robot: Locomotion) -> None:
-    driver, observation = Random(3, 1.0), robot.reset()
+    policy, observation = Random(3, 1.0), robot.reset()
     assert observation[-4:].tolist() == [0, 0, 0, 0]
     before = [0.0] * 4
     changes = 0
     for _ in range(250):
-        observation = robot.step(driver(observation, 8)).observation
+        observation = robot.step(policy(observation, 8)).observation
         assert observation[-4:].tolist() == before
         now = robot._world.feet_on_floor()
         changes += now != before
@@ -56,10 +56,10 @@ def test_cost_uses_the_action_before_clipping(robot: Locomotion) -> None:
 
 @robots
 def test_terms_add_up_to_the_reward(robot: Locomotion) -> None:
-    driver, observation = Random(1, 1.0), robot.reset(1)
+    policy, observation = Random(1, 1.0), robot.reset(1)
     assert robot.reward_terms() == {}
     for _ in range(15):
-        outcome = robot.step(driver(observation, robot.spec.action_size))
+        outcome = robot.step(policy(observation, robot.spec.action_size))
         assert list(robot.reward_terms()) == ["alive", "progress", "electricity", "joints_at_limit"]
         assert sum(robot.reward_terms().values()) == outcome.reward
         if outcome.terminated:
@@ -68,10 +68,10 @@ def test_terms_add_up_to_the_reward(robot: Locomotion) -> None:
 
 @pytest.mark.parametrize("robot", ["HalfCheetah"], indirect=True)
 def test_half_cheetah_loses_reward_in_a_fall_and_its_episode_continues(robot: Locomotion) -> None:
-    driver, observation = Random(2, 1.0), robot.reset(2)
+    policy, observation = Random(2, 1.0), robot.reset(2)
     alive = []
     for step in range(1000):
-        outcome = robot.step(driver(observation, 6))
+        outcome = robot.step(policy(observation, 6))
         alive.append(robot.reward_terms()["alive"])
         assert not outcome.terminated
         assert outcome.truncated == (step == 999)
@@ -90,10 +90,10 @@ def test_height_is_relative_to_the_height_at_reset(robot: Locomotion) -> None:
 
 @ant
 def test_ant_earns_a_thousand_for_standing_still(robot: Locomotion) -> None:
-    driver, observation = Stand("Ant", 0), robot.reset(0)
+    policy, observation = Stand("Ant", 0), robot.reset(0)
     total = 0.0
     for _ in range(1000):
-        outcome = robot.step(driver(observation, 8))
+        outcome = robot.step(policy(observation, 8))
         observation = outcome.observation
         total += outcome.reward
     assert total == pytest.approx(1000, abs=100)
@@ -104,11 +104,11 @@ def test_ant_earns_a_thousand_for_standing_still(robot: Locomotion) -> None:
 def test_a_fall_at_the_time_limit_terminates_and_truncates(robot: Locomotion) -> None:
     lengths = []
     for limit in (1000, None):
-        driver, observation = Random(4, 1.0), robot.reset(4)
+        policy, observation = Random(4, 1.0), robot.reset(4)
         robot.time_limit = limit or lengths[0]
-        outcome = robot.step(driver(observation, 6))
+        outcome = robot.step(policy(observation, 6))
         while not (outcome.terminated or outcome.truncated):
-            outcome = robot.step(driver(outcome.observation, 6))
+            outcome = robot.step(policy(outcome.observation, 6))
         lengths.append(robot.length)
     assert lengths[0] == lengths[1] < 100
     assert outcome[2:] == (True, True)

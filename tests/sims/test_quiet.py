@@ -1,4 +1,4 @@
-"""``without_lines`` drops the named lines that C code writes, and no others."""
+"""``without_lines`` drops lines with the given beginnings, also those that C code writes, and no others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from td3_robot_sims.quiet import without_lines
 
 
-def test_only_named_lines_are_dropped(capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_lines_with_the_given_beginning_are_dropped(capfd: pytest.CaptureFixture[str]) -> None:
     with without_lines(b"chatter:"):
         os.write(2, b"chatter: one\nreal trouble\nchatter: two\nmore trouble\n")
     os.write(2, b"chatter: after\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from td3_robot_sims import tasks
@@ -19,7 +18,8 @@ from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.errors import BundleError, ConfigError
 from td3_robot.messages import Phase
 from td3_robot.specs import Float32
-from tests.sims.drivers import Random, Stand
+from tests.sims.conftest import make, randomization
+from tests.sims.policies import Random, Stand
 
 EVERYTHING = {
     "mass": [0.8, 1.2],
@@ -35,23 +35,15 @@ EVERYTHING = {
 }
 
 
-def randomization(**content: Any) -> RandomizationConfig:
-    return msgspec.convert(content, RandomizationConfig)
-
-
-def make(task: str, seed: int = 1, **content: Any) -> Any:
-    return tasks.make(task, seed, randomization(**content))
-
-
 def world_of(robot: Locomotion) -> World:
     return robot._world
 
 
 def act(robot: Any, seed: int, steps: int) -> list[Any]:
     """Return the outcomes of random actions, and the start and world of each new episode."""
-    driver, lines = Random(seed, 1.0), []
+    policy, lines = Random(seed, 1.0), []
     for _ in range(steps):
-        outcome = robot.step(driver(np.zeros(0, np.float32), robot.spec.action_size))
+        outcome = robot.step(policy(np.zeros(0, np.float32), robot.spec.action_size))
         lines.append((outcome.observation.tolist(), *outcome[1:]))
         if outcome.terminated or outcome.truncated:
             lines.append((robot.reset().tolist(), dict(robot.world)))
@@ -72,7 +64,7 @@ def test_an_empty_randomization_changes_no_bit(task: str, seed: int) -> None:
     off.close()
 
 
-def test_on_is_true_if_any_key_is_set() -> None:
+def test_each_key_except_a_push_interval_without_a_force_turns_randomization_on() -> None:
     assert not RandomizationConfig().on
     assert not randomization(push={"interval": [3, 4]}).on
     for key, value in EVERYTHING.items():
@@ -86,9 +78,9 @@ def test_factors_of_one_change_nothing(task: str, seed: int) -> None:
     plain = tasks.make(task, seed)
     plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]
     assert drawn.reset().tolist() == plain.reset().tolist()
-    driver = Random(seed, 1.0)
+    policy = Random(seed, 1.0)
     for _ in range(20):
-        action = driver(np.zeros(0, np.float32), plain.spec.action_size)
+        action = policy(np.zeros(0, np.float32), plain.spec.action_size)
         outcome = plain.step(action)
         np.testing.assert_array_equal(drawn.step(action).observation, outcome.observation)
         if outcome.terminated:
@@ -198,7 +190,7 @@ def test_tilts_are_drawn_and_reported() -> None:
 @pytest.mark.parametrize("task", tasks.names())
 @pytest.mark.parametrize("side", [0.0, math.pi / 2, 2.5])
 def test_a_push_moves_the_torso_in_its_direction(task: str, side: float) -> None:
-    """A push of 200 N for one control period in free space changes the torso's velocity in its direction."""
+    """A push of 200 N for one control period changes the torso's velocity in the direction of the push."""
     velocities = []
     for force in (0.0, 200.0):
         world = World(MODELS[task])

@@ -15,7 +15,7 @@ from td3_robot_sims.backends.saved_episode import pack_random, unpack_random
 
 from td3_robot.errors import BundleError
 from tests.contract.simulator_backend import trace
-from tests.sims.drivers import Random
+from tests.sims.policies import Random
 
 CHILD = """
 import json, sys
@@ -49,8 +49,8 @@ def test_a_saved_episode_continues_in_another_process(task: str) -> None:
 def test_the_episode_after_a_saved_end_is_the_same() -> None:
     original, other = tasks.make("Hopper", seed=5), tasks.make("Hopper", seed=6)
     original.reset()
-    driver = Random(1, 1.0)
-    while not original.step(driver(np.zeros(0, np.float32), 3)).terminated:
+    policy = Random(1, 1.0)
+    while not original.step(policy(np.zeros(0, np.float32), 3)).terminated:
         pass
     other.restore_state(original.save_state())
     with pytest.raises(RuntimeError, match="reset"):

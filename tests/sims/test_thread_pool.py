@@ -81,7 +81,9 @@ def test_an_interrupt_of_a_call_is_raised_after_all_calls(pool: ThreadPool) -> N
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
-def test_an_interrupt_of_the_wait_is_raised_after_all_calls(pool: ThreadPool, raised: type[BaseException]) -> None:
+def test_an_exception_while_run_waits_for_the_helpers_is_raised_after_all_calls(
+    pool: ThreadPool, raised: type[BaseException]
+) -> None:
     main = threading.main_thread()
     helped, interrupted, left = threading.Event(), threading.Event(), threading.Event()
     early: list[bool] = []
@@ -113,7 +115,7 @@ def test_an_interrupt_of_the_wait_is_raised_after_all_calls(pool: ThreadPool, ra
     assert early == [False], "run() raised while a call was running"
 
 
-def test_an_interrupt_is_raised_before_other_failures(pool: ThreadPool) -> None:
+def test_an_interrupt_has_priority_over_other_failures(pool: ThreadPool) -> None:
     def call(number: int) -> None:
         raise KeyboardInterrupt if number == 5 else ValueError(number)
 

@@ -67,15 +67,16 @@ def test_robots_sources_and_restarts_have_different_repeatable_starts() -> None:
         assert not np.array_equal(reference, other)
 
 
+@pytest.mark.parametrize(("number", "reward"), [(np.nan, float("inf")), (0.0, float("nan")), (0.0, -1e39)])
 def test_diverged_physics_truncates_the_episode(
-    envs: Callable[..., VectorEnvironment], monkeypatch: pytest.MonkeyPatch
+    envs: Callable[..., VectorEnvironment], monkeypatch: pytest.MonkeyPatch, number: float, reward: float
 ) -> None:
     """The Step has the last finite observation, reward 0 and the phase TRUNCATED. Then a new episode begins."""
     robots = envs([(9, True, False)])
     robots.step(robots.action)
     robots.step(robots.action)
     sound = robots.observation.copy()
-    broken = Outcome(np.full(3, np.nan, np.float32), float("inf"), terminated=False, truncated=False)
+    broken = Outcome(np.full(3, number, np.float32), reward, terminated=False, truncated=False)
     monkeypatch.setattr(robots._environments[0], "step", lambda _: broken)
     robots.step(robots.action)
     assert robots.phase.tolist() == [Phase.TRUNCATED]
@@ -90,7 +91,7 @@ def test_diverged_physics_truncates_the_episode(
 
 @pytest.mark.parametrize("task", tasks.names())
 def test_the_number_of_threads_changes_nothing(task: str, seed: int) -> None:
-    """Six robots give the same bits with one thread as with five. Their steps include resets."""
+    """Six robots give the same bits with one thread as with five. The steps of most robots include resets."""
     ranges = RandomizationConfig(mass=(0.8, 1.2), push=PushConfig(force=(10.0, 50.0)))
     alone, together = (
         VectorEnvironment(lambda number: tasks.make(task, number, ranges), 6, seed, "sim-0", 0, threads=threads)

@@ -17,23 +17,23 @@ from td3_robot_sims.backends.bullet.robots import MODELS
 from td3_robot_sims.backends.bullet.world import World
 
 from td3_robot.errors import ConfigError
-from tests.sims.drivers import Random
+from tests.sims.policies import Random
 
 
 def test_robots_in_one_process_do_not_affect_each_other() -> None:
     alone = []
     for seed, task in enumerate(tasks.names()):
         robot = tasks.make(task, seed)
-        driver = Random(seed, 1.0)
-        alone.append([robot.reset(), *(robot.step(driver(np.zeros(0), robot.spec.action_size))[0] for _ in range(12))])
+        policy = Random(seed, 1.0)
+        alone.append([robot.reset(), *(robot.step(policy(np.zeros(0), robot.spec.action_size))[0] for _ in range(12))])
         robot.close()
 
     crowd = [tasks.make(task, seed) for seed, task in enumerate(tasks.names())]
-    drivers = [Random(seed, 1.0) for seed in range(len(crowd))]
+    policies = [Random(seed, 1.0) for seed in range(len(crowd))]
     for robot, seen in zip(crowd, alone, strict=True):
         np.testing.assert_array_equal(robot.reset(), seen[0])
-    for step, (robot, driver, seen) in product(range(1, 13), zip(crowd, drivers, alone, strict=True)):
-        observation = robot.step(driver(np.zeros(0), robot.spec.action_size)).observation
+    for step, (robot, policy, seen) in product(range(1, 13), zip(crowd, policies, alone, strict=True)):
+        observation = robot.step(policy(np.zeros(0), robot.spec.action_size)).observation
         np.testing.assert_array_equal(observation, seen[step])
         if step == 6:
             robot.render(32, 24)  # rendering changes nothing
@@ -52,7 +52,7 @@ def test_each_reset_and_each_seed_gives_another_start() -> None:
     other.close()
 
 
-def test_pictures_show_the_robot_where_it_is() -> None:
+def test_pictures_change_when_the_robot_moves() -> None:
     robot = tasks.make("Ant", seed=1)
     robot.reset()
     first = robot.render()
@@ -130,7 +130,7 @@ def test_nothing_is_printed() -> None:
 
 
 def test_the_floor_of_a_picture_has_square_metres_as_tiles() -> None:
-    """A camera 2 m above the origin looks down. The tiles (0, 0) and (-1, 0) meet in the middle of the picture."""
+    """A camera 2 m above the origin looks down. Four tiles meet in the middle of the picture."""
     view = pybullet.computeViewMatrix((0.01, 0.01, 2.0), (0.01, 0.01, 0.0), (0.0, 1.0, 0.0))
     lens = pybullet.computeProjectionMatrixFOV(fov=90.0, aspect=1.0, nearVal=0.1, farVal=100.0)
     picture = floor.draw(40, 40, view, lens)  # 4 m by 4 m

@@ -28,7 +28,7 @@ from td3_robot.util.extras import missing
         ("nothing", (3, 12), None),
     ],
 )
-def test_the_error_names_the_extra(
+def test_the_error_names_the_remedy_or_the_reason(
     module: str, version: tuple[int, int], text: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "version_info", version)

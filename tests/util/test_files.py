@@ -1,4 +1,4 @@
-"""Atomic writing, and the learning curve's file."""
+"""Atomic writes, the file of metrics, and the learning curve."""
 
 from __future__ import annotations
 
@@ -36,6 +36,27 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_failure_removes_the_new_file_and_keeps_an_old_one(tmp_path: Path) -> None:
+    path, link = tmp_path / "a", tmp_path / "link"
+
+    def interrupted() -> None:
+        with files.creating(path):
+            path.write_bytes(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not path.exists()
+    with files.creating(path):
+        path.write_bytes(b"whole")
+    link.symlink_to("nothing")
+    for old in (path, link):
+        with pytest.raises(FileExistsError, match=old.name), files.creating(old):
+            pass
+    assert path.read_bytes() == b"whole"
+    assert link.is_symlink()
+
+
 def test_the_curve_skips_an_incomplete_line(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     rows = [
@@ -46,6 +67,14 @@ def test_the_curve_skips_an_incomplete_line(tmp_path: Path) -> None:
     assert read(metrics, "train") == rows[:1]
     learning_curve.draw(metrics, tmp_path / "curve.png", "title")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_records_of_offline_updates_follow_the_updates(tmp_path: Path) -> None:
+    """All records are at step 0. The resumed learner repeats the updates from 1500 on, and writes record 2000 again."""
+    metrics = tmp_path / "metrics.jsonl"
+    rows = [{"kind": "offline", "env_steps": 0, "updates": updates} for updates in (1000, 2000, 2000, 3000)]
+    metrics.write_text("\n".join(json.dumps(row) for row in rows))
+    assert read(metrics, "offline") == [rows[0], *rows[2:]]
 
 
 def test_only_files_are_replaced(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from td3_robot.util import machine
+from tests.conftest import poll_until
 
 
-def test_this_machine_has_a_core() -> None:
+def test_only_cores_that_the_process_may_use_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.available_cores() >= 1
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3}, raising=False)
+    assert machine.available_cores() == 2
 
 
 def test_a_package_that_is_not_installed_has_an_empty_version() -> None:
@@ -23,11 +26,11 @@ def test_a_package_that_is_not_installed_has_an_empty_version() -> None:
 
 def test_processor_seconds_are_those_of_the_process() -> None:
     assert machine.processor_seconds(os.getpid()) == pytest.approx(sum(os.times()[:2]), abs=0.5)
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    while (machine.processor_seconds(busy.pid) or 0) < 0.1:
-        pass
-    busy.kill()
-    busy.wait()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            poll_until(lambda: (machine.processor_seconds(busy.pid) or 0) >= 0.1, lambda: "no processor time counts")
+        finally:
+            busy.kill()
     assert machine.processor_seconds(busy.pid) is None
 
 

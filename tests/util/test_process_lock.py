@@ -1,4 +1,4 @@
-"""Names that only one process of this machine can hold at a time."""
+"""Names and files that only one process of this machine can hold at a time."""
 
 from __future__ import annotations
 

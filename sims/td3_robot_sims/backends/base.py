@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
         observation: float32[O], in the units of the task's specification.
         reward: a finite number, unless the physics diverged.
         terminated: the task itself ended the episode, so no reward follows.
-        truncated: the time limit ended the episode. A step can set both flags.
+        truncated: the time limit, or the task for another reason, cut the episode short. A step can set both flags.
     """
 
     observation: Float32
@@ -120,7 +120,7 @@ class Environment(ABC):
 
         Raises:
             RuntimeError: no episode is running. Call reset before the first step, and after the end of an episode.
-            ValueError: the action has the wrong shape, or is not finite.
+            ValueError: the action has the wrong shape, is not finite, or its sum of squares exceeds float32.
         """
         if not self._running:
             raise RuntimeError(f"{self.spec.name}: no episode is running; call reset() first")
@@ -160,7 +160,9 @@ class Environment(ABC):
         return dict(self._terms) or {"reward": self._reward}
 
     def save_state(self) -> dict[str, Any]:
-        """Save the random state at the start of the episode, and all actions of the episode.
+        """Save the random state at the start of the episode, all its actions and its newest observation.
+
+        Before the first episode, this saves the current random state.
 
         Returns:
             ``{"random": uint64[6], "started": bool, "actions": float32[k, A], "observation": float32[O]}``
@@ -176,7 +178,7 @@ class Environment(ABC):
         """Repeat all actions of a saved episode. Later steps are the same bit for bit.
 
         Few engines save their whole state: PyBullet omits contact caches and solver impulses, and most Gymnasium tasks
-        save nothing. So the actions are repeated.
+        save nothing. So this method repeats the actions.
 
         Raises:
             BundleError: the state is damaged or belongs to another task, or the repeated episode gives a different
@@ -261,7 +263,10 @@ class Backend(ABC):
         return ""
 
     def gymnasium_id(self, name: str) -> str | None:
-        """Register the task with Gymnasium. Return its ID for ``gymnasium.make``, or None if it has no ID."""
+        """Return the task's ID for ``gymnasium.make``, or None if Gymnasium has no such task.
+
+        If only this project knows the ID, register the ID first.
+        """
         del name
         return None
 

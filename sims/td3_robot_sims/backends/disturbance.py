@@ -1,6 +1,6 @@
 """Randomization of one robot: it draws physics parameters and pushes, delays actions and adds sensor errors.
 
-Each episode takes four seeds from the environment's random stream, and all its random values come from these seeds. So
+Each episode takes four seeds from the environment's random stream, and all values drawn here come from these seeds. So
 a restored environment, which repeats the episode from the same random state, draws the same values.
 """
 

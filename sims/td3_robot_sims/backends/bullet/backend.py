@@ -41,8 +41,9 @@ class BulletBackend(Backend):
         if name in self.models:
             return self.models[name]
         by_lower_case = {known.lower(): known for known in self.models}
-        alike = similar(name.lower(), by_lower_case, 3) or list(by_lower_case)
+        alike = [by_lower_case[known] for known in similar(name.lower(), by_lower_case, 3)]
+        hint = f"similar ones: {', '.join(alike)}" if alike else f"allowed: {', '.join(self.models)}"
         raise ConfigError(
-            f"task {name!r} does not exist; similar ones: {', '.join(by_lower_case[known] for known in alike)} "
+            f"task {name!r} does not exist; {hint} "
             "(a task of another backend is named BACKEND:NAME, for example gymnasium:Pendulum-v1)"
         )

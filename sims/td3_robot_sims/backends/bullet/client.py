@@ -1,8 +1,8 @@
 """PyBullet's physics worlds, used through Bullet's C interface for speed.
 
-PyBullet's Python functions hold the interpreter lock while they simulate, and return one value at a time. With the C
-interface, a step releases the lock, and one request returns the state of all links and joints. The methods send the
-same commands as PyBullet's functions, so the results are the same bit for bit.
+PyBullet's Python functions hold the interpreter lock while they simulate, and none of them returns the whole state of a
+body. With the C interface, a step releases the lock, and one request returns the state of the base, all links and all
+joints. The commands have the same effect as PyBullet's functions, so the results are the same bit for bit.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from td3_robot_sims.backends.bullet import c_api as b3
 from td3_robot_sims.backends.bullet.c_api import pybullet
 
 BASE = -1  # index of a body's root link
-_MAX_VELOCITIES = 128  # largest number of joint velocities of a body in one of Bullet's commands
-_MAX_TORQUES = 4  # largest number of torques in one call
+_MAX_VELOCITIES = 128  # Bullet's limit for the velocities of a body, including six of its base
+_MAX_TORQUES = 4  # largest number of torques in one call of b3.set_torques()
+_JOINT_SIZES = {(0, 0), (1, 1), (2, 2), (3, 3), (4, 3)}  # positions and velocities of Bullet's kinds of joints
 _DOUBLE = sizeof(c_double)
 _CLOSED = "this physics world is closed, or the user closed its window"
 _CHANGES = {
@@ -38,8 +39,9 @@ _windows: set[int] = set()  # addresses of worlds with a window; PyBullet can sh
 class _Handle:
     """Bullet's address of a world. Python frees the world when no reference to this object remains.
 
-    Each method of :class:`Client` holds a reference, because another thread or a signal handler may close the world
-    meanwhile. If a thread is stepping the world when the interpreter ends, nothing frees the world.
+    The methods of :class:`Client` that use the world hold a reference, because another thread or a signal handler may
+    close the world meanwhile. When the interpreter ends, Python frees only worlds with ``at_exit``: a thread may
+    still be stepping another world.
     """
 
     def __init__(self, address: int, at_exit: bool) -> None:
@@ -145,7 +147,10 @@ class Client:
     # -- content of the world ------------------------------------------------------------------------------------------
 
     def configure(self, gravity: float, time_step: float, substeps: int, iterations: int, contact_erp: float) -> None:
-        """Set gravity (m/s², downwards), the duration of a step (s) and the solver. Fix the order of contacts."""
+        """Set gravity (m/s², downwards), the duration of a step (s) and the solver.
+
+        Make the order of contacts deterministic.
+        """
         handle = self._open()
         command = b3.parameters(handle.address)
         b3.set_ordered_pairs(command, 1)
@@ -157,7 +162,10 @@ class Client:
         self._run(handle, command)
 
     def load(self, path: str, flags: int = 0) -> int:
-        """Load the one body of an SDF, URDF or MuJoCo file; returns its number. ``flags`` are PyBullet's."""
+        """Load an SDF, URDF or MuJoCo file with one body, and return the number of this body.
+
+        ``flags`` are PyBullet's. They have no effect on SDF files.
+        """
         handle, name = self._open(), os.fsencode(path)
         if path.endswith(".urdf"):
             command = b3.load_urdf(handle.address, name)
@@ -177,21 +185,23 @@ class Client:
         """Return the joints of a body, in the order of their links.
 
         Raises:
-            ConfigError: the installed PyBullet has another memory layout.
+            ConfigError: a joint has several degrees of freedom, or the installed PyBullet has another memory layout.
         """
         handle, info, joints = self._open(), b3.JointInfo(), []
         for index in range(b3.joint_count(handle.address, body)):
             b3.joint_info(handle.address, body, index, byref(info))
-            if info.index != index or (info.positions, info.velocities) not in {(0, 0), (1, 1)}:
+            if info.index != index or (info.positions, info.velocities) not in _JOINT_SIZES:
                 raise ConfigError(
                     f"the installed pybullet describes joint {index} in an unknown format; allowed: pybullet 3.2.7"
                 )
             name, link = info.name.decode(), info.link_name.decode()
+            if info.velocities > 1:
+                raise ConfigError(f"joint {name!r} has {info.velocities} degrees of freedom; allowed: 0 or 1")
             joints.append(Joint(name, link, info.lower, info.upper, info.position_at, info.velocity_at))
         return joints
 
     def part(self, body: int, link: int) -> Part:
-        """Return the mass properties of a link."""
+        """Return mass, moments of inertia and friction of a link."""
         handle, info = self._open(), b3.DynamicsInfo()
         b3.dynamics(self._run(handle, b3.ask_dynamics(handle.address, body, link), b3.DYNAMICS), byref(info))
         return Part(info.mass, tuple(info.inertia), info.lateral_friction)
@@ -260,7 +270,7 @@ class Client:
         self._run(handle, command)
 
     # -- a step --------------------------------------------------------------------------------------------------------
-    # Speed matters in these methods, so only step() checks whether a window was closed.
+    # Speed matters here, so drive(), look() and touching() do not check whether the user closed the window.
 
     def drive(self, body: int, first: int, torques: list[float]) -> None:
         """Apply torques (N·m) to consecutive joints in the next step. ``first``: ``velocity_at`` of the first joint."""
@@ -293,7 +303,7 @@ class Client:
         self._seen = seen
 
     def touching(self, body: int, other: int) -> list[int]:
-        """Return a link of ``body`` for each point where the link touched ``other`` in the last substep."""
+        """Return the links of ``body`` that touched ``other`` in the last substep, once for each point of contact."""
         handle = self._handle or self._open()
         command = b3.ask_contacts(handle.address)
         b3.of_body_a(command, body)

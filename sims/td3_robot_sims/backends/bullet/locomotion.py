@@ -1,16 +1,18 @@
 """Walking robots as environments: their observations, their reward, and when an episode ends.
 
-All numbers equal those of ``pybullet_envs_gymnasium`` 0.6.0, including these peculiarities:
+Observations equal those of ``pybullet_envs_gymnasium`` 0.6.0 with numpy 2 bit for bit. Rewards differ by less than
+1e-6, because of rounding. The robots keep these peculiarities of the package:
 
 * Foot contacts are one step old. An observation holds the contacts after the previous step. They are 0 after a reset.
 * Actions are clipped to ±1 before they become torques, but the cost uses the action before clipping.
 * The mean position of the robot's parts includes the floor, as one more part at the origin.
 * The Humanoid's observed height is relative to 0.8 m. The other robots' height is relative to their height at reset.
-* HalfCheetah never terminates. A fall lowers the reward of the step by 2 instead.
+* A fall does not end an episode of HalfCheetah. Instead, each reward is lower by 2 while the robot is tilted by 1 rad
+  or more, or has a shin or thigh on the floor.
 
 This module does not repeat one flaw of the package. There, an environment's first observation does not yet include the
-floor as a part. This changes the reward of the first step by up to about 0.1, and the first direction to the target by
-less than 1e-5. Here the first episode is already like the package's episodes after a second reset.
+floor as a part. This changes the reward of the first step by up to about 0.3, and the first direction to the target by
+less than 1e-5. Here the first episode is like the package's second and later episodes.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from td3_robot_sims.backends.bullet.robots import (
 from td3_robot_sims.backends.bullet.world import World
 
 TARGET_X = 1000.0  # m; robots run towards this point on the x axis
-RESET_NOISE = 0.1  # rad; each joint starts at most this far from its position in the model
-# A joint beyond 0.99 of its range has a cost. The package compares in float32. A comparison in float64 gives the same
-# result if the limit is halfway between float32(0.99) and the next float32.
+RESET_NOISE = 0.1  # rad; largest absolute position of a joint after a reset
+# A joint whose relative position is beyond ±0.99 has a cost. The package compares in float32. A comparison in float64
+# gives the same result if the limit is halfway between float32(0.99) and the next float32.
 NEAR_LIMIT = float(np.float32(0.99)) + 2.0**-25
 NEAR_LIMIT_COST = -0.1
 
@@ -98,8 +100,7 @@ class Locomotion(Environment):
         observation = self._clip(raw)
         zero = self._start_height
         assert zero is not None
-        # In single precision the height stays float32, because numpy's float32 plus Python's float is float32.
-        height = observation[0] + zero if model.single_precision else float(observation[0]) + zero
+        height = observation[0] + np.float32(zero) if model.single_precision else float(observation[0]) + zero
         alive = model.alive(height, pitch, self._contacts)
         self._contacts = self._world.feet_on_floor()
         terms = self._terms = {
@@ -116,7 +117,7 @@ class Locomotion(Environment):
         return np.minimum(np.maximum(raw, self._low), self._high)
 
     def _electricity(self, action: Float32, speeds: Float32) -> float:
-        """The cost of power, mean |action · 0.1 joint speed|, plus the cost of current, mean action²."""
+        """Return the weighted sum of power, mean |action · 0.1 joint speed|, and current, mean action²."""
         # Means in float32, as in the package. np.mean gives the same result, but is slower.
         power = float(np.add.reduce(np.abs(action * speeds)) / len(action))
         current = float(np.add.reduce(np.square(action)) / len(action))
@@ -125,7 +126,7 @@ class Locomotion(Environment):
     def _observe(self) -> tuple[Float32, float]:
         """Return the observation before clipping, float32[O], and the torso's pitch in rad.
 
-        This also updates ``_potential`` and ``_joints_at_limit``.
+        This also updates ``_potential`` and ``_joints_at_limit``. If ``_start_height`` is None, this sets it.
         """
         world = self._world
         x, y, z, roll, pitch, yaw, velocity = world.body()

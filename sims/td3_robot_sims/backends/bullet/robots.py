@@ -65,7 +65,7 @@ class RobotModel:
         start_height: the observed height is relative to this height in m; None for the height at reset.
         base_height: height in m of the root link at a reset; None for the height in the file.
         single_precision: whether torques, and the height for ``alive``, are rounded to float32, as in the published
-            Humanoid.
+            Humanoid with numpy 2.
     """
 
     name: str

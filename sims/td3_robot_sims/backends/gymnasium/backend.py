@@ -39,3 +39,7 @@ class DiscreteBackend(GymnasiumBackend):
     """Tasks with discrete actions; see :class:`DiscreteEnvironment`."""
 
     environment = "DiscreteEnvironment"
+
+    def gymnasium_id(self, name: str) -> None:
+        """Return None, because Gymnasium's environment takes other actions than the task."""
+        del name

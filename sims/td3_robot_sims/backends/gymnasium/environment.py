@@ -43,7 +43,8 @@ class GymnasiumEnvironment(Environment):
         name: ``ID`` or ``MODULE:ID``.
 
     Raises:
-        ConfigError: the task or module does not exist, a package is missing, or the spaces are not supported.
+        ConfigError: the task or module does not exist, a package is missing, the spaces are not supported, or
+            ``robot_spec`` does not fit them.
     """
 
     def __init__(self, kind: str, name: str, seed: int | None, randomization: RandomizationConfig | None) -> None:
@@ -83,11 +84,14 @@ class GymnasiumEnvironment(Environment):
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
         """Return the task's own picture, scaled by repeating or omitting pixels."""
         try:
-            picture = np.asarray(self._env.render(), np.uint8)
+            rendered: Any = self._env.render()
         except gymnasium.error.DependencyNotInstalled as error:
             raise ConfigError(f"task {self.spec.name!r} cannot be drawn: {_one_line(error)}") from None
         except NotImplementedError:
+            rendered = None
+        if rendered is None:  # the task has no mode rgb_array
             return super().render(width, height)
+        picture = np.asarray(rendered, np.uint8)
         rows = np.arange(height) * picture.shape[0] // height
         columns = np.arange(width) * picture.shape[1] // width
         scaled: NDArray[np.uint8] = picture[rows][:, columns, :3]
