@@ -231,7 +231,7 @@ def _check(bundle: Bundle, robot: RobotSpec | None, source: str) -> dict[str, An
     """
     if robot and (difference := robot.difference(bundle.spec)):
         raise BundleError(f"policy {source!r} is for another robot: {difference}")
-    # Use limits of at most ±1000. Observations with infinite limits are normalised, so they are only a few units large.
+    # Use limits of at most ±1000, because no uniform distribution covers an infinite range.
     low, high = (
         np.clip([getattr(channel, side) for channel in bundle.spec.observations], -1e3, 1e3) for side in ("low", "high")
     )

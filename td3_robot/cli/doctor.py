@@ -152,7 +152,7 @@ def _realtime() -> list[Finding]:
 
 
 def _sockets() -> Finding:
-    """Bind a socket in the folder for the sockets of runs. This checks whether the processes of a run can connect."""
+    """Check whether the processes of a run can bind their sockets: bind a socket in the same folder."""
     try:
         with (
             tempfile.TemporaryDirectory(prefix=endpoints.SOCKETS_PREFIX, dir=endpoints.socket_home()) as folder,

@@ -35,8 +35,9 @@ _WRONG_PATH = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 for success, 1 for a failed check, 2 for a usage or configuration
-    error.
+    """Run a command and return its exit code.
+
+    0: success. 1: a failed check or process. 2: wrong usage, configuration or file.
 
     After a signal the code is 128 plus the signal's number: 130 for Ctrl-C, 143 for SIGTERM.
     """

@@ -54,5 +54,5 @@ def _name(text: str) -> str:
 
 
 def _filled(text: str, name: str) -> str:
-    """Return the text of a template. It then contains the name in the two forms ``left_leg`` and ``LeftLeg``."""
+    """Return the text of a template with the name filled in, in the forms ``left_leg`` and ``LeftLeg``."""
     return text.replace("skeleton", name).replace("Skeleton", "".join(map(str.capitalize, name.split("_"))))

@@ -21,7 +21,7 @@ from td3_robot.operators import Operator, ask_each, connect, load_command, make_
 from td3_robot.runtime.arguments import Parser, add_index, policy_servers, real
 from td3_robot.util.text import one_line
 
-_LONGEST = 2048  # printed characters of a text from a peer
+_LONGEST = 2048  # maximum number of printed characters of a text from a peer
 VERBS = {
     "state": "print the states of the policy server and its robots; faults and emergency stops come first",
     "watch": "print a line for each change of state, until Ctrl-C",
@@ -31,13 +31,22 @@ VERBS = {
     "estop": "emergency stop: all robots apply the safe action until reset and activate; print which robots confirm it",
     "reset": "end an emergency stop or a fault; the new state is inactive",
     "load": "serve POLICY (a file, a run folder or a shipped policy) from the next action on",
-    "rollback": "serve an older policy again (VERSION; default: the previous one), and freeze",
+    "rollback": "serve an older policy again, and freeze (VERSION; default: the last older one that a person loaded, "
+    "or else the previous one)",
     "freeze": "refuse the weights of learners",
     "unfreeze": "accept the weights of learners again",
     "takeover": "drive the robot of --target with the keyboard, or with actions from standard input, one per line",
     "give_back": "give the robot of --target back to the policy, if the operator of this robot has left",
     "shutdown": "end the process",
 }
+_WITH_ANSWER = [verb for verb in VERBS if verb not in ("watch", "takeover")]
+_USES = {
+    "force": ["load"],
+    "index": ["takeover", "give_back"],
+    "json": _WITH_ANSWER,
+    "reason": [*_WITH_ANSWER, "takeover"],
+}
+"""The verbs that use an option. All verbs use the other options."""
 
 _EPILOG = """verbs:
 {verbs}
@@ -61,6 +70,7 @@ exit codes:
 
 def main(arguments: Sequence[str]) -> int:
     parsed = _parser().parse_args(arguments)
+    _refuse_unused(parsed)
     command = None if parsed.verb == "watch" else _command(parsed)
     servers, keys = policy_servers(parsed, parsed.target)
     operators = {server: connect(server, keys, timeout=parsed.timeout) for server in servers}
@@ -97,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         "--target", default="", metavar="NAME", help="command only this robot (default: the server; see protocol.md)"
     )
     add_index(parser)
-    parser.add_argument("--reason", default="", help="reason, for the log")
+    parser.add_argument("--reason", default="", help="all verbs but watch: reason, for the log")
     parser.add_argument(
         "--force",
         action="store_true",
@@ -110,22 +120,30 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds to wait for an answer (default: %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="print each answer as one JSON object")
+    parser.add_argument(
+        "--json", action="store_true", help="all verbs but watch and takeover: print each answer as one JSON object"
+    )
     return parser
+
+
+def _refuse_unused(parsed: argparse.Namespace) -> None:
+    """Raise UsageError for an argument or option that the verb does not use, and for ``load`` without a policy."""
+    verb, argument = parsed.verb, parsed.argument
+    if (verb == "load" and not argument) or (argument and verb not in ("load", "rollback")):
+        raise UsageError(f"{verb} with {argument or 'no argument'}; allowed: load POLICY, rollback [VERSION]")
+    for option, verbs in _USES.items():
+        if getattr(parsed, option) and verb not in verbs:
+            raise UsageError(f"--{option} with {verb}; allowed: with {', '.join(verbs)}")
 
 
 def _command(parsed: argparse.Namespace) -> Command:
     verb, argument = parsed.verb, parsed.argument
-    if (verb == "load" and not argument) or (argument and verb not in ("load", "rollback")):
-        raise UsageError(f"{verb} with {argument or 'no argument'}; allowed: load POLICY, rollback [VERSION]")
     if verb == "load":
         return load_command(argument, parsed.target, parsed.reason, force=parsed.force)
     if argument and not (re.fullmatch(r"[0-9]{1,19}", argument) and 0 < int(argument) < 2**63):
         raise UsageError(f"rollback to {argument[:40]!r}; allowed: a version that td3-robot node state lists")
     if verb == "takeover" and not parsed.target:
         raise UsageError("takeover needs --target NAME; td3-robot node state lists the robots")
-    if parsed.index and verb not in ("takeover", "give_back"):
-        raise UsageError(f"--index with {verb}; allowed: with takeover and give_back")
     return replace(make_command(verb, parsed.target, parsed.reason, int(argument or 0)), robot=parsed.index)
 
 

@@ -45,8 +45,8 @@ class Training:
     """One run of the sweep.
 
     Attributes:
-        name: name of its folder.
-        seed: its seed.
+        name: name of the run's folder.
+        seed: seed of the run.
         values: the varied keys, with their values as text.
     """
 
@@ -217,7 +217,7 @@ def _start(training: Training, options: argparse.Namespace, out: Path, hosts: Sw
 
 
 def _config(options: argparse.Namespace) -> str:
-    """Return the name of a shipped configuration, or the whole path of a file."""
+    """Return the name of a shipped configuration, or the absolute path of a file."""
     file = Path(options.config)
     return str(file.resolve()) if file.exists() else str(options.config)
 
@@ -230,7 +230,7 @@ def final_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _report(trainings: Sequence[Training], options: argparse.Namespace, out: Path) -> None:
-    """Print a table of the finished runs. Write it to ``sweep.csv``, and the curves to ``sweep.png``."""
+    """Print the returns of each combination of values. Write each finished run to ``sweep.csv``; draw ``sweep.png``."""
     if not trainings:
         return
     import numpy as np

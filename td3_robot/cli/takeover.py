@@ -40,7 +40,8 @@ def drive(robot: Takeover, source: int) -> None:
         robot: the takeover.
         source: file descriptor of the input. A terminal gives keys. The function sends the newest action in each
             control period, for up to 2 s after the newest key. In any other input, each line is the letter q or one
-            action: one number for each channel, separated by spaces. The function sends each line once.
+            action: one number for each channel, separated by spaces. The function sends each action once. If several
+            lines come at once, it sends only the last of them.
 
     Raises:
         CommandError: the server refuses the actions, or does not answer.

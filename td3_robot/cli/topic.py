@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import EXIT_GOOD, UsageError
 from td3_robot.messages import MESSAGES, Hello, Message, Turn, wire_fields
 from td3_robot.monitor import node as monitor_node
@@ -26,7 +27,7 @@ from td3_robot.util.text import did_you_mean
 
 WATCHED = sorted(kind.NAME for kind in RECORDED - {Turn})
 """Topics that a monitor can subscribe to; only recorders get Turns."""
-_ROLES = {"simulator": ("simulator", "driver"), "policy server": ("policy",)}
+_ROLES = {"source": ROBOT_ROLES, "policy server": ("policy",)}
 """Maps a subscriber's name in the table of topics to its roles in Hello. Any other name is itself the role."""
 _EXAMPLES = """examples:
   td3-robot topic list
@@ -158,7 +159,7 @@ def _measure(node: Node, options: argparse.Namespace) -> None:
 
 
 def rate(stamps: Sequence[int]) -> dict[str, float]:
-    """The rate (Hz) and the periods (ms) between the times ``stamps`` (ns). Fewer than two times give an empty map."""
+    """The rate (Hz) and the periods (ms) between the times ``stamps`` (ns). The map is empty if no time passes."""
     periods = [(later - earlier) * 1e-6 for earlier, later in pairwise(stamps)]
     if not periods or sum(periods) <= 0:
         return {}

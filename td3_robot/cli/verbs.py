@@ -1,4 +1,4 @@
-"""The table of ``td3-robot``'s commands, and functions for tables of commands or benchmarks."""
+"""The table of ``td3-robot``'s commands, and functions for such tables."""
 
 from __future__ import annotations
 
@@ -53,14 +53,16 @@ COMMANDS: dict[str, Verb] = {
         "run the cores on recordings, and compare the outputs with the recorded ones",
         _RECORD,
     ),
-    "export": Verb("td3_robot.recording.export:main", "convert a recording to tables, ROS 2 or Minari", _RECORD),
+    "export": Verb(
+        "td3_robot.recording.export:main", "convert a recording to tables, ROS 2, Foxglove or Minari", _RECORD
+    ),
     "recover": Verb("td3_robot.recording.recover:main", "make a whole recording from a damaged one", _RECORD),
     "list": Verb(
         "td3_robot.cli.list:main", "list configurations, tasks, policies, configuration keys or algorithms", _TOOLS
     ),
     "new": Verb("td3_robot.cli.new:main", "write the skeleton of a driver or a task, with its test", _TOOLS),
     "monitor": Verb(
-        "td3_robot.monitor.node:main", "watch a training or a robot live; send data to PlotJuggler", _TOOLS
+        "td3_robot.monitor.node:main", "watch a training or a robot live; send data to PlotJuggler or Foxglove", _TOOLS
     ),
     "dashboard": Verb("td3_robot.dashboard.command:main", "show a training or a robot on a web page, live", _TOOLS),
     "topic": Verb("td3_robot.cli.topic:main", "list topics, show their fields, and print messages live", _TOOLS),

@@ -1,4 +1,4 @@
-"""What an operator can do on the page: each action is one Command to the policy server."""
+"""What an operator can do on the page: each action is one Command to each policy server."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ _EXAMPLES = """examples:
   td3-robot dashboard --runs runs                  compares all runs in a folder
   td3-robot dashboard --config robot.yaml --host robot.local --cert robot.pem --key robot.key
 
-It prints two addresses, each with a secret token. With "view", people see the page. With "operate", they may also stop
-and command the robots. Any number of people can open them.
+The command prints two addresses, each with a secret token. With "view", people see the page. With "operate", they may
+also stop and command the robots. Any number of people can open an address.
 """
 
 

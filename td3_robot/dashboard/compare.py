@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from td3_robot.dashboard.recordings import STATIC, Recordings
+from td3_robot.dashboard.recordings import STATIC, Recordings, as_json
 from td3_robot.runtime.comparison import compare, runs_in, videos_of
 
 
@@ -24,7 +23,7 @@ def app(folder: Path, recordings: Recordings) -> Starlette:
 
     def data(request: Request) -> Response:
         del request
-        return Response(msgspec.json.encode(compare(folder)), media_type="application/json")
+        return as_json(compare(folder))
 
     def video(request: Request) -> Response:
         wanted = request.path_params["run"], request.path_params["file"]

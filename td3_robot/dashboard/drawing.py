@@ -15,8 +15,9 @@ from td3_robot.specs import RobotSpec
 
 FRAMES = 10
 """The maximum number of pictures of a robot in a snapshot. A page gets two snapshots, so 20 pictures, per second."""
-_ROBOTS = 4  # maximum number of robots of a source that are drawn
-_STEPS = 1000  # maximum number of Steps of a source between two snapshots
+ROBOTS = 4
+"""The maximum number of robots of a source that are drawn."""
+_STEPS = 1000  # maximum number of Steps of a source that are kept for a snapshot
 
 
 class _Source:
@@ -24,7 +25,7 @@ class _Source:
 
     def __init__(self, spec: RobotSpec) -> None:
         self.spec = spec
-        self.poses = [Poses(spec) for _ in range(_ROBOTS)]
+        self.poses = [Poses(spec) for _ in range(ROBOTS)]
         self.steps: deque[Step] = deque(maxlen=_STEPS)
 
     def frames(self, index: int) -> dict[str, Any]:
@@ -68,13 +69,13 @@ class Drawing:
     def take(self) -> dict[str, dict[str, Any]]:
         """Return the pictures since the last call, by source and index of the robot, as in ``sim-0/2``.
 
-        ``radii`` has the radius of each shape. Each of ``frames`` is one list of numbers. For each shape, it has
+        ``radii`` has the radius of each shape. Each of ``frames`` is one list of numbers. For each shape, the list has
         x, y and z of the shape's start, then x, y and z of its end, in m.
         """
         drawn = {}
         for name, source in self.sources.items():
             robots = min((len(step.phase) for step in source.steps), default=0)
-            for index in range(min(_ROBOTS, robots)):
+            for index in range(min(ROBOTS, robots)):
                 drawn[f"{name}/{index}"] = source.frames(index)
             source.steps.clear()
         return drawn

@@ -20,7 +20,7 @@ from td3_robot.runtime.comparison import runs_in
 
 STATIC = Path(__file__).parent / "static"
 _MOST = 1000  # maximum number of listed recordings
-_TEXT = 20_000  # characters of a replay's output that the page shows
+_TEXT = 20_000  # maximum number of characters of a replay's output on the page
 _COMMAND = (sys.executable, "-m", "td3_robot")
 
 
@@ -75,7 +75,7 @@ class Recordings:
         for name, file in self._listed().items():
             with contextlib.suppress(OSError):  # the file has just been removed
                 rows.append({"name": name, "bytes": file.stat().st_size})
-        return _json({"title": self._title, "home": self._home, "recordings": rows})
+        return as_json({"title": self._title, "home": self._home, "recordings": rows})
 
     async def _content(self, request: Request) -> Response:
         """What ``td3-robot info --timeline`` says about a recording. One recording is read at a time."""
@@ -108,7 +108,7 @@ class Recordings:
         del request
         running = self._replay is not None and not self._replay.done()
         code, text = self._replay.result() if self._replay and not running else (None, "")
-        return _json({"name": self._replayed, "running": running, "code": code, "text": text})
+        return as_json({"name": self._replayed, "running": running, "code": code, "text": text})
 
 
 async def _replay(name: str, file: Path) -> tuple[int, str]:
@@ -143,5 +143,5 @@ def _unknown() -> Response:
     return PlainTextResponse("there is no such recording\n", 404)
 
 
-def _json(value: Any) -> Response:
+def as_json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")

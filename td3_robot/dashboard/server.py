@@ -17,9 +17,10 @@ from starlette.staticfiles import StaticFiles
 
 from td3_robot.config.schema import Config
 from td3_robot.dashboard.actions import LONGEST, act
+from td3_robot.dashboard.drawing import ROBOTS
 from td3_robot.dashboard.guard import OPERATOR, ROLE
 from td3_robot.dashboard.live import BINS_MS, HISTORY, PERIOD, Live
-from td3_robot.dashboard.recordings import STATIC, Recordings
+from td3_robot.dashboard.recordings import STATIC, Recordings, as_json
 from td3_robot.runtime import metrics
 from td3_robot.runtime.run_folder import RunFolder
 
@@ -66,14 +67,14 @@ class Dashboard:
 
     async def _about(self, request: Request) -> Response:
         facts = {"title": self.title, "role": request.scope[ROLE], "bins_ms": BINS_MS, "history": HISTORY}
-        return _json({**facts, "period_s": PERIOD, "recordings": self.recordings is not None})
+        return as_json({**facts, "period_s": PERIOD, "drawn": ROBOTS, "recordings": self.recordings is not None})
 
     async def _events(self, request: Request) -> Response:
         del request
         return StreamingResponse(self._stream(), media_type="text/event-stream")
 
     async def _stream(self) -> AsyncIterator[bytes]:
-        """Yield the history, then each new snapshot. The server queues none, so a slow viewer misses some."""
+        """Yield the history, then each new snapshot. The server queues no snapshots, so a slow viewer misses some."""
         yield b"retry: 1000\nevent: history\ndata: " + self.live.history() + b"\n\n"
         sent = 0
         self.live.viewers += 1
@@ -95,7 +96,7 @@ class Dashboard:
             if len(body) > LONGEST:
                 return PlainTextResponse(f"refused: the request is longer than {LONGEST} bytes\n", 413)
         try:
-            return _json(await run_in_threadpool(act, body, self.folder, self.config))
+            return as_json(await run_in_threadpool(act, body, self.folder, self.config))
         except msgspec.DecodeError as error:  # a ValidationError is a DecodeError
             return PlainTextResponse(f"refused: {error}\n", 400)
 
@@ -104,11 +105,11 @@ class Dashboard:
         del request
         file = self.folder.metrics_file if self.folder else None
         kinds = ("train", "evaluation")
-        return _json({kind: columns(metrics.read(file, kind) if file and file.exists() else []) for kind in kinds})
+        return as_json({kind: columns(metrics.read(file, kind) if file and file.exists() else []) for kind in kinds})
 
 
 def columns(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return one list of numbers for each name in the records. It has None for each record without this name.
+    """Return one list of numbers for each name in the records. The list has None for a record without this name.
 
     If there are too many records, every n-th record and the newest record remain.
     """
@@ -116,7 +117,3 @@ def columns(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
     kept = records[::-1][::stride][::-1] if records else []
     names = {name: None for record in kept for name, value in record.items() if type(value) in (int, float)}
     return {name: [record.get(name) for record in kept] for name in names}
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -14,7 +14,7 @@ class Actuator:
     Attributes:
         made_safe: whether the robots got the safe action in this turn.
         own_stop: the emergency stop that the robots asked for; None if there is none or it has ended. The source
-            sends it again to a new server.
+            sends this stop again after each Welcome of the policy server.
     """
 
     def __init__(self, body: Body, guard: Guard, source: str) -> None:

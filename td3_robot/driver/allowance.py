@@ -9,13 +9,13 @@ from td3_robot.topics import QUEUE_LENGTH
 
 
 class Allowance:
-    """The steps that the learner allows while all processes run freely.
+    """The steps that the learner allows in a free-running training.
 
     Args:
         waits: allow no Step before the learner's first Throttle, so that no Step is lost while processes start.
 
     Attributes:
-        begun: whether the source may publish its first Step.
+        begun: whether the source may publish Steps. After the start and a rewind, it may have to wait for a Throttle.
         kept: the Steps that the learner has not processed, and the Step before them.
     """
 
@@ -57,7 +57,7 @@ class Allowance:
         return 1
 
     def void(self) -> None:
-        """Forget the allowance of an earlier learner."""
+        """Forget the allowance of the last connection to a learner."""
         self._transitions = 0
 
     def rewind(self, step: Step | None) -> None:

@@ -23,7 +23,7 @@ class Body(Protocol):
         action: float32[N, A], the applied action. At FIRST: the action at the start of the episode, 0 in a simulator.
         world: the random numbers of each robot that starts an episode in a random world. The keys are robot indices, as
             text.
-        commanded: float32[N, A], the newest commanded action.
+        commanded: float32[N, A], the newest commanded action. In a simulator: the same as ``action``.
         problem: why the robots cannot work; empty if they can.
         stop: why the robots ask for an emergency stop of all robots; empty if they do not. The core clears this text.
     """
@@ -45,10 +45,10 @@ class Body(Protocol):
     def commanded(self) -> Float32: ...
 
     def command(self, action: Float32) -> None:
-        """Apply ``action``, float32[N, A], from now on. A simulator applies it in its next step."""
+        """Apply ``action``, float32[N, A], from now on. A simulator ignores this: it applies the action of ``step``."""
 
     def step(self, action: Float32) -> int | None:
-        """End a control period with the applied ``action``, float32[N, A]; reset each robot after its last step.
+        """End a control period with the applied ``action``, float32[N, A]. Reset each robot whose episode ended before.
 
         Returns:
             The number of transitions: one for each robot within an episode; None if there is no observation to publish.

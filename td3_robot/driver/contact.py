@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 HOLD_OFF = 0.5
-"""Seconds. If a driver has no Welcome and hears nothing from the policy server for this time, it makes robots safe."""
+"""Seconds. A driver without a Welcome makes its robot safe if it hears nothing from the policy server for this time."""
 
 
 class Contact(Enum):
@@ -24,7 +24,7 @@ class Contact(Enum):
 
     UNKNOWN = auto()  # no message yet
     RIVAL = auto()  # another driver of this name may move the robots
-    ALONE = auto()  # neither another driver nor a policy moves the robots
+    ALONE = auto()  # no sign of another driver of this name, and no policy moves the robots
     WELCOMED = auto()
 
 
@@ -42,7 +42,7 @@ class ServerContact:
     def __init__(self, *, rivals: bool) -> None:
         self.state = Contact.UNKNOWN
         self.rivals = rivals
-        self._silent_since: float | None = None  # restarts each time the robots are made safe
+        self._silent_since: float | None = None  # restarts at a Heartbeat, and when the robots are made safe
 
     @property
     def welcomed(self) -> bool:
@@ -72,7 +72,7 @@ class ServerContact:
         self.state = Contact.RIVAL if rival else Contact.ALONE
 
     def falls_silent(self, now: float) -> bool:
-        """Whether HOLD_OFF passed without a message and without a Welcome. If so, HOLD_OFF starts again."""
+        """Whether HOLD_OFF has passed without a Heartbeat or a Welcome. If so, HOLD_OFF starts again."""
         if self._silent_since is None:
             self._silent_since = now
         if now < self._silent_since + HOLD_OFF:

@@ -1,10 +1,11 @@
 """The core of a source, without I/O. It takes Actions, Throttles and Commands, and returns Steps.
 
-The core joins five parts, each with its own state:
+The core joins six parts, each with its own state:
 
 =================================== ============================================================
 :mod:`td3_robot.driver.contact`     whether the source may move robots, from the server's messages
 :mod:`td3_robot.driver.guard`       limits, deadline, stops and faults that protect the robots
+:mod:`td3_robot.driver.actuator`    applies actions and the safe action, and takes the robots' reports
 :mod:`td3_robot.driver.pacing`      when to step: at full speed, or at the deadlines of real time
 :mod:`td3_robot.driver.allowance`   how many Steps the learner allows
 :mod:`td3_robot.driver.exchange`    the newest Step and its Action
@@ -50,7 +51,7 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {"policy": (Action, Command), "l
 
 
 def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bool) -> SourceCore:
-    """The core of a robot's driver; ``learner``: whether there is a learner to publish to."""
+    """Make the core of a robot's driver. ``learner``: whether there is a learner to publish to."""
     return SourceCore(
         body,
         name,
@@ -73,7 +74,7 @@ class SourceCore:
         guard: the default guard has no settings and accepts every action within the specification.
         learner: whether there is a learner to publish to.
         waits: do not begin before the learner's first Throttle.
-        holds_off: do not move the robots before the policy server has welcomed the source.
+        holds_off: apply nothing but the safe action before the policy server has welcomed the source.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class SourceCore:
         self._allowance = (LockStep if lockstep else Allowance)(waits=learner and waits)
         self._exchange = Exchange()
         self._actuator = Actuator(body, self.guard, source)
-        self._loop: dict[str, Any] = {}  # rate and jitter, from the node
+        self._loop: dict[str, Any] = {}  # figures of the loop, from the node's Status
 
     @property
     def due(self) -> float | None:
@@ -182,7 +183,7 @@ class SourceCore:
         guard = self.guard
         reply = carry_out(command, "the policy server", guard.verbs, guard.lifecycle, self._detail, now)
         if not guard.lifecycle.stopped:
-            self._actuator.own_stop = None  # it has ended; the next stop may be an operator's, for this robot only
+            self._actuator.own_stop = None  # the next stop may be an operator's, for this robot only
         return [("policy", reply)]
 
     def _welcome(self, link: str) -> list[Output]:

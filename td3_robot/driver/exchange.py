@@ -7,7 +7,7 @@ from enum import Enum, auto
 from td3_robot.messages import Action, Step
 from td3_robot.specs import Float32
 
-_ASK_AGAIN = 1.0  # seconds without an Action after which the source sends the Step again
+_ASK_AGAIN = 1.0  # seconds without an Action after which a source at full speed sends the Step again
 
 
 class Progress(Enum):
@@ -41,7 +41,7 @@ class Exchange:
 
     @property
     def may_step(self) -> bool:
-        """Whether a source at full speed may step now: it has an Action, or no Step waits for an Action."""
+        """Whether a source at full speed may step now: it has an Action, or has published no Step."""
         return self.state in (Progress.NOTHING, Progress.ANSWERED)
 
     def replaces(self, action: Action) -> bool:

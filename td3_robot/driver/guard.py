@@ -26,8 +26,8 @@ class Guard:
     Until the first Action of an episode, a source with a deadline applies the safe action; without a deadline, the
     pacing chooses the action. The limits of the specification hold even if the settings have none.
 
-    ``autostart`` takes the robot to the state ``active`` at once. Raises ConfigError if the settings do not fit the
-    robot.
+    ``autostart`` takes the robot to the state ``active`` at the first :meth:`look`. Raises ConfigError if the settings
+    do not fit the robot.
     """
 
     def __init__(self, spec: RobotSpec, name: str, config: SafetyConfig | None = None, *, autostart: bool = True):

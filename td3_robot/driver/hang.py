@@ -14,7 +14,8 @@ Answer = TypeVar("Answer")
 
 EXIT_HUNG = 70
 """Exit code of a driver after a hang (EX_SOFTWARE of sysexits.h)."""
-_LOOKS = 4  # looks in the time of the limit; a call that five looks in a row see has lasted 1 to 1.25 times the limit
+# The thread gives up when five looks in a row find the same call. The call has then lasted 1 to 1.25 times the limit.
+_LOOKS = 4  # looks per limit
 
 
 class HangWatch:
@@ -22,7 +23,7 @@ class HangWatch:
 
     The thread counts its own looks and reads no clock. So the thread does not give up on a call while the process is
     stopped or the machine sleeps. After the thread gives up on a call, the calling thread never continues, even if the
-    call returns. So nothing moves the robot during or after ``stop``.
+    call returns. So no other call begins during or after ``stop``. Only the hanging call may still move the robot.
 
     Args:
         limit: seconds that a call may take.
@@ -32,7 +33,7 @@ class HangWatch:
 
     def __init__(self, limit: float, stop: Callable[[], None] | None, end: Callable[[int], object] = os._exit) -> None:
         self._limit, self._stop, self._end = limit, stop, end
-        self._log = logs.descriptor()  # get it now: after the log closes, a device may get the same number
+        self._log = logs.descriptor()  # get the number now, because a method of the robot may redirect sys.stderr later
         self._call: list[str] | None = None  # the running method; each call has its own list
         self._lock = threading.Lock()
         self._given_up = False
@@ -72,7 +73,7 @@ class HangWatch:
             thread.start()
             thread.join(self._limit)
             outcome = outcomes[-1]
-        # This does not use logging, because the hanging thread may hold the logging lock. Writing may hang as well.
+        # Do not use logging: the hanging thread may hold its lock. Writing may hang, too, so another thread writes.
         line = f"HUNG: {what}() has not returned for {self._limit * 1e3:.0f} ms; {outcome}; the driver ends\n"
         writer = threading.Thread(target=self._write, args=(line,), daemon=True, name="log")
         writer.start()

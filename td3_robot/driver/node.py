@@ -1,4 +1,4 @@
-"""The process of a driver: it runs the loop, the protocol, the timing and the stop of a robot.
+"""The process of a driver: it connects a robot to its policy server, and keeps its timing and its safety.
 
 A driver is a program of a few lines::
 
@@ -39,8 +39,8 @@ _EPILOG = """examples:
 def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int:
     """Drive a robot until a signal or an operator's shutdown.
 
-    At the end the driver applies the safe action, unless SIGKILL or a hanging method ends the process. If another live
-    driver has the same name, this driver does not touch the robot.
+    At the end the driver applies the safe action, unless SIGKILL or a hanging method ends the process. While another
+    driver may have the same name, this driver does not touch the robot.
 
     Args:
         name: name of this robot at its policy server; the option ``--name`` replaces it.
@@ -106,8 +106,8 @@ def _drive_alone(node: Node, robot: Robot, follow: Callable[[SourceCore], None] 
     except HandshakeError:
         if policy.refusal:
             core.contact.refused(rival=policy.refusal.code == "name")
-        if core.contact.in_charge:
-            log.warning("%s: refused by the policy server; the driver applies the safe action and ends", node.name)
+            if core.contact.in_charge:
+                log.warning("%s: refused by the policy server; the driver applies the safe action and ends", node.name)
         raise
     finally:
         if core.contact.in_charge:

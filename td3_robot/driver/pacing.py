@@ -16,13 +16,16 @@ from td3_robot.util.rate import LoopRate
 
 
 class Fast:
-    """Full speed: steps as soon as the source has the Action and the learner's allowance."""
+    """Full speed: steps as soon as the source is ready, see :meth:`may_step`."""
 
     deadline: float | None = None
     loop: LoopRate | None = None
 
     def may_step(self, now: float, *, ready: bool) -> bool:
-        """Return whether to step now. ``ready``: whether the source has the Action and the learner's allowance."""
+        """Return whether to step now.
+
+        ``ready``: whether the source is active, and has the Action and the learner's allowance.
+        """
         del now
         return ready
 
@@ -87,12 +90,12 @@ class RealTime:
         return missed
 
     def substitute(self, last: Float32) -> tuple[Float32, ActionOrigin]:
-        """Return the fallback action within the limits. ``last``: the newest applied action, 0 after a reset."""
+        """Return the fallback action within the limits. ``last``: the newest commanded action."""
         wanted = last if self._origin is ActionOrigin.HELD else np.zeros_like(last)
         return np.clip(wanted, self._low, self._high), self._origin
 
     def figures(self) -> dict[str, float]:
-        """Return the mean and the longest delay of steps after their deadlines in seconds, and the true rate."""
+        """Return the mean and longest delay of steps after their deadlines in seconds, and the figures of ``loop``."""
         lags = {"lag_mean_s": self._lag_sum / max(1, self._steps), "lag_max_s": self.lag_max}
         return {**lags, **self.loop.figures}
 

@@ -21,13 +21,14 @@ Answer = TypeVar("Answer")
 
 
 class EmergencyStop(Exception):  # noqa: N818 - not an error: a person or the robot wants it
-    """Any method of a robot may raise this to stop all robots of its policy server."""
+    """Any method except ``stop`` and ``close`` may raise this to stop all robots of the robot's policy server."""
 
 
 class Robot(ABC):
-    """A robot. One thread calls all methods except ``stop``. Each method should need much less than a control period.
+    """A robot. One thread calls all methods except ``stop``.
 
-    If a method raises an exception, the driver goes to FAULT. It then applies the safe action in every period.
+    ``observe``, ``apply``, ``reward`` and ``phase`` together should need much less than a control period. If a method
+    raises an exception, the driver goes to FAULT, and applies the safe action in every period.
 
     Attributes:
         spec: the robot's channels, in the order of the arrays, and its control period.
@@ -70,8 +71,8 @@ class Robot(ABC):
     def reset(self) -> None:  # noqa: B027 - many robots need no preparation
         """Prepare an episode. The driver calls this before every episode.
 
-        The safe action applies during the call. If the call lasts longer than ``safety.reset_timeout_ms``, the policy
-        server goes to FAULT for this robot.
+        The safe action applies during the call. If the call lasts longer than ``safety.reset_timeout_ms``, and
+        ``safety.observation_deadline_ms`` is set, the policy server goes to FAULT for this robot.
         """
 
     def stop(self) -> None:  # noqa: B027
@@ -83,7 +84,10 @@ class Robot(ABC):
         """
 
     def close(self) -> None:  # noqa: B027
-        """Release the robot, because the driver ends. The driver has applied the safe action before this call."""
+        """Release the robot, because the driver ends. The driver has applied the safe action before this call.
+
+        The driver does not call ``close`` while another driver of the same name may use the robot.
+        """
 
 
 class RobotBody(OneRobot):
@@ -180,10 +184,10 @@ class RobotBody(OneRobot):
             log.warning("%s%s", problem, again, exc_info=times == 1 and not isinstance(error, ValueError))
 
     def _ask(self, what: str, call: Callable[[], Answer]) -> Answer | None:
-        """Call the robot's code and return its result. If it fails, store the problem and return None."""
+        """Call the robot's code and return its result. If it raises, store the problem or the stop, and return None."""
         try:
-            watched = self._hang and what not in ("reset", "close")
-            answer = self._hang.run(what, call) if self._hang and watched else call()
+            hang = None if what in ("reset", "close") else self._hang
+            answer = hang.run(what, call) if hang else call()
         except EmergencyStop as stop:
             self.stop = str(stop) or "the robot stopped"
         except Exception as error:  # an error of the robot's code must not end the loop that keeps the robot safe

@@ -70,7 +70,7 @@ class Monitor:
         """The report, as plain JSON values. Rates and loop times cover the time since the last report.
 
         ``loop_ms`` has the loop times of each source. A loop begins with a Step. It ends with the later Step that
-        reports the Action for it. The clock of the source measures both times.
+        reports the Action for the first Step. The clock of the source measures both times.
         """
         begun = now if self._begun is None else self._begun
         elapsed, self._reported = now - self._reported, now
@@ -114,7 +114,7 @@ class Monitor:
             row = Row(entry.incarnation, Stream(entry))
             self._rows[entry.publisher, entry.topic] = row
         row.stream.add(entry)
-        if not self._decode.knows(entry):  # the monitor can decode it only after a Hello or Step of the same source
+        if not self._decode.knows(entry):  # decoding needs an earlier Hello or Step of the same source
             return
         try:
             message = self._decode(entry)

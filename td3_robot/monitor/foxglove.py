@@ -43,8 +43,8 @@ class Foxglove:
         self.address = f"ws://{_HOST}:{self._server.port}"
 
     def publish(self, entry: Entry, message: Message, names: Names) -> None:
-        """Send a message to the viewers. The server serializes it only if a viewer shows its topic."""
-        del names  # the converter takes them from the Hello
+        """Send a message to the viewers. Make the content of a topic only if a viewer shows the topic."""
+        del names  # the converter takes the names from the Hello
         for draft in self._converter.convert(entry, message):
             channel = self._channels.get(draft.topic)
             if channel is None:

@@ -108,7 +108,7 @@ def _watch(node: Node, options: argparse.Namespace) -> None:
 
 
 def watcher_parser(description: str, epilog: str) -> Parser:
-    """The arguments of a command that acts as the monitor."""
+    """Make the parser of a command that acts as a monitor."""
     result = node_parser(MONITOR, MONITOR, description, deployable=True, epilog=epilog)
     result.add_argument("--endpoint", metavar="ENDPOINT", help="endpoint to listen at, instead of --run or --config")
     result.add_argument("--keys", metavar="DIR", help="folder of this machine's keys, for --endpoint")
@@ -123,7 +123,7 @@ def watch(
     every: float = 0.0,
     seconds: float | None = None,
 ) -> None:
-    """Receive messages until a signal arrives, ``seconds`` have passed, or ``show`` returns False.
+    """Receive messages until a signal arrives, the run ends, ``seconds`` have passed, or ``show`` returns False.
 
     Calls ``show`` every ``every`` seconds, and once at the end of ``seconds``.
     """

@@ -1,1 +1,1 @@
-"""ROS 2: a driver for robots with a ROS 2 interface. The docstring of a module names rclpy if the module imports it."""
+"""ROS 2 nodes: a driver, an operator and a monitor. Only ``lifecycle`` needs rclpy at its import."""

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FIRST_DATA = 10.0  # seconds to wait for the first message of each topic
+_FIRST_DATA = 10.0  # seconds to wait until every channel has a value
 _ANSWER = 2.0  # seconds to wait for the policy server, for each request
 _STOPPED = 2.0  # seconds within which the driver has to stop the robot
 _TURN = 0.5  # seconds within which the driver ends a turn
 _FIGURES_PERIOD = 1.0  # seconds between two sets of figures
-_MOVED = (ActionOrigin.POLICY, ActionOrigin.HELD, ActionOrigin.OPERATOR)
+_MOVED = (ActionOrigin.POLICY, ActionOrigin.OPERATOR)
 _EPILOG = """examples:
   td3-robot ros2 driver --config robot.yaml
   td3-robot ros2 driver --config robot.yaml --ros-args -r __ns:=/left -r joint_states:=/left_arm/joint_states
@@ -88,9 +88,10 @@ class Condition(NamedTuple):
         state: the driver's state.
         reason: why the state changed last.
         welcomed: whether the policy server has welcomed the driver.
-        moved: whether a policy or an operator moves the robot.
+        moved: whether a policy or an operator chose the newest applied action, also if the robot holds this action.
         origin: where the newest applied action comes from, for example ``policy`` or ``safe``.
-        weights_version: version of the policy that chose the newest applied action; 0 if no policy chose it.
+        weights_version: version of the policy whose Action the driver applied; 0 without such an Action, also while the
+            robot holds an action.
         figures: more figures, for diagnostics.
     """
 
@@ -106,11 +107,12 @@ class Condition(NamedTuple):
 class Desk:
     """Carries out the requests of ROS, and follows the state of the driver.
 
-    Like an operator, the desk sends the requests to the policy server. An emergency stop also works without a server.
+    Like an operator, the desk sends the requests to the policy server. An emergency stop and a shutdown also work
+    without a server.
 
     Attributes:
         condition: the newest condition of the driver.
-        notify: called after the condition has changed.
+        notify: called after state, reason, welcomed or moved has changed.
     """
 
     def __init__(self, node: Node, robot: Ros2Robot) -> None:
@@ -136,7 +138,7 @@ class Desk:
             state=lifecycle.state,
             reason=lifecycle.reason,
             welcomed=core.contact.welcomed,
-            moved=origin in _MOVED,
+            moved=before.moved if origin == ActionOrigin.HELD else origin in _MOVED,
             origin=ActionOrigin.name_of(origin),
             weights_version=step.weights_version if step and not safe else 0,
             figures=figures,

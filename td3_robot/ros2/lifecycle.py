@@ -66,7 +66,7 @@ _PATHS = {
     ("active", "unconfigured"): "deactivate",
     ("inactive", "unconfigured"): "cleanup",
 }
-"""The next transition, by the present state of the ROS node and the state that the node must reach."""
+"""The next transition, by the state of the ROS node and the state that the node must reach. Otherwise: shutdown."""
 
 
 class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
@@ -117,7 +117,7 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
         return publish
 
     def settle(self) -> None:
-        """Wait until the subscribers have the last command, which is the safe action."""
+        """Wait up to 0.5 s until the subscribers have the last command, which is the safe action."""
         self._commands.wait_for_all_acked(Duration(seconds=_SETTLE))
 
     # -- lifecycle -----------------------------------------------------------------------------------------------
@@ -177,7 +177,10 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
         now = self._desk.condition
         if not now.welcomed:
             level, text = DiagnosticStatus.STALE, "no policy server has welcomed the driver"
-        elif now.moved and now.origin == ActionOrigin.name_of(ActionOrigin.OPERATOR):
+        elif now.origin == ActionOrigin.name_of(ActionOrigin.HELD):
+            level = DiagnosticStatus.OK if now.moved else DiagnosticStatus.WARN
+            text = "no Action came in time: the robot holds its last action"
+        elif now.origin == ActionOrigin.name_of(ActionOrigin.OPERATOR):
             level, text = DiagnosticStatus.OK, "an operator moves the robot"
         elif now.moved:
             level, text = DiagnosticStatus.OK, f"a policy moves the robot: version {now.weights_version}"

@@ -19,6 +19,7 @@ from td3_robot.topics import MONITOR
 from td3_robot.util.output import say
 
 _DEPTH = 10  # number of messages that wait for a slow subscriber
+_REMARKS_PERIOD = 1.0  # seconds between two checks for new remarks
 _EXAMPLES = """examples:
   td3-robot ros2 monitor --run runs/walker2d
   td3-robot ros2 monitor --config robot.yaml
@@ -26,7 +27,8 @@ _EXAMPLES = """examples:
   td3-robot ros2 monitor --config robot.yaml --ros-args -r leg/robot_0/joint_states:=joint_states     for RViz
   ros2 topic list, ros2 bag record -a, rqt, PlotJuggler
 
-docs/how-to/view_recordings.md lists the topics. No node waits for the monitor. It ends with the run, or at Ctrl-C.
+docs/how-to/view_recordings.md lists the topics. No node waits for the monitor. The monitor ends with the run, or at
+Ctrl-C.
 """
 
 
@@ -46,7 +48,6 @@ def _publish(node: Node) -> None:
     ros_node = rclpy.create_node("td3_robot_monitor")
     publishers, converter = Publishers(ros_node), Converter()
     printed: set[str] = set()
-    known = 0
 
     def receive(entry: Entry, message: Message, names: Names) -> None:
         del names
@@ -54,11 +55,7 @@ def _publish(node: Node) -> None:
             publishers.publish(draft)
 
     def show(monitor: Monitor) -> bool:
-        nonlocal known
         del monitor
-        if known == len(publishers.topics):
-            return True
-        known = len(publishers.topics)
         new = [remark for remark in converter.remarks() if remark not in printed]
         printed.update(new)
         return all(say(printable(remark)) for remark in new)
@@ -66,7 +63,7 @@ def _publish(node: Node) -> None:
     with ros.spinning(ros_node):  # the thread answers requests for the node's parameters
         node.listen(MONITOR, ACCEPTS)
         say(f"the ROS node {ros_node.get_fully_qualified_name()} publishes the messages")
-        watch(node, receive, show)
+        watch(node, receive, show, every=_REMARKS_PERIOD)
 
 
 class Publishers:
@@ -80,7 +77,7 @@ class Publishers:
         self.topics: dict[str, Any] = {}
 
     def publish(self, draft: Draft) -> None:
-        """Publish a message. Without a subscriber, a message is serialized only if later subscribers get it."""
+        """Publish a message. Without a subscriber, make only a message that later subscribers get."""
         publisher = self.topics.get(draft.topic)
         if publisher is None:
             publisher = self.topics[draft.topic] = self._create(draft)

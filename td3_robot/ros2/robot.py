@@ -30,13 +30,15 @@ class StoppedError(ValueError):
 
 
 class Inputs:
-    """The newest value of each observation channel and the time of its receipt. ``topics`` gives the kind of each
-    topic.
+    """The newest value of each observation channel, and the time at which the value came.
 
     The thread of ROS stores messages. The thread of the driver reads.
 
+    Attributes:
+        topics: the kind of each topic.
+
     Raises:
-        ConfigError: a channel has no source, or a source has no channel.
+        ConfigError: a channel has no source, a source has no channel, or a topic has messages of two types.
     """
 
     def __init__(self, spec: RobotSpec, config: Ros2Config, clock: Callable[[], float] = time.monotonic) -> None:
@@ -90,7 +92,7 @@ class Inputs:
         raise StaleError(f"{it.channel!r}: no {what} has come on {it.source!r} {since}")
 
     def wait(self, limit: float, stopped: Callable[[], bool]) -> bool:
-        """Wait until every channel has a value, for at most ``limit`` seconds. Return whether all have one.
+        """Wait until every channel has a value, for at most ``limit`` seconds. Return whether all have a value.
 
         The wait ends within 0.1 s after ``stopped`` begins to return True.
         """
@@ -104,7 +106,7 @@ class Inputs:
         return True
 
     def ages(self) -> dict[str, float]:
-        """Return the age of the oldest value of each topic in seconds; infinity without a value."""
+        """Return the age of the oldest value of each topic in seconds; infinity if a channel has no value."""
         with self._changed:
             now, at = self._clock(), self._at.copy()
         return {topic: float(now - min(at[channels])) for topic, channels in self._of_topic.items()}
@@ -126,7 +128,7 @@ class Outputs:
     """Turns actions into the values of a command. ``joints``: a trajectory's joints, in the order of the values.
 
     Raises:
-        ConfigError: the configuration does not name each action channel.
+        ConfigError: the configuration names an unknown action channel, or only some of the channels.
     """
 
     def __init__(self, spec: RobotSpec, config: Ros2Config) -> None:
@@ -150,8 +152,8 @@ class Outputs:
 class Ros2Robot(Robot):
     """A robot behind ROS topics. ``publish`` sends the values of a command.
 
-    ``stopped_by`` tells why a person stopped the robot through ROS; it is empty without a stop. While it is set, the
-    driver gets no observation, so it stays in FAULT with the safe action.
+    ``stopped_by`` tells why a person stopped the robot through ROS; it is empty without a stop. While it is set,
+    ``observe`` fails, so the driver stays in FAULT with the safe action.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Starts and stops rclpy, and runs the callbacks of nodes in threads. Each function imports rclpy when it runs."""
+"""Starts and stops rclpy, and runs callbacks of nodes in threads. The functions import ROS packages when they run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def running(words: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def spinning(node: Any) -> Iterator[None]:
-    """Run the callbacks of a node in a thread during the block. At the end, destroy the node."""
+    """Run the callbacks of a node in a thread during the block. Then destroy the node, unless a callback hangs."""
     from rclpy.executors import SingleThreadedExecutor
 
     executor = SingleThreadedExecutor()

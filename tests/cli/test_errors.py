@@ -145,7 +145,7 @@ def test_a_mistake_gives_exit_code_2_and_one_line(
         "topic echo step --config busy.yaml",
     ],
 )
-def test_a_busy_address_gives_exit_code_2_and_one_line(
+def test_a_busy_address_gives_exit_code_2_and_the_last_line_names_it(
     words: str, fail: Callable[[str], tuple[int, str]], tmp_path: Path
 ) -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:

@@ -25,7 +25,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     return call
 
 
-def test_allow_accepts_what_create_prints(run: Any, tmp_path: Path) -> None:
+def test_keys_are_created_allowed_listed_and_revoked(run: Any, tmp_path: Path) -> None:
     code, out, _ = run("create", "robot-7")
     assert code == 0
     identity = KeyFolder(tmp_path / "keys").identity()

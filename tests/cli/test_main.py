@@ -1,4 +1,4 @@
-"""Test the tables of commands and benchmarks."""
+"""Test the tables of commands, benchmarks and ROS 2 nodes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ def test_help_lists_every_command_under_its_group(capsys: pytest.CaptureFixture[
     assert main(["--help"]) == EXIT_GOOD
     lines = capsys.readouterr().out.splitlines()
     for group, rows in groupby(COMMANDS.items(), lambda row: row[1].group):
-        begin = lines.index(f"{group}:") + 1
-        for line, (name, verb) in zip(lines[begin:], rows, strict=False):
-            assert line.split(maxsplit=1) == [name, verb.purpose]
+        for place, (name, verb) in enumerate(rows, lines.index(f"{group}:") + 1):
+            assert lines[place].split(maxsplit=1) == [name, verb.purpose]
 
 
 def test_commands_of_one_group_are_listed_together() -> None:
@@ -50,7 +49,7 @@ def test_commands_of_one_group_are_listed_together() -> None:
         (["bench", "simm"], "td3-robot bench: unknown benchmark 'simm'; did you mean 'sim'?"),
     ],
 )
-def test_an_unknown_name_is_a_usage_error_of_one_line(
+def test_an_unknown_or_missing_name_is_a_usage_error_of_one_line(
     words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == EXIT_USAGE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,7 +60,7 @@ class TestNewTask(SimulatorBackendContract): ...
 def test_new_files_pass_their_own_tests(kind: str, made: dict[str, Path]) -> None:
     """These tests run real processes: the driver with the conformance kit, and a short training."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=made[kind], env=os.environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=made[kind], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
 

@@ -56,11 +56,7 @@ def test_each_mistake_is_named_before_a_run_begins(
     arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    try:
-        code = main(["sweep", "pendulum", *arguments])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    assert code == 2
+    assert main(["sweep", "pendulum", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("td3-robot sweep: ")
     assert words in error
@@ -70,7 +66,7 @@ def test_each_mistake_is_named_before_a_run_begins(
 
 @pytest.mark.slow
 def test_a_stopped_sweep_continues(command: Callable[..., Command], tmp_path: Path) -> None:
-    """Two values with two seeds are four runs. Ctrl-C comes after the first."""
+    """Two values with two seeds are four runs. Ctrl-C comes after the first run."""
     sets = (
         *("learner.learning_starts=100", "learner.batch_size=16", "learner.precision=fp32", "learner.compile=false"),
         *("network.hidden=[8]", "evaluation.every=200", "evaluation.episodes=1", "learner.publish_every=50"),

@@ -24,7 +24,7 @@ def test_list_has_every_topic(capsys: pytest.CaptureFixture[str]) -> None:
     assert {
         "topic": "action",
         "from": "policy server",
-        "to": "simulator",
+        "to": "source",
         "link": "policy",
         "rate": "one for each Step",
         "queue": "keep latest",

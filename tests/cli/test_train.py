@@ -22,7 +22,7 @@ from tests.contract.point_mass import PointMassBackend
 @pytest.mark.parametrize(
     ("critics", "text"), [("10", "for another robot"), ("0", "learner.critics_first is 0: untrained critics")]
 )
-def test_a_policy_in_start_from_must_fit_the_robot(
+def test_start_from_needs_a_policy_of_this_robot_and_trained_critics(
     critics: str, text: str, make_bundle: Callable[..., Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_bundle().save(tmp_path / "toy.safetensors")
@@ -34,7 +34,7 @@ def test_a_policy_in_start_from_must_fit_the_robot(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_package_is_an_error_before_the_machine_is_examined(
+def test_a_missing_package_is_an_error_before_there_is_a_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """walker2d has ``precision: auto``, and torch is needed to choose the precision."""

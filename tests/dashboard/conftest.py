@@ -41,7 +41,7 @@ class Site(NamedTuple):
     def get(
         self, path: str, headers: dict[str, str] | None = None, method: str = "GET", body: bytes | None = None
     ) -> tuple[int, Any, bytes]:
-        """Send a request without a cookie. Return the status, the headers and the body of the answer."""
+        """Send a request with only these headers. Return the status, the headers and the body of the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             connection.request(method, path, body, headers=headers or {})
@@ -49,6 +49,10 @@ class Site(NamedTuple):
             return answer.status, answer.headers, answer.read()
         finally:
             connection.close()
+
+    def cookie(self) -> dict[str, str]:
+        """Return the header with a viewer's cookie."""
+        return {"Cookie": self.get(f"/?token={self.token}")[1]["set-cookie"].split(";")[0]}
 
 
 def make_run(folder: Path) -> RunFolder:

@@ -17,7 +17,7 @@ from tests.dashboard.conftest import Site
 
 
 def make_runs(folder: Path) -> None:
-    """Make two runs that differ in their seed, and one with another batch size. Each has two evaluations."""
+    """Make two runs that differ in their seed, and one with another batch size. Each run has two evaluations."""
     for name, seed, batch, scores in (("a1", 1, 128, (10, 20)), ("a2", 2, 128, (30, 60)), ("b", 1, 256, (5, 6))):
         config = loading.load("walker2d_fast", [f"seed={seed}", f"learner.batch_size={batch}"])
         run = RunFolder.create(folder / name, config)
@@ -46,7 +46,7 @@ def test_runs_of_a_folder_are_compared(page: Page, serve: Callable[..., Site], t
     assert page.run("compared.data") == [[1000, 2000], [20, 40], [30, 60], [10, 20], [5, 6], [5, 6], [5, 6]]
     page.layout(360, 800, dark=True)
     page.wait("document.documentElement.scrollWidth <= 360")
-    cookie = {"Cookie": site.get(f"/?token={site.token}")[1]["set-cookie"].split(";")[0]}
+    cookie = site.cookie()
     status, headers, body = site.get("/video/a1/walk.mp4", cookie)
     assert (status, headers["content-type"], body) == (200, "video/mp4", b"video")
     for path in ("/video/a1/metrics.jsonl", "/video/..%2Fa1/walk.mp4", "/video/a1/..%2F..%2Fb%2Fconfig.yaml"):

@@ -1,4 +1,4 @@
-"""The dashboard's server over real HTTP: who may read it, what it sends, and how it ends."""
+"""The dashboard's server over real HTTP: who may read it and command, what it sends, and how it ends."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_request_with_two_host_headers_is_refused(site: Site) -> None:
 
 
 def test_metrics_and_stream_of_a_run_that_has_ended(site: Site) -> None:
-    cookie = {"Cookie": site.get(f"/?token={site.token}")[1]["set-cookie"].split(";")[0]}
+    cookie = site.cookie()
     found = json.loads(site.get("/metrics", cookie)[2])
     train = [record for record in RECORDS if record["kind"] == "train"]
     assert found["train"]["return_mean"] == [record["return_mean"] for record in train]
@@ -104,7 +104,7 @@ def test_metrics_and_stream_of_a_run_that_has_ended(site: Site) -> None:
 
 def test_a_viewer_that_reads_nothing_blocks_nobody(site: Site) -> None:
     """29 viewers read the stream, and one more viewer reads nothing."""
-    cookie = {"Cookie": site.get(f"/?token={site.token}")[1]["set-cookie"].split(";")[0]}
+    cookie = site.cookie()
     with contextlib.ExitStack() as stack:
         streams = []
         for _ in range(30):
@@ -134,7 +134,7 @@ def test_sigterm_ends_the_server(site: Site) -> None:
         (["--port", "70000"], "--port is 70000; allowed: whole numbers from 0 to 65535"),
     ],
 )
-def test_beyond_loopback_the_page_needs_tls(
+def test_wrong_hosts_certificates_and_ports_are_refused(
     arguments: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(tmp_path / "run")

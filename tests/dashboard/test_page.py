@@ -102,6 +102,41 @@ def test_the_memory_of_an_open_page_stays_constant(page: Page, serve: Callable[.
     assert page.problems == []
 
 
+def test_pictures_of_the_former_robot_are_not_drawn(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    page.open(serve("--run", "run").address)
+    page.wait("document.querySelector('#why').textContent")
+    page.run("body.play({radii: [1], frames: Array(10).fill([0, 0, 0, 0, 0, 9])}), body.forget(), true")
+    page.run("new Promise((resolve) => setTimeout(resolve, 2000 * body.period))")
+    assert page.run("[body.frame, body.size]") == [None, 0]
+    assert page.problems == []
+
+
+def test_the_page_says_why_it_does_not_draw_a_robot(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    page.open(serve("--run", "run").address)
+    page.wait("document.querySelector('#why').textContent")
+    page.run("connect = () => null, show_ = show, show = () => null, true")
+
+    def shown(index: int, drawable: str = "['sim-0']") -> list[Any]:
+        """Choose one of five robots. The server draws only robot 3. Return whether the page draws, and its text."""
+        page.run(f"live = ({SNAPSHOT})(1), live.drawable = {drawable}, true")
+        page.run("live.robots = [0, 1, 2, 3, 4].map((index) => ({...live.robots[0], index, robots: 5})), true")
+        page.run("live.drawn = live.drawable.length ? {'sim-0/3': live.drawn['sim-0/0']} : {}, true")
+        page.run(f"show_(live), $('robot').value = 'sim-0/{index}', forgetChannels(), show_(live)")
+        text = "$('undrawn').checkVisibility() ? $('undrawn').textContent : ''"
+        answer: list[Any] = page.run(f"[$('body').checkVisibility(), {text}]")
+        return answer
+
+    assert shown(3) == [True, ""]
+    assert shown(4) == [False, "The page draws only the first 4 robots of a source."]
+    assert shown(3) == [True, ""]
+    drawn, text = shown(3, "[]")
+    assert not drawn
+    assert "because the robot's links are unknown" in text
+    assert page.problems == []
+
+
 @pytest.mark.slow
 def test_the_page_follows_a_training_and_connects_again_to_the_next_one(
     page: Page, serve: Callable[..., Site], train: Callable[..., Any], command: Callable[..., Any]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from td3_robot.messages import Step
 from td3_robot.recording.info import examine
 from td3_robot.recording.reader import Session
+from tests.conftest import poll_until
 from tests.dashboard.browser import Page
 from tests.dashboard.conftest import Site, make_run
 
@@ -25,12 +25,8 @@ CELLS = "[...document.querySelectorAll('#{} tbody tr')].map((row) => [...row.cel
 END = "document.querySelector('#replayed').textContent.includes('exit code')"
 
 
-def cookie_of(site: Site) -> dict[str, str]:
-    return {"Cookie": site.get(f"/?token={site.token}")[1]["set-cookie"].split(";")[0]}
-
-
 def damaged(content: bytes, file: Path) -> Path:
-    """Write a recording with a changed byte in its first chunk."""
+    """Write a recording in which one byte is changed, after a third of the file."""
     content = bytearray(content)
     content[len(content) // 3] ^= 0xFF
     file.write_bytes(content)
@@ -71,7 +67,8 @@ def test_the_page_shows_what_info_reports(page: Page, serve: Callable[..., Site]
     assert len([kind for _, kind, _ in events if kind == "fault"]) == sum(row["count"] for row in report["faults"])
     assert page.run("events.data[0].length") == len(events)
 
-    steps = [step for entry, step in Session([file]).messages_of(Step) if entry.publisher == page_robot(page)]
+    source = page.run("shown.name").rpartition("/")[0]
+    steps = [step for entry, step in Session([file]).messages_of(Step) if entry.publisher == source]
     for index in range(steps[0].observation.shape[1]):
         recorded = [float(step.observation[0, index]) for step in steps]
         assert page.run(f"shown.channels[{index}].values") == pytest.approx(recorded), index
@@ -84,10 +81,6 @@ def test_the_page_shows_what_info_reports(page: Page, serve: Callable[..., Site]
         page.layout(width, 800, dark=width == 360)
         page.wait(f"document.documentElement.scrollWidth <= {width}")
     assert page.problems == []
-
-
-def page_robot(page: Page) -> str:
-    return str(page.run("shown.name")).rpartition("/")[0]
 
 
 def test_another_robot_can_be_selected(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
@@ -146,15 +139,14 @@ def test_one_replay_runs_at_a_time_and_ends_with_the_dashboard(serve: Callable[.
     run = make_run(tmp_path / "run")
     (run.path / "waits.mcap").write_bytes((SESSIONS / "pendulum.mcap").read_bytes())
     site = serve("--run", "run")
-    cookie = cookie_of(site)
+    cookie = site.cookie()
     here = {**cookie, "Origin": f"http://127.0.0.1:{site.port}"}
     path = "/recordings/replay?name=waits.mcap"
     assert site.get(path, cookie, "POST")[0] == 403  # no Origin
     status, _, body = site.get(path, here, "POST")
     assert (status, json.loads(body)["running"]) == (200, True)
-    dashboard, end = psutil.Process(site.process.process.pid), time.monotonic() + 60
-    while [replay.nice() for replay in dashboard.children()] != [19]:
-        assert time.monotonic() < end
+    dashboard = psutil.Process(site.process.process.pid)
+    poll_until(lambda: [replay.nice() for replay in dashboard.children()] == [19], lambda: "no replay is nice", 60)
     replays = dashboard.children()
     replays[0].suspend()  # so that it cannot end
     assert replays[0].cmdline()[3] == "replay"
@@ -187,7 +179,7 @@ def test_only_listed_recordings_can_be_opened(serve: Callable[..., Site], tmp_pa
     for file in (tmp_path / "outside.mcap", run.path / "sub" / "inner.mcap", run.path / "good.mcap"):
         shutil.copy(SESSIONS / "tampered.mcap", file)
     site = serve("--run", "run")
-    cookie = cookie_of(site)
+    cookie = site.cookie()
     listed: Any = json.loads(site.get("/recordings/list", cookie)[2])
     assert [row["name"] for row in listed["recordings"]] == ["good.mcap"]
     assert listed["home"] == "Live"

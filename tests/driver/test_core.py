@@ -156,7 +156,9 @@ def test_a_shutdown_ends_the_driver(make_core: Make, robot: Toy) -> None:
 def test_a_learner_gets_the_same_steps(make_core: Make) -> None:
     core = make_core(learner=True)
     outputs = core.step([action(0, 1.5, 0)], 0.02)
-    assert [to for to, message in outputs if isinstance(message, Step)] == ["policy", "learner"]
+    steps = {to: message for to, message in outputs if isinstance(message, Step)}
+    assert list(steps) == ["policy", "learner"]
+    assert steps["policy"] is steps["learner"]
 
 
 def test_the_action_deadline_is_checked_between_two_steps(make_core: Make, robot: Toy) -> None:

@@ -1,4 +1,4 @@
-"""A robot method that does not return. The test threads wait for each other and do not sleep."""
+"""A robot method that does not return. If possible, the threads wait for each other instead of a fixed time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def end() -> End:
 
 
 def patient(monkeypatch: pytest.MonkeyPatch, begun: threading.Event | None = None) -> None:
-    """Let HangWatch wait up to 60 s for stop(). With ``begun``, it waits the usual time, but after ``begun`` is set."""
+    """Let HangWatch wait up to 60 s for stop(). With ``begun``, wait for ``begun`` instead, and then the usual time."""
     join = threading.Thread.join
 
     def wait(thread: threading.Thread, timeout: float | None = None) -> None:

@@ -22,7 +22,7 @@ from tests.driver.toy import PERIOD, Make, Toy, action, one, operator, states
         (OSError("bus off"), "observe: OSError: bus off"),
     ],
 )
-def test_a_failing_sensor_is_a_fault_at_once_and_publishes_no_step(
+def test_a_failing_sensor_is_a_fault_at_once_and_ends_the_episode(
     make_core: Make, robot: Toy, bad: Any, words: str
 ) -> None:
     core = make_core()

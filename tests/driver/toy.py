@@ -21,7 +21,7 @@ Make = Callable[..., SourceCore]
 
 
 class Toy(Robot):
-    """A robot that records its actions. ``observe`` returns ``sees``, or raises it if it is an exception."""
+    """A robot that records its actions. ``observe`` returns ``sees``; it raises ``sees`` if that is an exception."""
 
     def __init__(self, spec: RobotSpec) -> None:
         self.spec = spec

@@ -1,8 +1,7 @@
-"""The monitor's core: counts, gaps and latest values, with an injected clock and no sockets."""
+"""The monitor's core and its reports: counts, gaps and newest values, with an injected clock and no sockets."""
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from td3_robot.recording.values import rows
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
 from td3_robot.transport import link as handshake
+from tests.conftest import Terminal
 from tests.sessions import BEGIN
 
 Make = Callable[..., Any]
@@ -72,7 +72,10 @@ def test_report_shows_counts_rates_and_gaps(nodes: Nodes, make_step: Make, spec:
 
 
 def test_loop_time_uses_the_sources_own_clock(nodes: Nodes, make_step: Make) -> None:
-    """The Step at 40 ms applied the answer to the Step at 7 ms, 33 ms earlier. A Step after a gap is not measured."""
+    """The Step at 40 ms applied the answer to the Step at 7 ms, 33 ms earlier.
+
+    The Step at 90 ms gives no loop time, because the Step that it answers is missing.
+    """
     for sequence, milliseconds, answered in ((0, 0, 0), (1, 7, 0), (2, 14, 1), (3, 40, 1), (7, 90, 6)):
         nodes.send("sim-0", make_step(sequence, stamp=milliseconds * 1_000_000, answered=answered))
     assert nodes.monitor.report(nodes.now)["loop_ms"] == {"sim-0": {"median": 7.0, "longest": 33.0}}
@@ -109,7 +112,7 @@ def test_unreadable_messages_are_counted_and_text_cannot_control_the_terminal(no
 
 
 def test_a_restarted_node_starts_with_new_counts(nodes: Nodes, make_step: Make, spec: RobotSpec) -> None:
-    """The restarted node may have more or fewer robots than before."""
+    """The restarted node has more robots than before."""
     for incarnation, robots in ((1, 2), (2, 3)):
         hello = handshake.hello("simulator", "sim-0", client=0, robots=robots, spec=spec)
         step = make_step(0, robots, incarnation=incarnation)
@@ -130,11 +133,6 @@ def test_the_summary_of_a_message(make_step: Make) -> None:
     evaluation = Evaluation(4, 0, 0, np.array([1.0, 4.0]), np.array([5, 6], np.uint32))
     assert facts(evaluation) == {"version": 4, "episodes": 2, "return": 2.5}
     assert facts(Evaluation(4, 0, 0, np.zeros(0), np.zeros(0, np.uint32)))["return"] is None
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_each_report_replaces_the_previous_one_on_a_terminal(

@@ -1,4 +1,7 @@
-"""Fixtures that run real ROS 2 nodes in other processes. Each test has its own ROS domain on this machine only."""
+"""Fixtures that run real ROS 2 nodes in other processes.
+
+Each test uses its own ROS domain. ROS discovery is limited to this machine.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,28 @@ import pytest
 
 from td3_robot.bundle import Bundle, Exploration, layer_shapes
 from td3_robot.operators import Operator, connect
-from td3_robot.specs import Float32, RobotSpec
+from td3_robot.specs import Channel, Float32, RobotSpec
 from tests.conftest import Command, poll_until
+from tests.sessions import save
+
+__all__ = ["save"]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 DRIVER = "td3_robot_driver"
 _DOMAINS = range(1, 102)
 """Domain numbers with ports that Linux does not use as ephemeral ports."""
+SAFETY = {"safe_action": "zero", "action_deadline_ms": 1000, "hang_ms": 10000}
+HIP = RobotSpec(
+    "Hip",
+    (Channel("angle", "rad", -100.0, 100.0), Channel("velocity", "rad/s", -100.0, 100.0)),
+    (Channel("acceleration", "rad/s²", -1.0, 1.0),),
+    0.01,
+)
+HIP_SOURCES = [{"channel": "velocity", "joint": "hip", "field": "velocity"}, {"channel": "angle", "joint": "hip"}]
+STALE_MS = 500  # long, because a busy test machine delays messages
+HIP_SECTION = {"bundle": "policy.safetensors", "stale_ms": STALE_MS, "observations": HIP_SOURCES}
+"""The section ``ros2`` of the configuration for the robot ``HIP``."""
 
 
 @functools.cache
@@ -71,7 +88,10 @@ def domain() -> Iterator[int]:
 
 
 class Console:
-    """Calls ROS services and reads ROS topics through ``console_node.py`` in another process."""
+    """Calls ROS services, and publishes and reads messages, through ``console_node.py`` in another process.
+
+    Each operation of ``console_node.py`` is a method, for example ``console.state(node)``.
+    """
 
     def __init__(self, world: World, *namespaces: str) -> None:
         self._process = subprocess.Popen(
@@ -109,10 +129,10 @@ class Console:
 
 
 class World:
-    """A folder with a policy, and the processes that run there: policy server, driver, robot and console.
+    """A folder, and the processes that run there, for example a policy server, a driver and a robot.
 
     Attributes:
-        folder: holds ``policy.safetensors`` and the configurations.
+        folder: holds the configurations and, if a test saves a policy, ``policy.safetensors``.
         python: a Python with rclpy.
         environment: environment variables of the ROS processes.
     """
@@ -199,6 +219,14 @@ def world(tmp_path: Path, python: str, domain: int) -> Iterator[World]:
     made.close()
 
 
+@pytest.fixture
+def hip(world: World) -> World:
+    """A world with a policy that brings the hip to 0: acceleration = tanh(-2 · angle - 2 · velocity)."""
+    linear_policy(HIP, np.array([[-2.0, -2.0]], np.float32), world.folder / "policy.safetensors")
+    world.configure(safety=SAFETY, ros2=HIP_SECTION)
+    return world
+
+
 def linear_policy(spec: RobotSpec, gains: Float32, file: Path) -> None:
     """Save a policy with action = tanh(gains · observation).
 
@@ -215,7 +243,7 @@ def linear_policy(spec: RobotSpec, gains: Float32, file: Path) -> None:
 
 
 def moves(console: Console, topic: str = "/commands", driver: str = f"/{DRIVER}") -> None:
-    """Wait until a policy moves the robot. If late data has made the driver inactive, activate the driver."""
+    """Wait until a policy moves the robot. Activate an inactive driver: late data may have made the driver inactive."""
 
     def check() -> bool:
         if acts(console, driver):
@@ -225,10 +253,11 @@ def moves(console: Console, topic: str = "/commands", driver: str = f"/{DRIVER}"
         return False
 
     poll_until(check, lambda: f"no policy moves the robot: {console.newest(f'{driver}/policy_state')}")
-    assert console.newest(topic) is not None
+    # The console may discover the topic of the commands late.
+    poll_until(lambda: console.newest(topic) is not None, lambda: f"no command has come on {topic}")
 
 
 def acts(console: Console, driver: str = f"/{DRIVER}") -> bool:
-    """Whether a policy chooses the actions of the robot."""
+    """Return whether a policy or an operator moves the robot."""
     state = console.newest(f"{driver}/policy_state")
     return bool(state and state["level"] == 0)

@@ -1,8 +1,9 @@
-"""A ROS 2 node that a test controls by lines of JSON: it calls services and returns the newest messages.
+"""A ROS 2 node that a test controls with lines of JSON. The node calls services, and publishes and reads messages.
 
     python console_node.py NAMESPACE …
 
-Each line of standard input is a list: an operation and its arguments. Each line of standard output is its result.
+The node first prints "ready". Each line of standard input is a list: an operation and its arguments. The node answers
+each line with a map: ``result``, or ``error`` after a timeout.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import json
 import os
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +33,6 @@ class Console:
         self.node = rclpy.create_node("console")
         self._newest: dict[str, Any] = {}
         self._all: dict[str, list[Any]] = {}
-        self._counts: Counter[str] = Counter()
         self._publishers: dict[str, Any] = {}
         best_effort = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
         latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
@@ -47,7 +46,6 @@ class Console:
 
     def _watch(self, kind: Any, topic: str, qos: Any, read: Callable[[Any], Any]) -> None:
         def receive(message: Any) -> None:
-            self._counts[topic] += 1
             value = self._newest[topic] = read(message)
             self._all.setdefault(topic, []).append(value)
 

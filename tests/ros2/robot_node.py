@@ -2,14 +2,15 @@
 
     python robot_node.py [--shuffle] [--still] [--ros-args …]
 
-The joint ``hip`` is a double integrator: the command is its acceleration. ``--still`` keeps it at its start position.
-``--shuffle`` changes the order of the joints in each message. The robot prints the hip position every 50 periods.
+The joint ``hip`` is a double integrator: the command is its acceleration. ``--still`` keeps the hip at its start
+position. ``--shuffle`` changes the order of the joints from message to message. Every 50 periods, the robot prints the
+number of periods, the number of commands and the position of the hip.
 """
 
 from __future__ import annotations
 
-import random
 import sys
+from itertools import cycle, permutations
 
 import rclpy
 from rclpy.qos import QoSProfile, ReliabilityPolicy
@@ -29,7 +30,8 @@ class Robot:
         self._feet = self.node.create_publisher(Float64MultiArray, "feet", best_effort)
         self.node.create_subscription(Float64MultiArray, "commands", self._obey, 1)
         self.node.create_timer(PERIOD, self._step)
-        self._shuffle, self._still = shuffle, still
+        self._still = still
+        self._orders = cycle(permutations(START) if shuffle else [tuple(START)])
         self._position, self._velocity, self._command = START["hip"], 0.0, 0.0
         self._periods = self._commands = 0
 
@@ -42,9 +44,7 @@ class Robot:
             self._velocity += PERIOD * self._command
             self._position += PERIOD * self._velocity
         joints = {**{name: (place, 0.0) for name, place in START.items()}, "hip": (self._position, self._velocity)}
-        names = list(joints)
-        if self._shuffle:
-            random.shuffle(names)
+        names = list(next(self._orders))
         position, velocity = ([joints[name][part] for name in names] for part in (0, 1))
         self._joints.publish(JointState(name=names, position=position, velocity=velocity))
         imu = Imu()

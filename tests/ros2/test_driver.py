@@ -18,31 +18,25 @@ import pytest
 from td3_robot.cli.main import main
 from td3_robot.specs import Channel, RobotSpec
 from tests.conftest import poll_until
-from tests.ros2.conftest import DRIVER, ROOT, Console, World, acts, linear_policy, moves
+from tests.ros2.conftest import (
+    DRIVER,
+    HIP_SECTION,
+    HIP_SOURCES,
+    ROOT,
+    SAFETY,
+    STALE_MS,
+    Console,
+    World,
+    acts,
+    linear_policy,
+    moves,
+)
 
 NODE = f"/{DRIVER}"
-SAFETY = {"safe_action": "zero", "action_deadline_ms": 1000, "hang_ms": 10000}
-HIP = RobotSpec(
-    "Hip",
-    (Channel("angle", "rad", -100.0, 100.0), Channel("velocity", "rad/s", -100.0, 100.0)),
-    (Channel("acceleration", "rad/s²", -1.0, 1.0),),
-    0.01,
-)
-HIP_SOURCES = [{"channel": "velocity", "joint": "hip", "field": "velocity"}, {"channel": "angle", "joint": "hip"}]
-STALE_MS = 500  # long, because a busy test machine delays messages
-
-
-@pytest.fixture
-def hip(world: World) -> World:
-    """A policy that brings the hip to 0: acceleration = tanh(-2 · angle - 2 · velocity)."""
-    linear_policy(HIP, np.array([[-2.0, -2.0]], np.float32), world.folder / "policy.safetensors")
-    configure(world)
-    return world
 
 
 def configure(world: World, stale_ms: float = STALE_MS, **safety: Any) -> None:
-    section = {"bundle": "policy.safetensors", "stale_ms": stale_ms, "observations": HIP_SOURCES}
-    world.configure(safety={**SAFETY, **safety}, ros2=section)
+    world.configure(safety={**SAFETY, **safety}, ros2={**HIP_SECTION, "stale_ms": stale_ms})
 
 
 def all_zero(console: Console, topic: str = "/commands") -> bool:
@@ -108,8 +102,8 @@ def test_each_channel_gets_its_value_in_any_order_of_the_joints(world: World) ->
     )
 
 
-def control(world: World, periods: int) -> float:
-    """Let the policy bring the hip to 0, until the robot has got ``periods`` commands.
+def control(world: World, commands: int) -> float:
+    """Let the policy bring the hip to 0, until the robot has got ``commands`` commands.
 
     Returns:
         Commands per second.
@@ -121,9 +115,10 @@ def control(world: World, periods: int) -> float:
     driver = world.driver()
     moves(console)
     pattern, begin = r"^periods \d+ commands (\d+)", time.monotonic()
+    robot.take_lines()
     before = int(re.findall(pattern, robot.output(), re.MULTILINE)[-1])
-    line = robot.wait_for(pattern, lambda match: int(match[1]) >= periods, timeout=600)
-    rate = (periods - before) / (time.monotonic() - begin)
+    line = robot.wait_for(pattern, lambda match: int(match[1]) >= commands, timeout=600)
+    rate = (commands - before) / (time.monotonic() - begin)
     assert acts(console)
     driver.interrupt()
     assert driver.finish() == 128 + signal.SIGINT
@@ -134,12 +129,12 @@ def control(world: World, periods: int) -> float:
 
 
 def test_the_policy_controls_the_robot_through_ros(hip: World) -> None:
-    control(hip, periods=700)
+    control(hip, commands=700)
 
 
 @pytest.mark.slow
 def test_the_policy_controls_the_robot_for_a_minute_at_100_hz(hip: World) -> None:
-    assert control(hip, periods=6000) > 50  # Hz; a busy test machine delays periods
+    assert control(hip, commands=6000) > 50  # Hz; a busy test machine delays periods
 
 
 def test_a_killed_publisher_leads_to_the_safe_action_until_a_person_activates(hip: World) -> None:
@@ -178,6 +173,19 @@ def test_a_paused_publisher_leads_to_the_safe_action_and_automatic_recovery(hip:
     robot.process.send_signal(signal.SIGCONT)
     wait_for_state(console, "active")
     poll_until(lambda: acts(console), driver.output)
+
+
+def test_the_policy_state_says_that_the_robot_holds_its_last_action(hip: World) -> None:
+    configure(hip, stale_ms=5000, action_deadline_ms=5000)
+    hip.robot()
+    console = hip.console()
+    server = hip.server()
+    hip.driver()
+    moves(console)
+    server.process.send_signal(signal.SIGSTOP)
+    wait_for_policy_state(console, "no Action came in time: the robot holds its last action")
+    newest = console.newest(f"{NODE}/policy_state")
+    assert (newest["level"], newest["values"]["origin"], newest["values"]["weights_version"]) == (0, "held", "0")
 
 
 def test_an_emergency_stop_by_service_holds_until_reset_and_activate(hip: World) -> None:
@@ -231,9 +239,8 @@ def test_lifecycle_transitions_of_ros_reach_the_driver(hip: World) -> None:
     hip.server()
     driver = hip.driver("--set", "policy.autostart=false")
     operator = hip.operator()
-    poll_until(
-        lambda: (console.newest(f"{NODE}/policy_state") or {}).get("level") == 1, lambda: driver.output()
-    )  # WARN
+    topic = f"{NODE}/policy_state"
+    poll_until(lambda: (console.newest(topic) or {}).get("level") == 1, driver.output)  # WARN
     assert console.state(NODE) == "unconfigured"
     assert operator.state(target="robot").state == "unconfigured"
     assert console.change(NODE, "configure") is True
@@ -292,10 +299,9 @@ def test_a_shutdown_by_ros_ends_the_driver_without_a_policy_server(hip: World) -
 
 
 def test_two_robots_work_in_two_namespaces(hip: World) -> None:
-    """The robots share a policy server. The right robot has remapped topics and obeys trajectories."""
-    section = json.loads((hip.folder / "robot.yaml").read_text())["ros2"]
+    """The drivers share a policy server. The right driver reads a remapped topic, and sends trajectories."""
     right = {
-        **section,
+        **HIP_SECTION,
         "actions": [{"channel": "acceleration", "joint": "hip"}],
         "command": {"type": "trajectory", "topic": "joint_trajectory", "field": "effort", "reach_ms": 40},
     }
@@ -322,9 +328,7 @@ def test_two_robots_work_in_two_namespaces(hip: World) -> None:
     wait_for_state(console, "inactive", f"/left/{DRIVER}")
     console.take("/right/joint_trajectory")
     taken: list[Any] = []
-    poll_until(
-        lambda: taken.extend(console.take("/right/joint_trajectory")) or len(taken) > 20, lambda: driver.output()
-    )
+    poll_until(lambda: taken.extend(console.take("/right/joint_trajectory")) or len(taken) > 20, driver.output)
     assert all(point == expected for point in taken)
     assert console.state(f"/right/{DRIVER}") == "active"
 
@@ -340,7 +344,7 @@ def test_two_robots_work_in_two_namespaces(hip: World) -> None:
         ),
     ],
 )
-def test_the_configuration_sets_the_quality_of_service(hip: World, words: list[str], read: str, written: str) -> None:
+def test_the_configuration_sets_the_reliability(hip: World, words: list[str], read: str, written: str) -> None:
     console = hip.console()
     driver = hip.driver(*words)
     for topic, node, reliability in (("/joint_states", f"{DRIVER}_sensors", read), ("/commands", DRIVER, written)):
@@ -349,9 +353,8 @@ def test_the_configuration_sets_the_quality_of_service(hip: World, words: list[s
 
 
 def test_ros_parameters_replace_the_endpoint_and_the_bundle(hip: World) -> None:
-    hip.configure("other.yaml", safety=SAFETY, ros2={"stale_ms": STALE_MS, "observations": HIP_SOURCES})
-    content = json.loads((hip.folder / "other.yaml").read_text())
-    (hip.folder / "other.yaml").write_text(json.dumps(content | {"endpoints": {"policy": "ipc:///nowhere/policy"}}))
+    section = {"stale_ms": STALE_MS, "observations": HIP_SOURCES}
+    hip.configure("other.yaml", endpoints={"policy": "ipc:///nowhere/policy"}, safety=SAFETY, ros2=section)
     hip.robot()
     console = hip.console()
     hip.server()

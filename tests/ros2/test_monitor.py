@@ -14,11 +14,13 @@ import pytest
 from td3_robot_sims.tasks import spec
 
 from td3_robot.cli.main import main
-from td3_robot.messages import Action, Step
+from td3_robot.messages import Action, Message, Step
 from td3_robot.recording.reader import Session
 from td3_robot.specs import Channel, RobotSpec
+from td3_robot.transport import link as handshake
 from tests.conftest import Command
-from tests.ros2.conftest import World, linear_policy, moves
+from tests.ros2.conftest import HIP_SECTION, SAFETY, World, moves
+from tests.sessions import SECOND, entries_of
 
 SESSIONS = Path(__file__).parents[1] / "replay" / "sessions"
 FLOAT, ARRAY, TEXT, JOINTS, DIAGNOSTICS = (
@@ -112,7 +114,7 @@ def test_a_training_appears_as_ros_topics(ros: World, train: Callable[..., Comma
 
 
 def test_a_robot_appears_as_ros_topics(ros: World, command: Callable[..., Command]) -> None:
-    """``td3-robot play`` replaces the driver: it plays recorded messages. RViz reads /joint_states."""
+    """``td3-robot play`` plays the recorded messages of a driver. /joint_states is the topic that RViz reads."""
     monitor = ros.monitor("--endpoint", "ipc://m", "--ros-args", "-r", "leg/robot_0/joint_states:=joint_states")
     monitor.wait_for("the ROS node /td3_robot_monitor publishes the messages")
     listener = Listener(ros, {"/joint_states": JOINTS, "/leg/robot_0/commands": ARRAY, "/policy/leg/state+": TEXT})
@@ -130,21 +132,33 @@ def test_a_robot_appears_as_ros_topics(ros: World, command: Callable[..., Comman
     assert listener.got["/leg/robot_0/commands"][0]["layout"]["dim"][0]["label"] == "torque"
 
 
+def test_a_remark_that_comes_after_the_last_new_topic_is_printed(
+    ros: World, command: Callable[..., Command], make_step: Callable[..., Step], save: Callable[..., Path]
+) -> None:
+    """The robot starts again without one of its channels. Its topics are the same as before."""
+    hip, height = Channel("hip.position", "rad", -9.0, 9.0), Channel("torso.height", "m", -9.0, 9.0)
+    messages: list[tuple[str, Message]] = []
+    for channels in ((hip, height), (height,)):
+        spec = RobotSpec("Leg", channels, (Channel("hip.torque", "1", -9.0, 9.0),), 0.02)
+        observation, action = np.zeros((1, len(channels)), np.float32), np.zeros((1, 1), np.float32)
+        messages += [
+            ("leg", handshake.hello("simulator", "leg", client=5, robots=1, spec=spec)),
+            ("leg", make_step(source="leg", observation=observation, action=action)),
+        ]
+    monitor = ros.monitor("--endpoint", "ipc://m")
+    monitor.wait_for("publishes the messages")
+    command("play", str(save("a.mcap", entries_of(messages, 2 * SECOND))), "--monitor", "ipc://m")
+    monitor.wait_for("^leg: 1 of 3 channels are in no joint message: torso.height;")
+    monitor.wait_for(
+        "^leg: no /leg/robot_0/joint_states, because no channel has a name like JOINT.position: torso.height"
+    )
+
+
+@pytest.mark.usefixtures("hip")
 def test_a_robot_under_ros_appears_while_its_driver_runs(ros: World) -> None:
     """The driver reads the joint from ROS. The monitor publishes the driver's observation as a joint state."""
-    channels = Channel("angle", "rad", -100.0, 100.0), Channel("velocity", "rad/s", -100.0, 100.0)
-    hip = RobotSpec("Hip", channels, (Channel("acceleration", "rad/s²", -1.0, 1.0),), 0.01)
-    linear_policy(hip, np.array([[-2.0, -2.0]], np.float32), ros.folder / "policy.safetensors")
-    velocity = {"channel": "velocity", "joint": "hip", "field": "velocity"}
-    config = ros.configure(
-        endpoints={link: f"ipc://{ros.folder / link}.sock" for link in ("policy", "monitor")},
-        safety={"safe_action": "zero", "action_deadline_ms": 1000, "hang_ms": 10000},
-        ros2={
-            "bundle": "policy.safetensors",
-            "stale_ms": 500,
-            "observations": [{"channel": "angle", "joint": "hip"}, velocity],
-        },
-    )
+    endpoints = {link: f"ipc://{ros.folder / link}.sock" for link in ("policy", "monitor")}
+    config = ros.configure(endpoints=endpoints, safety=SAFETY, ros2=HIP_SECTION)
     ros.robot()
     console = ros.console()
     ros.server()

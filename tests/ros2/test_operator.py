@@ -7,15 +7,12 @@ import signal
 import pytest
 
 from tests.conftest import poll_until
-from tests.ros2.conftest import World, moves
-from tests.ros2.test_driver import HIP_SOURCES, SAFETY, STALE_MS, hip, wait_for_safe
-
-__all__ = ["hip"]  # pytest uses this fixture
+from tests.ros2.conftest import HIP_SECTION, SAFETY, World, moves
+from tests.ros2.test_driver import wait_for_safe
 
 
 def test_an_operator_drives_by_a_topic_and_by_a_joystick(hip: World) -> None:
-    section = {"bundle": "policy.safetensors", "stale_ms": STALE_MS, "observations": HIP_SOURCES}
-    hip.configure(safety=SAFETY, ros2=section, policy={"operator_deadline_ms": 2000})  # a busy test machine is slow
+    hip.configure(safety=SAFETY, ros2=HIP_SECTION, policy={"operator_deadline_ms": 2000})  # a busy test machine is slow
     hip.robot()
     console = hip.console()
     hip.server()

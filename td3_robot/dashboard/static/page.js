@@ -131,15 +131,22 @@ function showRobots(live) {
     return;
   }
   $("robot-facts").textContent = `action from: ${robot.origin}. Episode ${robot.episode}, step ${robot.episode_step}, ${robot.phase}. Reward ${number(robot.reward)}`;
-  $("undrawn").hidden = live.drawable.includes(robot.source);
+  showChannels(robot, live.specs[robot.source] ?? {}, live.point.time); // first, because it may forget the pictures
+  $("undrawn").textContent = whyUndrawn(robot, live.drawable);
+  $("undrawn").hidden = !$("undrawn").textContent;
   const drawn = live.drawn?.[keyOf(robot)];
   if (drawn) {
     $("body").hidden = false;
     body.play(drawn);
   }
-  showChannels(robot, live.specs[robot.source] ?? {}, live.point.time);
   const counts = live.latency[robot.source];
   if (counts) latency.set(["periods"], [counts.map((_, index) => index), counts]);
+}
+
+// Why the page does not draw a robot; empty if the page draws it.
+function whyUndrawn({ source, index }, drawable) {
+  if (!drawable.includes(source)) return "The page does not draw this robot, because the robot's links are unknown. Start td3-robot dashboard with --links.";
+  return index < about.drawn ? "" : `The page draws only the first ${about.drawn} robots of a source.`;
 }
 
 function forgetChannels() {
@@ -160,7 +167,7 @@ function showChannels(robot, spec, time) {
   const body = $("channels").tBodies[0];
   if ([...body.rows].map((row) => row.dataset.channel).join("\n") !== names.join("\n")) {
     forgetChannels();
-    if (!selected.size) names.slice(-robot.action.length).slice(0, 4).forEach((name) => selected.add(name));
+    names.slice(-robot.action.length).slice(0, 4).forEach((name) => selected.add(name));
     const texts = all.map(({ name, unit, kind, low, high }) => [name, "", unit, kind, number(low), number(high)]);
     listChannels(body, names, selected, () => drawChannels(names), texts);
   }
@@ -224,7 +231,7 @@ const WATCHING = "You can only watch. To stop or command the robots, open the ad
 const QUESTIONS = {
   activate: "Activate? The policy then moves the robots.",
   load: "Load this policy? The robots use it from the next action on.",
-  rollback: "Roll back? The robots use the previous policy from the next action on.",
+  rollback: "Roll back? The robots use an older policy from the next action on.",
 };
 
 // Sends a command, and shows what the policy server and the robots answered.

@@ -1,4 +1,4 @@
-// Draws a robot as capsules, seen from its right side and a little from above and from ahead.
+// Draws a robot as capsules, seen from its right side, a little from behind and from above.
 "use strict";
 
 const AROUND = 0.45, ABOVE = 0.25; // rad
@@ -12,8 +12,9 @@ class Robot {
     this.forget();
   }
 
-  // Forgets the robot and its size, before another robot is drawn.
+  // Forgets the robot, its size and its pictures that are not drawn yet, before another robot is drawn.
   forget() {
+    this.timers.forEach(clearTimeout);
     this.frame = null;
     this.size = 0; // m; the largest value so far of a part's height or its distance from the torso along x or y
   }
