@@ -1,4 +1,4 @@
-"""Inject a fault into a robot with a recorder. These are the cells ``deploy`` and ``record`` of faults.py."""
+"""Measure the cells ``deploy`` and ``record`` of faults.py: inject a fault into a robot with a recorder."""
 
 from __future__ import annotations
 
@@ -107,21 +107,9 @@ class Robot(Processes):
 
     def operator(self, *words: str) -> str:
         """Run a command of an operator, and return its output."""
-        command = [
-            sys.executable,
-            "-m",
-            "td3_robot.cli.main",
-            "node",
-            *words,
-            "--config",
-            "policy.yaml",
-            "--timeout",
-            "60",
-        ]
-        done = subprocess.run(
-            [*command, "--timeout", "60"], cwd=self.folder, capture_output=True, text=True, check=False
-        )
-        return done.stdout
+        command = [sys.executable, "-m", "td3_robot.cli.main", "node", *words, "--config", "policy.yaml"]
+        command += ["--timeout", "60"]
+        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False).stdout
 
     def applied(self) -> list[tuple[float, float]]:
         """Return the monotonic time in s and the torque in N·m of each command to the motor."""
@@ -240,7 +228,7 @@ def _inject(robot: Robot) -> None:
 def _robot_figures(applied: Sequence[tuple[float, float]], at: float) -> Result:
     """Return the seconds from the fault to the safe action, and to the policy's first action after the safe action.
 
-    Without a safe action, ``robot_goes_on_s`` is the longest time between two actions of the policy.
+    Without a safe action, ``robot_goes_on_s`` is the longest time after the fault without a new action of the policy.
     """
     after = [(when - at, torque) for when, torque in applied if when > at]
     safe = next((when for when, torque in after if torque == SAFE), None)

@@ -1,4 +1,4 @@
-"""Inject a fault into a training with a recorder. These are the cells ``train`` of faults.py."""
+"""Measure the cells ``train`` of faults.py: inject a fault into a training with a recorder."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def read(recordings: list[Path]) -> tuple[dict[str, list[int]], int]:
     """Return the receive times of each topic in wall-clock ns, and the number of Steps that the recordings lack.
 
     The topic ADOPTED has the times at which the weights version of the Actions changes. A Step is missing if the
-    recordings have earlier and later Steps of its source, but not this Step.
+    recordings have earlier and later Steps of its source and incarnation, but not this Step.
     """
     times: dict[str, list[int]] = defaultdict(list)
     sequences: dict[tuple[str, int], set[int]] = defaultdict(set)
@@ -109,9 +109,9 @@ def read(recordings: list[Path]) -> tuple[dict[str, list[int]], int]:
 
 
 def longest_gap(times: list[int], since: int) -> float | None:
-    """Return the longest time in s between two messages after ``since`` (ns), or None without messages.
+    """Return the longest time in s between two successive messages, or None if none comes after ``since`` (ns).
 
     The first interval begins at the last message before ``since``.
     """
     found = times[max(0, bisect.bisect(times, since) - 1) :]
-    return float(max(np.diff(found), default=0)) * 1e-9 if found else None
+    return float(max(np.diff(found))) * 1e-9 if len(found) > 1 else None

@@ -30,7 +30,7 @@ from td3_robot.messages import MAX_COMMAND
 from td3_robot.transport.keys import KeyFolder
 
 KINDS = {
-    "half-open": "a new connection every ms that sends half a greeting; 200 stay open",
+    "half-open": "a new connection every ms that sends a part of a greeting; 200 stay open",
     "garbage": "a new connection every ms that sends bytes of another protocol; 200 stay open",
     "wrong-key": "a new client every ms whose key is not allowed; 20 stay open",
     "oversize": "a new client every ms with an allowed key that sends a frame of 8 MB; 20 stay open",
@@ -117,7 +117,7 @@ def _messages(endpoint: str, keys: str, count: int, turns: int, make: Callable[[
     dealer = _dealer(zmq.Context(), endpoint, keys, allowed=True)
     while True:
         for _ in range(count):
-            with contextlib.suppress(zmq.Again):
+            with contextlib.suppress(zmq.Again):  # the queue is full
                 dealer.send_multipart(make(), zmq.DONTWAIT)
         for _ in range(turns):
             yield
@@ -127,7 +127,7 @@ def _dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: str, *
     identity = KeyFolder(Path(keys)).identity()
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.LINGER, 0)
-    dealer.setsockopt(zmq.SNDHWM, _CONNECTIONS)  # limits this process's memory; a full queue drops messages
+    dealer.setsockopt(zmq.SNDHWM, _CONNECTIONS)  # limits this process's memory
     dealer.curve_serverkey = identity.public.encode()
     pair = (identity.public.encode(), identity.secret.encode()) if allowed else zmq.curve_keypair()
     dealer.curve_publickey, dealer.curve_secretkey = pair
@@ -136,7 +136,7 @@ def _dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: str, *
 
 
 def main() -> int:
-    parser = harness.Options("python benchmarks/link_attack.py", "Measure round trips without and under attacks.")
+    parser = harness.Options("python benchmarks/link_attack.py", "Measure round trips without and with attacks.")
     parser.number("--trips", 5000, "N", "round trips of each kind", low=_BLOCK)
     options = parser.parse_args()
     report: harness.Report = {"machine": harness.describe("td3-robot", "numpy", "pyzmq"), "attacks": {}}

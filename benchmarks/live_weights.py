@@ -76,7 +76,7 @@ def deployed(folder: Path, hidden: tuple[int, ...]) -> Iterator[str]:
 def round_trips(robot: Robot, rate: float) -> list[int]:
     """Make round trips at a fixed rate for one turn. Return their times in ns.
 
-    If a round trip takes longer than a period, the next round trip begins late. Its time includes the delay.
+    If a round trip takes longer than a period, the next round trip begins late, and its time includes the delay.
     """
     trips: list[int] = []
     period = round(1e9 / rate)

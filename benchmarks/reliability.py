@@ -1,4 +1,4 @@
-"""The tables and plots of docs/explanation/reliability.md. soak.py and faults.py use these functions."""
+"""The tables and plots of docs/explanation/reliability.md, and the function that inserts a table into a page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def insert(table: str, lines: Sequence[str], page: Path = PAGE) -> None:
 
 
 def write_soak(data: Path = DATA, page: Path = PAGE) -> None:
-    """Write the tables of both soak tests into the page, and draw their plots."""
+    """Write the tables of the soak tests that have data into the page, and draw their plots."""
     for kind in KINDS:
         if (data / f"{kind}.json").exists():
             insert(f"soak {kind}", _soak_table(data, kind), page)

@@ -1,8 +1,8 @@
 """Measure the time from a JointState to the command that answers it, for the driver and for a plain rclpy echo node.
 
 Both nodes are separate processes and get the same messages. The driver reads the newest message once in each control
-period (10 ms). So the time of the driver includes the time that this message waits. This is on average 5 ms at 100
-messages per second, and 1 ms at 500 messages per second. Run the script with a Python that has rclpy:
+period (10 ms). So the time of the driver includes the wait of this message: on average 5 ms at 100 messages per second,
+and 1 ms at 500 messages per second. Run the script with a Python that has rclpy:
 
     .venv/ros2/bin/python benchmarks/ros2_latency.py
 """
@@ -36,6 +36,7 @@ _CYCLE = 1000  # messages with different positions; the position shows which mes
 _START = 60.0  # seconds for all processes to start
 _STOP = 20.0  # seconds for a process to end
 _DOMAIN = "101"
+_TOPICS = {"echo": "echo", "driver": "commands"}  # the topic of each node's answers
 _CLI = (sys.executable, "-m", "td3_robot.cli.main")
 
 
@@ -170,10 +171,11 @@ class Probe:
             self._publisher.publish(message)
             number += 1
         if not self._answered.is_set():
-            raise NodeError(f"only {', '.join(self._taken) or 'no node'} answered within {seconds:g} s")
+            silent = [node for node, topic in _TOPICS.items() if topic not in self._taken]
+            raise NodeError(f"no answer from {' and '.join(silent)} within {seconds:g} s")
         times = {topic: list(taken.values()) for topic, taken in self._taken.items()}
-        rows = {"echo": times["echo"], "driver": times["commands"]}
-        return {kind: harness.percentiles([taken]) | {"answers": len(taken)} for kind, taken in rows.items()}
+        rows = {node: times[topic] for node, topic in _TOPICS.items()}
+        return {node: harness.percentiles(taken) | {"answers": len(taken)} for node, taken in rows.items()}
 
 
 def _lines(report: harness.Report) -> Iterator[str]:

@@ -3,10 +3,10 @@
     python benchmarks/scale.py [--rounds N] [--seconds S] [--only PART ...] [--out FILE] [--json]
     python benchmarks/scale.py --report
 
-The simulators replay recorded Steps of a walking robot: they compute no physics. The learner is the real process. All
-links are TCP connections with keys, as on a cluster. The results go to FILE, which is by default
-benchmarks/results/scale/scale.json. A run with ``--only`` keeps the other parts of the file. ``--report`` writes the
-results into docs/explanation/scale.md.
+The simulators replay recorded Steps of a walking robot: they compute no physics. The learner is the real process. Its
+links to sources and policy servers are TCP connections with keys, as on a cluster. The results go to FILE (default:
+benchmarks/results/scale/scale.json). A run with ``--only`` keeps the other parts of FILE. It needs the rounds, the
+seconds and the processor of FILE. ``--report`` writes the results into docs/explanation/scale.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NODES = Path(__file__).with_name("scale_nodes.py")
 SOURCES = (1, 2, 4, 8, 16, 32, 64)
 ROBOTS = (1, 4, 16, 64, 256, 1024)
 SERVERS = (1, 2, 4, 8, 16)
-RATE = 60.0  # Steps per second of a robot in real time
+RATE = scale_page.RATE
 PARTS = scale_page.MEASURED
 _PATIENCE = 240.0  # longest time in s to wait for a process
 _ATTEMPTS = 5
@@ -117,15 +117,28 @@ def main() -> int:
         scale_page.write(report)
         return 0
     machine = harness.describe("td3-robot", "numpy", "pyzmq", "torch", "ray", "torchrl")
-    report |= {"machine": machine, "rounds": options.rounds, "seconds": options.seconds}
+    measured = {"machine": machine, "rounds": options.rounds, "seconds": options.seconds}
+    if set(options.only) == set(PARTS):
+        report = {}
+    elif report and _conditions(report) != _conditions(measured):
+        found = f"{options.out} was measured with {_conditions(report)}"
+        parser.error(f"{found}; this would be {_conditions(measured)}; measure all parts, or name another --out")
+    report |= measured
     with tempfile.TemporaryDirectory(prefix="td3-robot-scale-") as folder:
         bench = _Bench(Path(folder), options.seconds, options.rounds)
         for part in options.only:
-            report.setdefault("loads", {})[part] = harness.describe()["load"]
+            report.setdefault("loads", {})[part] = round(os.getloadavg()[0], 2)
             report[part] = getattr(bench, part)()
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(report, indent=1) + "\n")
     return harness.show(report, options.json, scale_page.lines)
+
+
+def _conditions(report: scale_page.Report) -> str:
+    """Return the conditions that the page shows for all parts, as text."""
+    machine = report["machine"]
+    processor = f"{machine['processor']}, {machine['cores']} cores"
+    return f"--rounds {report['rounds']} --seconds {report['seconds']:g} on {processor}"
 
 
 class _Bench:
@@ -150,7 +163,7 @@ class _Bench:
         return self._cells([Load(1, robots) for robots in ROBOTS], _INTAKE)
 
     def weights(self) -> list[dict[str, Any]]:
-        """Measure a learner that publishes weights five times a second, to more and more policy servers."""
+        """Measure a learner that publishes weights at most five times a second, to more and more policy servers."""
         settings = {"learner.learning_starts": 100, "learner.batch_size": 16, "learner.publish_every": 10}
         return self._cells([Load(1, 1, 50.0, servers) for servers in SERVERS], settings)
 

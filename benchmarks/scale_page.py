@@ -45,11 +45,12 @@ def lines(report: Report) -> Iterator[str]:
 
 def _machine(report: Report) -> Iterator[str]:
     machine, loads = report["machine"], report["loads"]
-    unknown = ", ".join(part for part in MEASURED if part in report and part not in loads)
+    unknown = ", ".join(f"`{part}`" for part in MEASURED if part in report and part not in loads)
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     yield (
-        f"{machine['processor']}, {machine['cores']} cores. Other programs used the machine at the same time (load "
-        f"{min(loads.values()):.0f} to {max(loads.values()):.0f}{f', not recorded for {unknown}' if unknown else ''}). "
+        f"{machine['processor']}, {machine['cores']} cores. Other programs used the machine at the same time: the load "
+        f"average was {min(loads.values()):.0f} to {max(loads.values()):.0f} at the start of each part of the benchmark"
+        f"{f' (not recorded for the parts {unknown})' if unknown else ''}. "
         f"Each figure is a median of {report['rounds']} measurements of {report['seconds']:g} s. {packages}."
     )
 
@@ -62,6 +63,12 @@ def _growth(report: Report) -> Iterator[str]:
             f"| {cell['sources']} | {cell['robots']} | {cell['sources'] * RATE:,.0f} | {cell['steps_per_s']:,.0f} "
             f"| {_busy(cell):.0%} | {cell['turns_per_step']:.2f} |"
         )
+    parts = []
+    for robots in sorted({cell["robots"] for cell in report["growth"]}):
+        shares = [_busy(cell) for cell in report["growth"] if cell["robots"] == robots]
+        parts.append(f"{shares[-1] / shares[0]:.0f} times with {_robot_count(robots)}")
+    yield ""
+    yield f"From 1 to 64 sources, the processor time per second grows {' and '.join(parts)}."
 
 
 def _full(report: Report) -> Iterator[str]:
@@ -75,7 +82,7 @@ def _full(report: Report) -> Iterator[str]:
     parts = []
     for robots in sorted({cell["robots"] for cell in report["full"]}):
         costs = [cell["main_us"] for cell in report["full"] if cell["robots"] == robots]
-        parts.append(f"{min(costs):.0f} to {max(costs):.0f} µs with {robots} robot{'s' if robots > 1 else ''}")
+        parts.append(f"{min(costs):.0f} to {max(costs):.0f} µs with {_robot_count(robots)}")
     yield ""
     yield f"From 1 to 64 sources, the main thread needs {' and '.join(parts)} for a Step."
 
@@ -106,10 +113,13 @@ def _weights(report: Report) -> Iterator[str]:
             f"| {cell['server_cpu_ms']:.2f} | {cell['server_span_ms']:.0f} |"
         )
     slope, _ = np.polyfit(*_columns(report["weights"], "servers", "all_ms_per_weights"), 1)
+    rates = [cell["weights_per_s"] for cell in report["weights"]]
     yield ""
     yield (
         f"Each policy server costs the learner about {slope:.1f} ms for each set of weights of "
-        f"{_weights_bytes(report) / 1e6:.2f} MB. The learner spends the other time on ten small updates."
+        f"{_weights_bytes(report) / 1e6:.2f} MB. The rest of *learner, total* is the time for the ten updates and for "
+        "the Steps that arrive between two sets. "
+        f"The learner published {min(rates):.1f} to {max(rates):.1f} sets per second."
     )
 
 
@@ -161,7 +171,8 @@ def _thousand(report: Report) -> Iterator[str]:
     update = report["updates"][0]["update_ms"] * 1e3
     served = {n: scale_queues.most_sources(n, RATE, costs) for n in (1, 16, 64)}
     yield (
-        f"One update takes {update / 1e3:.1f} ms of processor time (batch 256, networks 400-300, one Step included). "
+        f"One update and the receipt of one Step together take {update / 1e3:.1f} ms of processor time (batch 256, "
+        "networks 400-300). "
         f"1,000 robots make 60,000 transitions per second, so replay ratio 1 needs {60_000 * update / 1e6:,.0f} cores. "
         f"One core reaches a replay ratio of {1e6 / update / 60_000:.2g}."
     )
@@ -169,7 +180,7 @@ def _thousand(report: Report) -> Iterator[str]:
     yield (
         "According to the simulation, one learner without updates serves at most "
         + ", ".join(f"{count:,} sources of {n} ({count * n:,} robots)" for n, count in served.items())
-        + f" at {RATE:g} Hz. The configuration allows 64 sources."
+        + f" at {RATE:g} Hz. The configuration allows 64 simulators, and any number of drivers."
     )
     yield ""
     yield (
@@ -225,6 +236,10 @@ def _row(cell: Mapping[str, Any]) -> str:
     )
 
 
+def _robot_count(robots: int) -> str:
+    return f"{robots} robot{'s' if robots > 1 else ''}"
+
+
 def _busy(cell: Mapping[str, Any]) -> float:
     """Return the share of a core that the main thread used."""
     return float(cell["main_us"] * cell["steps_per_s"] / 1e6)
@@ -251,11 +266,11 @@ def draw(report: Report, picture: Path = PICTURE) -> None:
     for color, robots in (("C0", 1), ("C1", 16)):
         real_time = [cell for cell in report["growth"] if cell["robots"] == robots]
         steps = [cell["steps_per_s"] for cell in real_time]
-        left.plot(steps, [100 * _busy(cell) for cell in real_time], "o", color=color, label=f"{robots} robots")
+        left.plot(steps, [100 * _busy(cell) for cell in real_time], "o", color=color, label=_robot_count(robots))
         full = [cell for cell in report["full"] if cell["robots"] == robots]
         floor = min(cell["main_us"] for cell in full)
         left.plot([0, max(steps)], [0, max(steps) * floor / 1e4], color=color, linewidth=1)
-        middle.plot(*_columns(full, "sources", "main_us"), "o-", color=color, label=f"{robots} robots")
+        middle.plot(*_columns(full, "sources", "main_us"), "o-", color=color, label=_robot_count(robots))
     left.set(title="main thread, % of a core", xlabel="Steps per second", xlim=(0, None), ylim=(0, None))
     middle.set(title="µs for a Step at full speed", xlabel="sources", xscale="log", ylim=(0, None))
     right.plot(*_columns(report["robots"], "robots", "main_us"), "o-", color="C2")

@@ -1,7 +1,8 @@
 """A simulation of the learner's queue: sources in real time, and one thread that takes their Steps in turns.
 
-The learner's main thread takes all waiting Steps in one turn. A turn costs ``turn + turn_source · sources``. Each Step
-of the turn also costs ``step + step_robot · robots``. On a shared machine, other processes interrupt the thread.
+In one turn, the learner's main thread takes the waiting Steps that it can read in 1 ms. A turn costs ``turn +
+turn_source · sources``. Each Step of the turn also costs ``step + step_robot · robots``. On a shared machine, other
+processes interrupt the thread.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 _DRAIN = 0.001  # seconds in which the learner reads Steps before a turn
 _READ = 0.25  # reading a Step takes this share of the Step's whole cost
-_IDLE = 0.05  # seconds that a learner without Steps waits
+_IDLE = 0.05  # longest time in s that a learner without Steps waits before its next turn
 
 
 class Costs(NamedTuple):
@@ -118,7 +119,7 @@ def simulate(
 
 
 def most_sources(robots: int, rate: float, costs: Costs) -> int:
-    """Return the largest number of sources for which the queue does not grow."""
+    """Return the largest number of sources for which the queue does not grow, to within 2 %."""
     low, high = 1, 8192
     while high - low > max(1, low // 50):
         middle = (low + high) // 2

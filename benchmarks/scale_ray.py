@@ -73,7 +73,7 @@ class Sink:
         self._rows = np.empty((_STORED, 22 * 2 + 6 + 2), np.float32)
         self._last: dict[str, Any] = {}
         self._at = 0
-        self.steps = self.transitions = 0
+        self.steps = 0
 
     def insert(self, source: str, arrays: dict[str, Any]) -> None:
         last, self._last[source] = self._last.get(source), arrays
@@ -86,10 +86,9 @@ class Sink:
         rows = np.concatenate([*parts, arrays["observation"][joined], terminated[:, None]], axis=1)
         self._rows[np.arange(self._at, self._at + len(rows)) % _STORED] = rows
         self._at += len(rows)
-        self.transitions += len(rows)
 
-    def counts(self) -> tuple[int, int, int]:
-        return os.getpid(), self.steps, self.transitions
+    def counts(self) -> tuple[int, int]:
+        return os.getpid(), self.steps
 
 
 class Source:
@@ -123,10 +122,10 @@ def _plain(steps: Path, sources: int, robots: int, seconds: float) -> dict[str, 
     actor: Any = ray.remote(Source)
     senders = [actor.remote(str(steps), f"source-{number}", robots, sink) for number in range(sources)]
     ray.get([sender.run.remote(0.5) for sender in senders])  # the processes start during the first calls
-    process, begun, _ = ray.get(sink.counts.remote())
+    process, begun = ray.get(sink.counts.remote())
     time_before, before = time.monotonic(), family()
     ray.get([sender.run.remote(seconds) for sender in senders])
-    _, steps_made, _ = ray.get(sink.counts.remote())
+    _, steps_made = ray.get(sink.counts.remote())
     passed, after = time.monotonic() - time_before, family()
     count = steps_made - begun
     result = {

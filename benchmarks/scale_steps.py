@@ -48,7 +48,7 @@ def record(file: Path, episodes: int = 2) -> float:
 
 
 class Replay:
-    """A source that replays the recording. Each robot begins at a different position in the recording.
+    """A source that replays the recording. Each robot begins at a random position in the recording.
 
     Attributes:
         step: the next Step.

@@ -54,7 +54,7 @@ class Gymnasium:
     def step(self, action: Float32) -> None:
         """Step every robot, and reset the robots whose episode has ended.
 
-        With a single robot, the step that ends an episode also resets the robot. With several robots, the step after
+        With the size ``ALONE``, the step that ends an episode also resets the robot. With other sizes, the step after
         the end of an episode only resets the robot, as in our vector environment.
         """
         for number, robot in enumerate(self._robots):

@@ -8,8 +8,9 @@
 driver at 100 Hz, a recorder, and a learner that publishes new weights every second. Both runs have a monitor, and
 an operator who takes over the robot every 30 s, for 5 s.
 
-The samples go to ``DIR/KIND.csv`` (default: benchmarks/results/reliability). ``report`` draws the plots in docs/images
-from these files, and writes the tables into docs/explanation/reliability.md. The exit code is 1 if something grows.
+The samples go to ``DIR/KIND.csv`` and the verdict to ``DIR/KIND.json`` (default: benchmarks/results/reliability). From
+these files, ``report`` draws the plots in docs/images and writes the tables into docs/explanation/reliability.md. The
+exit code is 1 if something grows.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ LATENCY_GROWTH = 1.5
 """Bound of the last tenth's median latency, divided by the first tenth's. It grows in proportion to the load."""
 
 _Sample = dict[str, float]
-"""Columns of one sample: ``rss`` and ``uss`` in MB, ``files``, ``threads``, ``cpu`` in s, ``disk`` in MB, ``load``."""
+"""Quantities of one sample. A process has ``rss`` and ``uss`` in MB, ``files``, ``threads``, and ``cpu`` in s.
+
+The run has ``disk`` in MB, ``load``, and the latencies of :func:`add_latency`.
+"""
 
 
 def take_samples(processes: Processes) -> dict[str, _Sample]:
@@ -139,7 +143,7 @@ _Rows = dict[str, list[tuple[float, _Sample]]]
 
 
 def soak(kind: str, minutes: float, every: float, folder: Path) -> tuple[_Rows, float]:
-    """Run the processes and sample them. Return the samples, and the wall time of the start in s."""
+    """Run the processes and sample them. Return the samples, and the wall-clock time of the first sample in s."""
     rows: _Rows = defaultdict(list)
     processes = Processes(folder)
     try:

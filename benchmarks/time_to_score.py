@@ -4,8 +4,9 @@
 
 Trainings run one after another, so that each has all cores. A training evaluates its policy every 5,000 steps with 10
 episodes. A training reaches a score when the mean of two successive evaluations reaches it. A training ends when it
-reaches the highest score of its robot, or after ``--steps`` steps. Before a training starts, the script creates a small
-file for it in ``benchmarks/results/time_to_score``. The script skips finished trainings and repeats interrupted ones.
+reaches the highest score of its robot, or after ``--steps`` steps. Each training has a small file in
+``benchmarks/results/time_to_score``. The script skips finished trainings and repeats interrupted ones. It refuses a
+folder with finished trainings that had another ``--steps``, ``--every`` or ``--episodes``.
 
 Each peer trains in one process, with the published robot and the settings of rl-baselines3-zoo. A peer's clock stops
 during an evaluation. The clock of td3-robot does not stop, because its evaluator runs beside the training.
@@ -19,7 +20,7 @@ import importlib
 import json
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +30,7 @@ import numpy as np
 
 from td3_robot import runs
 from td3_robot.bench import harness
+from td3_robot.errors import UsageError
 from td3_robot.util import machine
 
 DATA = Path(__file__).parent / "results" / "time_to_score"
@@ -121,8 +123,17 @@ class Training:
 
     @property
     def done(self) -> bool:
-        """Whether the file exists and belongs to a finished training."""
-        return self.file.exists() and not json.loads(self.file.read_text(encoding="utf-8"))["partial"]
+        """Whether the file exists and belongs to a finished training.
+
+        Raises:
+            UsageError: the finished training had other limits.
+        """
+        kept = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {"partial": True}
+        if kept["partial"]:
+            return False
+        if kept["limits"] != self.limits._asdict():
+            raise UsageError(f"{self.file} has the limits {kept['limits']}; use them, or name another --out")
+        return True
 
     def write(self, *, partial: bool = True) -> None:
         content = {
@@ -150,7 +161,7 @@ def main() -> int:
     parser.add_argument("contestants", nargs="*", metavar="CONTESTANT", help=f"{', '.join(known)} (default: all)")
     parser.add_argument("--robots", nargs="+", choices=ROBOTS, default=list(ROBOTS), help="default: all")
     parser.number("--seeds", [0, 1, 2], "N", "seeds", low=0)
-    parser.number("--steps", 300_000, "N", "environment steps of a training that does not reach its highest score")
+    parser.number("--steps", 300_000, "N", "environment steps after which a training ends in any case")
     parser.number("--every", 5_000, "N", "environment steps between two evaluations")
     parser.number("--episodes", 10, "N", "episodes of an evaluation")
     parser.add_argument("--out", type=Path, default=DATA, metavar="DIR", help="folder of the results")
@@ -161,13 +172,15 @@ def main() -> int:
     contestants = harness.chosen(parser, "contestant", options.contestants, known)
     limits = Limits(options.steps, options.every, options.episodes)
     options.out.mkdir(parents=True, exist_ok=True)
-    for robot in options.robots:
-        for seed in options.seeds:  # the contestants alternate, so that a change of the load affects all of them
-            for name in contestants:
-                training = Training(name, robot, seed, limits, options.out / f"{robot}-{name}-{seed}.json")
-                if not training.done:
-                    training.write()
-                    train(training, options.runs)
+    trainings = [
+        Training(name, robot, seed, limits, options.out / f"{robot}-{name}-{seed}.json")
+        for robot in options.robots
+        for seed in options.seeds
+        for name in contestants  # they alternate, so that a change of the load affects all of them
+    ]
+    for training in [it for it in trainings if not it.done]:
+        training.write()
+        train(training, options.runs)
     return harness.show(report(options.out), options.json, lines)
 
 
@@ -189,12 +202,18 @@ def times(points: Sequence[Point], scores: Sequence[float]) -> list[float | None
 def train_ours(training: Training, folder: Path) -> None:
     begin, limits = time.monotonic(), training.limits
     overrides = {"evaluation.every": limits.every, "evaluation.episodes": limits.episodes}
+    started = 0.0  # seconds from the begin until the learner started its clock
 
-    def look(_: object) -> bool:
-        made, now, continues = runs.open_run(folder).metrics(), time.monotonic() - begin, True
+    def add_evaluations() -> bool:
+        made, continues = runs.open_run(folder).metrics(), True
         for item in [item for item in made if not item["final"]][len(training.points) :]:
-            continues &= training.add((now, item["env_steps"], item["eval_return_mean"]))
+            continues &= training.add((started + item["wall_s"], item["env_steps"], item["eval_return_mean"]))
         return continues
+
+    def look(progress: runs.TrainingProgress) -> bool:
+        nonlocal started
+        started = time.monotonic() - begin - progress.figures["wall_s"]
+        return add_evaluations()
 
     recipe = ROBOTS[training.robot].recipe
     runs.train(
@@ -206,7 +225,7 @@ def train_ours(training: Training, folder: Path) -> None:
         callback=look,
         progress=False,
     )
-    look(None)  # add the evaluations since the last callback
+    add_evaluations()  # those since the last callback
 
 
 def train_peer(training: Training) -> list[Point]:
@@ -229,8 +248,7 @@ def train_peer(training: Training) -> list[Point]:
             size = environment.action_space.shape
             settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, peer.noise))
         elif robot.rate_falls:
-            whole, rate = limits.steps / 1e6, settings["learning_rate"]
-            settings["learning_rate"] = lambda remaining: rate * (1 - (1 - remaining) * whole)
+            settings["learning_rate"] = falling(settings["learning_rate"], limits.steps)
         algorithm: Any = getattr(importlib.import_module(peer.module), peer.algorithm)
         model = algorithm("MlpPolicy", environment, seed=training.seed, device="cpu", **settings)
 
@@ -247,6 +265,14 @@ def train_peer(training: Training) -> list[Point]:
 
         model.learn(limits.steps, callback=after_step)
     return training.points
+
+
+def falling(rate: float, steps: int) -> Callable[[float], float]:
+    """Return a learning rate that falls from ``rate`` to 0 over a million steps, and then stays 0.
+
+    Its argument is the share of ``steps`` that remains, from 1 to 0.
+    """
+    return lambda remaining: rate * max(0.0, 1 - (1 - remaining) * steps / 1e6)
 
 
 def report(folder: Path) -> harness.Report:

@@ -93,10 +93,7 @@ def main() -> int:
     parser.add_argument("--new", type=Path, default=ROOT, metavar="DIR", help="checkout to measure (default: this one)")
     parser.number("--rounds", 3, "N", "runs of each checkout")
     options = parser.parse_args(words[:split])
-    names, own = options.benchmarks or list(BENCHMARKS), words[split + 1 :]
-    for name in names:
-        if name not in BENCHMARKS:
-            raise UsageError(f"the benchmark is {name!r}; it must be one of: {', '.join(BENCHMARKS)}")
+    names, own = harness.chosen(parser, "benchmark", options.benchmarks, BENCHMARKS), words[split + 1 :]
     if own and len(names) != 1:
         raise UsageError("arguments after -- need exactly one BENCHMARK")
     report: harness.Report = {"machine": harness.describe("torch", "numpy", "pybullet"), "rounds": options.rounds}

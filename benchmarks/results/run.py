@@ -2,7 +2,7 @@
 
     python benchmarks/results/run.py [ROW …] [--out runs/results] [--collect]
 
-The script skips rows that have a result and resumes interrupted trainings, so you can stop and start it at any time.
+The script skips finished trainings and resumes interrupted ones, so you can stop and start it at any time.
 ``--collect`` trains nothing. It writes the results so far, and marks those of unfinished trainings as partial.
 ``report.py`` makes the tables and the charts from the files in ``data``.
 """
@@ -126,7 +126,7 @@ def collect(row: dict[str, Any], seed: int, folder: Path, result: Path) -> None:
 
 
 def evaluate(policy: Path, episodes: int) -> dict[str, Any]:
-    """Return mean, standard deviation and returns of a policy's episodes without noise."""
+    """Evaluate a policy without noise. Return mean, standard deviation and returns, and its steps and updates."""
     command = [sys.executable, "-m", "td3_robot.cli.main", "eval", str(policy), "--json", "--seed", "1"]
     done = subprocess.run([*command, "--episodes", str(episodes)], capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)

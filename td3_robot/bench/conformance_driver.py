@@ -106,7 +106,7 @@ class _Examination:
     Attributes:
         session: session of the newest Welcome; 0 before the first, and while the kit refuses the driver.
         greets: whether the kit answers each Hello with a Welcome.
-        silent: whether the kit sends nothing.
+        silent: whether the kit answers neither Steps nor Heartbeats.
         state: the driver's state from its newest Reply.
     """
 
@@ -248,7 +248,7 @@ class _Examination:
         return self._until(seconds, lambda: any(one.state == State.FAULT for one in self.changes[before:]))
 
     def _forget(self, rules: StepRules) -> None:
-        """Behave like a restarted server: refuse the next message, then send a Welcome with another session."""
+        """Behave like a restarted server: send Refused, wait for a Hello, and send a Welcome with another session."""
         count, self.greets, self.session = len(self.hellos), False, 0
         self._send(Refused("hello", "policy has not met this client; send Hello"))
         again = self._until(3.0, lambda: len(self.hellos) > count)
@@ -289,6 +289,8 @@ class _Examination:
             return
         self.key, *frames = frames
         message = read(self.checks, frames, self.dims)
+        if message is None and frames[:1] == [b"hello"]:
+            self.checks.require("hello", False, "the kit cannot read the Hello; see the checks frames and form")
         if isinstance(message, Hello):
             self._take_hello(message)
         elif message is not None:

@@ -63,7 +63,7 @@ DEMANDS = {
     "joining a stop": "a driver that joins during an emergency stop gets estop (section 8)",
     "bye": "after its Bye a client is unknown (section 3)",
 }
-"""Maps the name of each check to what it demands."""
+"""Maps the name of each check to what the check demands."""
 
 _TOLERANCE = 1e-4
 
@@ -111,6 +111,8 @@ class _Examination:
     def run(self, wait: float) -> None:
         driver = self._client()
         _must(driver.ask("stranger", "a Step before the Hello", self._step(driver), Refused, wait, code="hello"))
+        others = [message.NAME for message in driver.all_of(Message)]
+        self._checks.expect("stranger", not others, f"a Step before the Hello also gets {', '.join(others)}")
         welcome = self._join(driver)
         driver.ask("welcome", "a second Hello", driver.hello, Welcome, session=welcome.session)
         beat = Heartbeat(-12345, welcome.session)
@@ -223,6 +225,8 @@ class _Examination:
         for _ in range(5):
             step = self._step(driver)
             action = _must(self._answered(driver, "answer", step))
+            others = driver.all_of(Action)
+            self._checks.expect("answer", not others, f"step {step.sequence} gets {1 + len(others)} Actions")
             found = "an active server answers with weights_version 0"
             self._checks.expect("policy", action.weights_version > 0, found)
         self._answered(driver, "again", step)

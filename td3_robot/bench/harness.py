@@ -1,7 +1,7 @@
 """Functions for all benchmarks: options, turns, worker processes, medians and ratios, and printing.
 
-The contestants of a benchmark take turns, so that a change of the machine's load affects all of them alike. A figure is
-the median over all rounds. The ratio of two contestants is the median of the ratios of all rounds.
+The contestants of a benchmark take turns, so that a change of the machine's load affects all of them alike.
+:func:`summary` gives the median over all rounds, and :func:`ratio` the median of the ratios of all rounds.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import os
 import signal
 import statistics
 import sys
@@ -28,6 +29,7 @@ from td3_robot.util.text import one_line
 Report = dict[str, Any]
 """The results of a benchmark, as plain JSON values. The key ``machine`` describes the machine."""
 
+_LOAD = round(os.getloadavg()[0], 2)  # at the import, before the benchmark adds its own load
 _Name = TypeVar("_Name")
 _Result = TypeVar("_Result")
 
@@ -47,7 +49,7 @@ class Options(Parser):
         self.add_argument("--json", action="store_true", help="print one JSON object")
 
     def number(self, flag: str, default: Any, metavar: str, purpose: str, *, low: float = 1) -> None:
-        """Add an option that takes a number, or a list of numbers if ``default`` is a list."""
+        """Add an option that takes a number from ``low``, or a list of such numbers if ``default`` is a list."""
         several = isinstance(default, list)
         kind = integer(int(low)) if isinstance(default[0] if several else default, int) else real(low)
         shown = " ".join(map(str, default)) if several else default
@@ -81,8 +83,8 @@ def run_script(main: Callable[[], int]) -> NoReturn:
 
 
 def describe(*packages: str) -> dict[str, Any]:
-    """Describe this machine, with the versions of those packages that are installed."""
-    return machine.describe([name for name in packages if machine.version(name)])
+    """Describe this machine, with the versions of those packages that are installed. ``load`` is that at the start."""
+    return {**machine.describe([name for name in packages if machine.version(name)]), "load": _LOAD}
 
 
 def take_turns(
@@ -131,7 +133,7 @@ PERCENTILES = f"{'µs':24} {'p50':>9} {'p99':>9} {'p99.9':>9} {'max':>10}"  # he
 
 
 def percentiles(nanoseconds: Any) -> dict[str, float]:
-    """Return percentiles in µs of times in ns (array or lists of any shape); ``p999`` is the 99.9th percentile."""
+    """Return percentiles and maximum in µs of times in ns, in any shape. ``p999`` is the 99.9th percentile."""
     values = np.asarray(nanoseconds, np.float64) / 1e3
     p50, p99, p999 = np.percentile(values, (50, 99, 99.9))
     figures = {"p50": p50, "p99": p99, "p999": p999, "max": values.max()}

@@ -133,7 +133,7 @@ def _kinds(device: torch.device, threads: int, *, compiled: bool) -> list[str]:
 
 
 def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, layer_norm: bool) -> Run:
-    """Prepare the learner's updates, which use all threads of this process.
+    """Prepare the learner's updates with this number of threads.
 
     Raises:
         NodeError: the update was not compiled.

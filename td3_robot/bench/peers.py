@@ -24,7 +24,11 @@ TIMEOUT = 30.0  # seconds to wait for a server
 
 @contextlib.contextmanager
 def serving(endpoint: str, *options: str) -> Iterator[tuple[int, str]]:
-    """Start :mod:`td3_robot.bench.server`, and stop it at the end of the block. Yield its process id and endpoint."""
+    """Start :mod:`td3_robot.bench.server`, and stop it at the end of the block. Yield its process id and endpoint.
+
+    Raises:
+        NodeError: the server ended before it served the endpoint.
+    """
     command = [sys.executable, "-m", "td3_robot.bench.server", "--endpoint", endpoint, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -64,7 +68,7 @@ class Robot:
     def answered(self, sequence: int, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for the Action that answers a Step. Return whether the Action came.
 
-        If the server has ended the session because of a long silence, the robot sends the Step again after the next
+        If the server has forgotten the robot after a long silence, the robot sends the Step again after the next
         Welcome.
         """
         end = time.monotonic() + timeout
@@ -82,7 +86,7 @@ class Robot:
         """Return the time in ns from an observation to its action, with encoding and decoding.
 
         Raises:
-            NodeError: no action came.
+            NodeError: no Welcome or no Action came.
         """
         end = time.monotonic() + TIMEOUT
         while not self.bus.welcome("policy"):

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class _Server:
-    """A policy core with one connected source. It takes and returns bytes, without sockets."""
+    """A policy core with one connected source. It decodes Steps and encodes Actions, without sockets."""
 
     def __init__(self, robots: int, safety: SafetyConfig | None = None) -> None:
         bundle = example.bundle()
@@ -120,7 +120,7 @@ def _actor_and_noise(robots: int, actions: int) -> dict[str, Any]:
 
 
 def memory(actions: int) -> dict[str, int | None]:
-    """Measure the growth of resident memory over this many actions after a warm-up. It is None except on Linux."""
+    """Measure the growth of resident memory over this many actions after a warm-up; None if not on Linux."""
     server, resident = _Server(1), []
     for count in (max(1000, actions // 10), actions):
         for number in range(count):

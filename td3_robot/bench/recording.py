@@ -101,7 +101,7 @@ def _replayed(path: Path, steps: int) -> tuple[float, float]:
     taken = time.perf_counter() - begin, time.process_time() - begin_processor
     if not report.same or report.turns != steps + 1:
         raise NodeError(
-            "the replay of the benchmark's recording gives wrong outputs; check yours with td3-robot replay"
+            "the replay of the benchmark's recording gives wrong outputs; check your recordings with td3-robot replay"
         )
     return taken
 

@@ -1,7 +1,8 @@
 """``td3-robot bench train``: environment steps per second of a whole training on this machine.
 
 The training uses Walker2D, one robot and one update per step. Each turn runs ``td3-robot train`` with all its
-processes. The benchmark does not measure the first 1,000 steps, which take uniform actions.
+processes except the evaluator. The benchmark does not measure the first 2,000 steps: the warm-up of 1,000 steps, and
+1,000 steps after it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from td3_robot.runtime import metrics
 from td3_robot.runtime.run_folder import RunFolder
 
 WARM_UP = 1000  # environment steps
-RECORD = 1000  # environment steps between two records of a run's metrics; the figures begin with the first record
+RECORD = 1000  # environment steps between two records of a run's metrics; also the unmeasured steps after the warm-up
 
 Contestants = dict[tuple[str, int], Callable[[], float]]
 """Maps kind and number of threads to a function that trains once and returns the environment steps per second."""
@@ -53,6 +54,10 @@ def measure(options: argparse.Namespace, others: Callable[..., Contestants] = la
     """Measure every kind of training with each number of threads.
 
     ``others`` returns additional contestants. Its arguments are ``threads``, ``hidden``, ``batch`` and ``steps``.
+
+    Raises:
+        UsageError: the number of steps is not a multiple of :data:`RECORD`.
+        NodeError: a training failed.
     """
     if options.steps % RECORD:
         raise UsageError(f"--steps is {options.steps}; it must be a multiple of {RECORD}")
@@ -92,7 +97,7 @@ def _announced(key: tuple[str, int], train: Callable[[], float]) -> float:
 def ours(kind: str, *, threads: int, hidden: Sequence[int], batch: int, steps: int) -> float:
     """Train with td3-robot. Return the environment steps per second from the metrics of the learner.
 
-    The first record after the warm-up includes the end of the warm-up, so the benchmark does not use this record.
+    The first record falls at the end of the warm-up. The measurement begins at the second.
 
     Raises:
         NodeError: the training failed, or its update was not compiled.

@@ -17,6 +17,7 @@ import zmq
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal_driver.py"
 Messages = list[tuple[str, dict[str, Any]]]
+THROTTLE = {"source": "leg", "incarnation": 1, "answers": 0, "transitions_allowed": 1, "weights_version": 0, "save": 0}
 
 
 def load() -> Any:
@@ -29,7 +30,7 @@ def load() -> Any:
 
 
 def changed(topic: str, **fields: Any) -> Callable[[Any], None]:
-    """A fault: the driver sends other values in these fields of a topic. A function computes its value from the old."""
+    """A fault: the driver sends wrong values in these fields of a topic. A function turns the right value into one."""
 
     def apply(example: Any) -> None:
         def outgoing(name: str, message: dict[str, Any]) -> Messages:
@@ -86,23 +87,13 @@ def lacking_world(example: Any) -> None:
     send_through(example, outgoing)
 
 
-def also(extra: str, content: dict[str, Any]) -> Callable[[Any], None]:
-    """A fault: the driver sends one more message with each Hello."""
+def also(extra: str, after: str, **fields: Any) -> Callable[[Any], None]:
+    """A fault: after each message of the topic ``after``, the driver sends a message of the topic ``extra``."""
 
-    def apply(example: Any) -> None:
-        send_through(
-            example, lambda topic, message: [(topic, message), *([(extra, content)] if topic == "hello" else [])]
-        )
+    def outgoing(topic: str, message: dict[str, Any]) -> Messages:
+        return [(topic, message), *([(extra, fields)] if topic == after else [])]
 
-    return apply
-
-
-def throttles(example: Any) -> None:
-    content = {"source": "leg", "incarnation": 1, "answers": 0, "transitions_allowed": 1}
-    content |= {"weights_version": 0, "save": 0}
-    send_through(
-        example, lambda topic, message: [(topic, message), *([("throttle", content)] if topic == "step" else [])]
-    )
+    return lambda example: send_through(example, outgoing)
 
 
 def slow(example: Any) -> None:
@@ -142,11 +133,12 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "no world": ("form", lacking_world),
     "reply id as text": ("form", changed("reply", id=str)),
     "protocol 2": ("hello", changed("hello", protocol=2)),
+    "no name": ("hello", changed("hello", name="")),
     "specification with a name": ("hello", changed("hello", spec={"name": "Leg"})),
     "one hello": ("hello again", hello_once),
     "another client in each hello": ("hello again", changed("hello", client=lambda _: secrets.randbits(60))),
-    "heartbeat before the welcome": ("wait", also("heartbeat", {"stamp": 1, "session": 0})),
-    "throttle": ("topics", throttles),
+    "heartbeat before the welcome": ("wait", also("heartbeat", "hello", stamp=1, session=0)),
+    "throttle": ("topics", also("throttle", "step", **THROTTLE)),
     "another source": ("identity", changed("step", source="other")),
     "sequence by two": ("sequence", changed("step", sequence=lambda number: 2 * number)),
     "no transitions": ("transitions", changed("step", transitions=0)),

@@ -143,9 +143,21 @@ def test_a_driver_that_does_not_connect_is_reported(tmp_path: Path, capsys: pyte
     assert lines[-1] == "1 of 26 checks found a mistake; 25 checks (-) were not reached"
 
 
+def test_a_hello_without_a_name_is_reported(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/policy"
+    greeting = hello("driver", "", client=1, robots=1, spec=example.spec())
+    with zmq.Context() as context, context.socket(zmq.DEALER) as driver:
+        driver.setsockopt(zmq.LINGER, 0)
+        driver.connect(endpoint)
+        driver.send_multipart([b"hello", codec.encode(greeting)])
+        checks = conformance_driver.check(endpoint, 5.0, 2.0)
+    assert checks.wrong["hello"] == ["the kit cannot read the Hello; see the checks frames and form"]
+    assert checks.wrong["form"] == ["hello: name '' is empty or not printable"]
+
+
 # -- faulty policy servers -------------------------------------------------------------------------------------------
 
-Down = Callable[[str, dict[str, Any]], list[tuple[str, dict[str, Any]]]]
+Change = Callable[[str, dict[str, Any]], list[tuple[str, dict[str, Any]]]]
 
 
 class Proxy(threading.Thread):
@@ -157,7 +169,7 @@ class Proxy(threading.Thread):
         frames: number of frames in each message of the server.
     """
 
-    def __init__(self, folder: Path, down: Down, up: Down, frames: int) -> None:
+    def __init__(self, folder: Path, down: Change, up: Change, frames: int) -> None:
         super().__init__(daemon=True)
         self.endpoint, self._back = f"ipc://{folder}/front", f"ipc://{folder}/back"
         self._down, self._up, self._frames = down, up, frames
@@ -199,7 +211,7 @@ class Proxy(threading.Thread):
         self._server.join()
 
     @staticmethod
-    def _passed(frames: list[bytes], change: Down) -> list[tuple[bytes, bytes]]:
+    def _passed(frames: list[bytes], change: Change) -> list[tuple[bytes, bytes]]:
         try:
             topic, content = frames
             messages = change(topic.decode(), msgpack.unpackb(content))
@@ -212,21 +224,21 @@ def same(topic: str, message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]
     return [(topic, message)]
 
 
-def on(wanted: str, change: Callable[[dict[str, Any]], list[dict[str, Any]]]) -> Down:
+def on(wanted: str, change: Callable[[dict[str, Any]], list[dict[str, Any]]]) -> Change:
     """Imitate a fault: replace each message of one topic with the messages that ``change`` returns."""
     return lambda topic, message: [(topic, item) for item in change(message)] if topic == wanted else [(topic, message)]
 
 
-def setting(topic: str, **fields: Any) -> Down:
+def setting(topic: str, **fields: Any) -> Change:
     return on(topic, lambda message: [{**message, **fields}])
 
 
-def without(topic: str, wrong: Callable[[dict[str, Any]], bool] = lambda _: True) -> Down:
+def without(topic: str, wrong: Callable[[dict[str, Any]], bool] = lambda _: True) -> Change:
     return on(topic, lambda message: [] if wrong(message) else [message])
 
 
-def once() -> Down:
-    """Imitate a server that does not answer a repeated Step again: drop the second Action for the same Step."""
+def once() -> Change:
+    """Imitate a server that does not answer a repeated Step again: drop each later Action for the same Step."""
     seen: set[Any] = set()
 
     def change(action: dict[str, Any]) -> list[dict[str, Any]]:
@@ -238,7 +250,7 @@ def once() -> Down:
     return on("action", change)
 
 
-def lenient() -> Down:
+def lenient() -> Change:
     """Imitate a server that accepts every source. The proxy replaces a wrong source with the right one."""
 
     def change(topic: str, message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -249,7 +261,7 @@ def lenient() -> Down:
     return change
 
 
-def backwards() -> tuple[Down, Down]:
+def backwards() -> tuple[Change, Change]:
     """Imitate a server that answers a Step whose sequence goes back.
 
     The proxy gives the Step a higher sequence. The Action gets the sequence that the driver sent.
@@ -280,15 +292,16 @@ def welcome_instead(topic: str, message: dict[str, Any]) -> list[tuple[str, dict
     return [("welcome", {"protocol": 1, "name": "policy", "session": 1})] if taken else [(topic, message)]
 
 
-def numbered() -> Down:
+def numbered() -> Change:
     sessions = iter(range(2, 1000))
     return on("welcome", lambda message: [{**message, "session": next(sessions)}])
 
 
-SERVER_FAULTS: dict[str, tuple[str, Callable[[], tuple[Down, Down]], int]] = {
+SERVER_FAULTS: dict[str, tuple[str, Callable[[], tuple[Change, Change]], int]] = {
     "three frames": ("frames", lambda: (same, same), 3),
     "no noise seed": ("form", lambda: (on("action", without_seed), same), 2),
     "silent before a hello": ("stranger", lambda: (without("refused", lambda it: it["code"] == "hello"), same), 2),
+    "refuses a stranger twice": ("stranger", lambda: (on("refused", lambda it: [it, it]), same), 2),
     "a session for each welcome": ("welcome", lambda: (numbered(), same), 2),
     "wrong code": ("refusals", lambda: (setting("refused", code="hello"), same), 2),
     "no reason": ("refusals", lambda: (setting("refused", reason=""), same), 2),
@@ -323,7 +336,7 @@ SERVER_FAULTS: dict[str, tuple[str, Callable[[], tuple[Down, Down]], int]] = {
     ),
     "ignores bye": ("bye", lambda: (same, without("bye")), 2),
 }
-"""Maps a fault to the check that must find it, the changes of messages down and up, and the number of frames."""
+"""Maps a fault to the check that must find it, a function that returns ``down`` and ``up``, and ``frames`` of Proxy."""
 
 
 @pytest.fixture(scope="module")
@@ -351,6 +364,11 @@ def test_a_faulty_policy_server_is_found(faulty_servers: dict[str, Checks], faul
     checks, check = faulty_servers[fault], SERVER_FAULTS[fault][0]
     assert check in checks.wrong, "\n".join(checks.lines())
     assert any(line.startswith(f"WRONG  {check}: ") for line in checks.lines())
+
+
+@pytest.mark.slow
+def test_the_report_counts_the_actions_of_a_step(faulty_servers: dict[str, Checks]) -> None:
+    assert any(found.endswith(" gets 2 Actions") for found in faulty_servers["actions twice"].wrong["answer"])
 
 
 def test_every_check_of_a_policy_server_has_a_faulty_server() -> None:

@@ -35,10 +35,21 @@ def test_every_cell_is_measured_or_left_out_or_not_run() -> None:
         assert faults.left_out((fault, process, use)) == report["left_out"][cell]
 
 
-def test_unknown_cell_is_refused(tmp_path: Path) -> None:
-    done = run("--only", "kill/policy/nowhere", "--out", str(tmp_path / "out.json"))
+@pytest.mark.parametrize("cell", ["kill/policy/nowhere", "kill"])
+def test_unknown_cell_is_refused(tmp_path: Path, cell: str) -> None:
+    done = run("--only", cell, "--out", str(tmp_path / "out.json"))
     assert done.returncode == 2
-    assert "--only is ['kill/policy/nowhere']; no cell matches it" in done.stderr
+    assert f"--only is ['{cell}']; no cell matches it" in done.stderr
+
+
+def test_the_longest_gap_may_begin_before_the_fault() -> None:
+    """The messages come at 1, 2, 6 and 7 s. Without a message after the fault, there is no gap."""
+    from faults_injected import longest_gap
+
+    times = [second * 10**9 for second in (1, 2, 6, 7)]
+    assert [longest_gap(times, second * 10**9) for second in (0, 3, 6)] == [4.0, 4.0, 1.0]
+    assert longest_gap(times, 8 * 10**9) is None
+    assert longest_gap([], 0) is None
 
 
 @pytest.mark.slow

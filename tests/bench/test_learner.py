@@ -80,4 +80,6 @@ def test_wrong_arguments_give_one_line_of_error(
     arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["bench", "learner", *arguments]) == EXIT_USAGE
-    assert capsys.readouterr().err.endswith(f": {text}\n")
+    error = capsys.readouterr().err
+    assert error.endswith(f": {text}\n")
+    assert error.count("\n") == 1

@@ -16,7 +16,7 @@ def test_report_counts_messages_and_bytes(name: str, capsys: pytest.CaptureFixtu
     assert report.pop("machine")["processor"]
     assert all(value > 0 for value in report.values())
     if name == "record":
-        # First Hello, Weights, Start, Turn, the server's state and Latches. Then a Step, a Turn and an Action per step.
+        # First Hello, Weights, Start, Turn and two changes of state. Then a Step, a Turn and an Action per step.
         assert report["messages"] == 6 + 3 * 40
         # A Step has 29 float32 values, 13 bytes of phase, episode and episode_step, and names. An Action has 6 values.
         assert report["wire_bytes_per_step"] > 4 * (22 + 6 + 1) + 13 + 4 * 6

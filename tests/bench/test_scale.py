@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "benchmarks"
+queues: Any = importlib.import_module("scale_queues")
 
 
-@pytest.fixture
-def queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    import scale_queues
-
-    yield scale_queues
-    sys.modules.pop("scale_queues", None)
-
-
-def test_few_sources_are_served_one_step_at_a_time(queues: Any) -> None:
+def test_few_sources_are_served_one_step_at_a_time() -> None:
     """One source sends 50 Steps per second, and each takes 1 ms. So the thread is busy for 5 % of the time."""
     outcome = queues.simulate(1, 1, 50.0, queues.Costs(0.0008, 0.0, 0.0002, 0.0))
     assert outcome.turns_per_step == 1
@@ -33,7 +25,7 @@ def test_few_sources_are_served_one_step_at_a_time(queues: Any) -> None:
     assert outcome.delay_ms == pytest.approx(1.0)
 
 
-def test_the_costs_limit_the_steps_of_a_busy_thread(queues: Any) -> None:
+def test_the_costs_limit_the_steps_of_a_busy_thread() -> None:
     """100 sources send 6,000 Steps per second, and each takes 1 ms. The thread processes 1,000; the others wait."""
     outcome = queues.simulate(100, 1, 60.0, queues.Costs(0.0, 0.0, 0.001, 0.0), seconds=2.0)
     assert outcome.busy > 0.99
@@ -41,7 +33,7 @@ def test_the_costs_limit_the_steps_of_a_busy_thread(queues: Any) -> None:
     assert outcome.waiting == pytest.approx(10_000, rel=0.02)
 
 
-def test_waiting_steps_share_the_cost_of_a_turn(queues: Any) -> None:
+def test_waiting_steps_share_the_cost_of_a_turn() -> None:
     """A turn costs 2 ms, and a Step costs 0.1 ms. 40 sources send 2,400 Steps per second.
 
     With one turn for each Step, a Step would take 2.1 ms, and the thread could process only 476 per second.
@@ -51,7 +43,7 @@ def test_waiting_steps_share_the_cost_of_a_turn(queues: Any) -> None:
     assert outcome.steps_per_s == pytest.approx(2400, rel=0.01)
 
 
-def test_a_thread_with_half_a_core_makes_fewer_turns(queues: Any) -> None:
+def test_a_thread_with_half_a_core_makes_fewer_turns() -> None:
     costs = queues.Costs(0.0004, 0.0, 0.0001, 0.0)
     alone, shared = (queues.simulate(16, 1, 60.0, costs, share=share) for share in (1.0, 0.5))
     assert shared.turns_per_step < alone.turns_per_step
@@ -59,12 +51,12 @@ def test_a_thread_with_half_a_core_makes_fewer_turns(queues: Any) -> None:
     assert shared.steps_per_s == pytest.approx(16 * 60, rel=0.02)
 
 
-def test_the_largest_number_of_sources_follows_from_the_costs(queues: Any) -> None:
+def test_the_largest_number_of_sources_follows_from_the_costs() -> None:
     """A Step takes 1 ms, so 1,000 Steps per second fill the thread: 16.7 sources of 60 Steps per second."""
     assert queues.most_sources(1, 60.0, queues.Costs(0.0, 0.0, 0.001, 0.0)) in (16, 17)
 
 
-def test_the_fit_recovers_the_costs(queues: Any) -> None:
+def test_the_fit_recovers_the_costs() -> None:
     costs = queues.Costs(200e-6, 3e-6, 80e-6, 0.5e-6)
     cells = [
         {
@@ -81,8 +73,7 @@ def test_the_fit_recovers_the_costs(queues: Any) -> None:
     assert queues.fit(cells) == pytest.approx(costs)
 
 
-def test_the_page_shows_the_measured_figures(queues: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    del queues
+def test_the_page_shows_the_measured_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import scale_page
 
     copy = tmp_path / "scale.md"
@@ -91,3 +82,28 @@ def test_the_page_shows_the_measured_figures(queues: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(scale_page, "draw", lambda _: None)
     scale_page.write(json.loads(scale_page.DATA.read_text()))
     assert copy.read_text() == (ROOT / "docs" / "explanation" / "scale.md").read_text()
+
+
+@pytest.mark.parametrize("other", [{"rounds": 3}, {"seconds": 1.5}, {"machine": {"processor": "another", "cores": 1}}])
+def test_parts_that_were_measured_differently_are_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], other: dict[str, Any]
+) -> None:
+    """The page shows the rounds, the seconds and the processor once, for all parts."""
+    scale = importlib.import_module("scale")
+    monkeypatch.setattr(scale, "_Bench", lambda *_: SimpleNamespace(costs=lambda: "new"))
+    file = tmp_path / "scale.json"
+    old = {"machine": scale.harness.describe(), "rounds": 2, "seconds": 2.0, "costs": "old", "ray": "old"}
+    monkeypatch.setattr(sys, "argv", ["scale.py", "--only", "costs", "--rounds", "2", "--out", str(file), "--json"])
+    file.write_text(json.dumps(old | other))
+    with pytest.raises(SystemExit) as end:
+        scale.main()
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert "was measured with --rounds " in error
+    assert error.count("\n") == 1
+    assert json.loads(file.read_text()) == old | other
+
+    file.write_text(json.dumps(old))
+    assert scale.main() == 0
+    kept = json.loads(file.read_text())
+    assert (kept["costs"], kept["ray"]) == ("new", "old")

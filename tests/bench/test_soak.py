@@ -14,7 +14,10 @@ SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
 
 def rows(**slopes: float) -> Any:
-    """One sample per minute of one process, for an hour. Every quantity is 20 plus its slope per hour."""
+    """Return samples of a process and of the run, one per minute for an hour.
+
+    Every quantity begins at 20 and grows by its slope per hour.
+    """
     quantities = ("rss", "uss", "files", "threads", "disk", "load", "median_ms", "p99_ms", "longest_ms")
     samples = [
         (60.0 * minute, {name: 20 + slopes.get(name, 0.0) * minute / 60 for name in quantities}) for minute in range(61)
@@ -29,7 +32,7 @@ def rows(**slopes: float) -> Any:
         ({"uss": 3.9, "disk": 1000.0, "files": -3.0}, []),
         ({"uss": 4.1}, ["memory of policy: 4.1 MB/h"]),
         ({"files": 2.0, "threads": 2.0}, ["files of policy", "threads of policy"]),
-        ({"median_ms": 10.0}, []),  # 22.5 ms after the warm-up, and 30 ms at the end
+        ({"median_ms": 10.0}, []),  # 22.8 ms after the warm-up, and 29.7 ms at the end
         ({"median_ms": 60.0}, ["latency"]),
         ({"median_ms": 60.0, "load": 40.0}, []),  # the latency is 2.1 times as long, but the load is 1.9 times as high
     ],

@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from td3_robot import runs
+from td3_robot.errors import UsageError
 
 time_to_score: Any = importlib.import_module("time_to_score")
 
@@ -24,6 +28,50 @@ def test_unknown_contestant_is_refused(capsys: pytest.CaptureFixture[str], monke
     with pytest.raises(SystemExit):
         time_to_score.main()
     assert "the contestant is 'sb4'; allowed: td3-robot, sb3-td3, " in capsys.readouterr().err
+
+
+def test_an_evaluation_after_the_last_callback_gets_the_time_of_the_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner starts its clock 5 s after the begin. The final evaluation takes 100 s."""
+    clock, made = SimpleNamespace(now=1000.0), []
+
+    def evaluate(wall_s: float, final: bool = False) -> None:
+        made.append({"final": final, "env_steps": int(wall_s), "eval_return_mean": 0.0, "wall_s": wall_s})
+
+    def train(*_: Any, callback: Any, **__: Any) -> None:
+        evaluate(9.0)
+        clock.now += 15
+        assert callback(runs.TrainingProgress(10, 20, 10, None, {"wall_s": 10.0}))
+        evaluate(19.0)
+        evaluate(20.0, final=True)
+        clock.now += 110
+
+    monkeypatch.setattr(time_to_score, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(runs, "train", train)
+    monkeypatch.setattr(runs, "open_run", lambda _: SimpleNamespace(metrics=lambda: made))
+    training = time_to_score.Training("td3-robot", "Ant", 0, time_to_score.Limits(20, 5, 1), tmp_path / "Ant.json")
+    time_to_score.train_ours(training, tmp_path)
+    assert training.points == [(14.0, 9, 0.0), (24.0, 19, 0.0)]
+
+
+def test_a_falling_learning_rate_stays_0_after_a_million_steps() -> None:
+    """Of two million steps, 0.5, 1.0 and 1.5 million are made when 0.75, 0.5 and 0.25 of them remain."""
+    rate = time_to_score.falling(8.0, 2_000_000)
+    assert [rate(remaining) for remaining in (1.0, 0.75, 0.5, 0.25)] == [8.0, 4.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("other", [{"steps": 30}, {"every": 2}, {"episodes": 2}])
+def test_a_finished_training_with_other_limits_is_refused(tmp_path: Path, other: dict[str, int]) -> None:
+    limits = time_to_score.Limits(20, 5, 1)
+    training = time_to_score.Training("sb3-td3", "Ant", 0, limits, tmp_path / "Ant.json")
+    again = time_to_score.Training("sb3-td3", "Ant", 0, limits._replace(**other), training.file)
+    training.write()
+    assert not again.done
+    training.write(partial=False)
+    assert training.done
+    with pytest.raises(UsageError, match=r"Ant\.json has the limits .*'steps': 20.* name another --out"):
+        _ = again.done
 
 
 @pytest.mark.slow
