@@ -1,7 +1,7 @@
 """Write the parts of the reference pages that come from the code, between markers such as ``<!-- begin: topics -->``.
 
 python docs/produce.py [PAGE ...]           rewrite the parts of these pages; without PAGE, of all pages
-python docs/produce.py --check [PAGE ...]   exit 1, with one line, if a part is out of date
+python docs/produce.py --check [PAGE ...]   exit 1, with one line for each page that is out of date
 """
 
 from __future__ import annotations

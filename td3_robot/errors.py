@@ -9,13 +9,13 @@ Td3RobotError                 an expected failure; exit code 2 unless noted
 ├── ProtocolError             bytes from a peer are not a message of this protocol
 ├── HandshakeError            a peer has another protocol version, robot or configuration
 ├── EndpointError             an address cannot be bound or is not allowed
-│   └── EndpointBusyError     another process serves an address
+│   └── EndpointBusyError     another process serves an ``ipc://`` address
 ├── KeysError                 a key, key folder or allow-list is missing, damaged or open to other users
 ├── CommandError              a policy server or robot does not carry out an operator's command (exit code: 1)
 ├── LifecycleError            the state of a node does not allow a command (exit code: 1)
 ├── SessionError              a recording is damaged, not a recording, or of another protocol version
 ├── RunFolderError            a run folder is taken, missing or not a run
-└── NodeError                 a supervised process ended and will not restart (exit code: that of the process, or 1)
+└── NodeError                 a process, host or storage of a training has failed (exit code: that of the process, or 1)
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class RunFolderError(Td3RobotError):
 
 
 class NodeError(Td3RobotError):
-    """A supervised process cannot run, or ended more often than its restart rule allows."""
+    """A process, a host or the storage of a training has failed."""
 
     def __init__(self, text: str, exit_code: int = EXIT_CHECK_FAILED) -> None:
         super().__init__(text)

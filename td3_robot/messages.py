@@ -79,8 +79,8 @@ class FieldType:
     """The wire format of one field.
 
     Attributes:
-        kind: an integer type, ``f64``, ``text``, ``bytes``, ``map`` (keys are text; values are numbers, text, lists
-            or maps), ``list`` (with the same types of values) or ``array``.
+        kind: an integer type, ``f64``, ``text``, ``bytes``, ``map`` (keys are text; values are numbers, text, booleans,
+            nil, lists or maps), ``list`` (with the same types of values) or ``array``.
         meaning, unit: text for people.
         limit: the maximum number of characters of ``text``, or of bytes of ``bytes``. MAX_BYTES of the message limits
             maps and lists.
@@ -208,7 +208,7 @@ class Hello(Message, frozen=True):
     robots: Annotated[U32, "N, robots of a simulator or driver; 0 for other roles"]
     weights_version: Annotated[U64, "version of the sender's newest weights; 0 for none"]
     spec: Annotated[Map, "robot specification, see below; empty for roles without robots"]
-    agreement: Annotated[Map, "text values by configuration key; both sides need equal values"]
+    agreement: Annotated[Map, "text values by configuration key; if both sides have a key, the values must be equal"]
 
     def problem(self) -> str | None:
         return None if self.name and self.name.isprintable() else f"name {self.name!r} is empty or not printable"
@@ -399,7 +399,7 @@ class SimulatorState(Message, frozen=True):
 
 
 class Weights(Message, frozen=True):
-    """A complete policy with its hash. A receiver uses the newest version."""
+    """A complete policy with its hash. A policy server uses the newest version. An evaluator tries each version."""
 
     NAME: ClassVar[str] = "weights"
     MAX_BYTES: ClassVar[int] = 1 << 26
@@ -436,7 +436,7 @@ class Status(Message, frozen=True):
     state: Annotated[Text, "starting, ready, running, finished or failed"]
     detail: Annotated[LongText, "one line for a person; empty when all is well"]
     figures: Annotated[Numbers, "measurements by name"]
-    counters: Annotated[Numbers, "counts since start by name: lost, dropped, refused, …"]
+    counters: Annotated[Numbers, "counts since start by name: missed, undelivered, refused, …"]
 
 
 class Command(Message, frozen=True, omit_defaults=True):
@@ -461,7 +461,11 @@ class Command(Message, frozen=True, omit_defaults=True):
         "give_back or shutdown",
     ]
     reason: Annotated[LongText, "why, for the log; may be empty"]
-    version: Annotated[U64, "load: version of the policy, 0 for the next; rollback: version to use, 0 for the previous"]
+    version: Annotated[
+        U64,
+        "load: version of the policy, 0 for the next; rollback: version to use, 0 for the last older one that a person "
+        "loaded, or else the previous one",
+    ]
     sha256: Annotated[Text, "load: hexadecimal SHA-256 of payload; else empty"]
     payload: Annotated[bytes, wire("bytes", max_length=LONGEST_PAYLOAD), "load: a policy bundle; else empty"]
     robot: Annotated[U32, "takeover, give_back: index of the robot in the source ``target``; left out if 0"] = 0
@@ -501,7 +505,7 @@ class Reply(Message, frozen=True):
     MAX_BYTES: ClassVar[int] = 1 << 20
 
     id: Annotated[U64, "id of the Command"]
-    node: Annotated[Text, "name of the policy server or robot that executed it"]
+    node: Annotated[Text, "name of the policy server or robot that answers"]
     error: Annotated[LongText, "why the node refused the Command; empty if the node executed it"]
     state: Annotated[Text, "the node's new state: unconfigured, inactive, active, fault or finalized"]
     detail: Annotated[Map, "more about the node, for people"]
@@ -528,7 +532,7 @@ class Start(Message, frozen=True):
     role: Annotated[Text, "policy, simulator, driver or learner"]
     config: Annotated[str, wire("text", max_length=1 << 17), "the node's own resolved configuration, as YAML"]
     settings: Annotated[
-        Map, "options of the command line; the key ``offers`` holds the topics that the node may record"
+        Map, "what the core needs besides ``config``; the key ``offers`` holds the topics that the node may record"
     ]
 
 

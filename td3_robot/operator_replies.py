@@ -21,7 +21,7 @@ FOLLOWED: dict[str, Callable[[Reply], bool]] = {
     "configure": lambda answer: answer.state != State.UNCONFIGURED,
     "activate": lambda answer: answer.state == State.ACTIVE,
 }
-"""For each command, a function that returns whether a robot's Reply shows that the robot followed the command."""
+"""Maps each command that robots confirm to a function: whether a robot's Reply shows that the robot followed it."""
 
 
 def messages_of(bus: Bus, timeout: float) -> Iterator[Message | None]:
@@ -80,8 +80,8 @@ def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | No
 def with_faults(bus: Bus, reply: Reply) -> Reply:
     """Add the faults and emergency stops of the server and its robots to a Reply about a state.
 
-    The Reply's detail then begins with three dictionaries: ``faults`` (reason by node), ``robots`` (state by robot) and
-    ``loops`` (rate, jitter and share of missed deadlines by robot).
+    The Reply's detail then begins with ``faults`` (reason by node). If they are not empty, ``robots`` (state by robot)
+    and ``loops`` (rate, jitter and share of missed deadlines by robot) follow.
     """
     answers = _states(bus, reply, messages_of(bus, _ROBOTS_ANSWER))
     sources, stopped = reply.detail.get("sources"), reply.detail.get("stopped")

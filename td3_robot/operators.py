@@ -43,15 +43,17 @@ class Watching(enum.Enum):
 class Operator:
     """Commands a policy server and its robots. :func:`connect` returns an Operator.
 
-    Each method connects, sends one command, waits for the answer and disconnects. So several threads may share an
-    operator. A command with ``target`` is for the robot with this name. A command without ``target`` is for the server.
-    The server passes ``configure``, ``activate``, ``deactivate``, ``reset`` and ``estop`` on to all its robots.
+    Each method that returns a Reply connects, sends one command, waits for the answer and disconnects. So several
+    threads may share an operator. A command with ``target`` is for the robot with this name. A command without
+    ``target`` is for the server. The server passes ``configure``, ``activate``, ``deactivate``, ``reset`` and ``estop``
+    on to all its robots.
 
-    The methods return a Reply. ``node`` is the node that answered. ``state`` is the new state of this node:
-    unconfigured, inactive, active, fault or finalized. ``detail`` is a map with more facts about the node.
+    In a Reply, ``node`` is the node that answered. ``state`` is the new state of this node: unconfigured, inactive,
+    active, fault or finalized. ``detail`` is a map with more facts about the node.
 
-    The methods raise a CommandError if the node refuses the command or does not answer in time, or if a connected robot
-    does not follow the command. They raise an ArgumentError if an argument is not allowed.
+    The methods raise a CommandError if the node refuses the command or does not answer in time. ``configure``,
+    ``activate`` and ``estop`` without ``target`` also raise it if a connected robot does not follow. The methods raise
+    an ArgumentError if an argument is not allowed.
 
     Args:
         endpoint: address of the policy server.
@@ -83,14 +85,14 @@ class Operator:
     def estop(self, reason: str = "", *, target: str = "") -> Reply:
         """Stop the robots in an emergency. They apply the safe action until :meth:`reset` and :meth:`activate`.
 
-        ``detail["confirmed"]`` names the robots that have stopped. This method cuts a reason after 1000 characters,
-        because a long reason must not prevent a stop. If a CommandError has a ``reply``, the server has stopped, but
-        not every robot has confirmed its stop.
+        Without ``target``, ``detail["confirmed"]`` names the robots that have stopped. This method cuts a reason after
+        1000 characters, because a long reason must not prevent a stop. If a CommandError has a ``reply`` whose
+        ``error`` is empty, the server has stopped, but not every robot has confirmed its stop.
         """
         return self.ask(make_command("estop", target, reason))
 
     def reset(self, reason: str = "", *, target: str = "") -> Reply:
-        """End an emergency stop, or leave fault. The next state is inactive."""
+        """End an emergency stop, or leave fault. The next state is inactive, or unconfigured before any configure."""
         return self.ask(make_command("reset", target, reason))
 
     def load(self, policy: str | Path | Policy, reason: str = "", *, force: bool = False) -> Reply:
@@ -107,7 +109,8 @@ class Operator:
         """Serve an older policy again, and refuse the weights of learners.
 
         Args:
-            version: version of the policy, see :meth:`state`; 0 for the previous policy.
+            version: version of the policy, see :meth:`state`; 0 for the last older policy that a person loaded, or else
+                the previous policy.
             reason: why, for the log.
         """
         return self.ask(make_command("rollback", "", reason, version))
@@ -259,7 +262,7 @@ class Takeover:
         return values
 
     def wait(self) -> None:
-        """Wait until the next action is due: one control period after the last call, or now if that time has passed.
+        """Wait until the next action is due: one control period after the previous one, or now if it is late.
 
         If the period is longer than half of the deadline, wait for half of the deadline instead.
 

@@ -32,8 +32,9 @@ def find_policy(name: str | Path) -> Path:
 
     Args:
         name: a shipped policy such as ``walker2d``, a run folder, or a policy file. If a file or folder has the name of
-            a shipped policy, the function chooses the shipped policy; write ``./walker2d`` for the folder. From a run
-            folder, the function chooses the best policy, or the final policy if the run has no best policy.
+            a shipped policy, the function chooses the shipped policy; write the text ``"./walker2d"`` for the folder,
+            because a Path drops the ``./``. From a run folder, the function chooses the best policy, or the final
+            policy if the run has no best policy.
 
     Raises:
         BundleError: there is no such policy, or the folder holds no policy.
@@ -112,7 +113,7 @@ class Policy:
             float32[A] or float32[N, A], in the order, units and ranges of ``spec.actions``; a new array.
 
         Raises:
-            ValueError: the array has another shape, or a value is not a finite number.
+            ValueError: the array has another shape, or a value is not a real number that is finite in float32.
         """
         size = self.spec.observation_size
         needed = f"robot {self.spec.name!r} needs [{size}] or [N, {size}]"

@@ -47,7 +47,7 @@ class TrainingProgress:
 
 
 Callback = Callable[[TrainingProgress], object]
-"""Called about once a second during a training. The training stops if the callback returns False."""
+"""Called about twice a second during a training. The training stops if the callback returns False."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Run:
 
     @property
     def best_policy(self) -> Policy:
-        """The policy with the highest mean return of all evaluations.
+        """The policy with the highest mean return of all evaluations; without evaluations, the final policy.
 
         Raises:
             BundleError: the run has not saved a policy yet.
@@ -111,7 +111,7 @@ class Run:
     ) -> Run:
         """Continue the training from its newest checkpoint. Blocks until the end of the training.
 
-        If the run is finished and ``total_steps`` does not grow, nothing changes.
+        If the run is finished and ``total_steps`` does not grow, it does not train.
 
         Args:
             total_steps: environment steps of the whole run, including the steps made so far; None keeps the number of
@@ -128,7 +128,7 @@ class Run:
                 change a key of ``overrides``.
             ConfigError: a key or a value is wrong.
             RunFolderError: another process trains in the folder.
-            NodeError: a process cannot run, or died too often.
+            NodeError: a process cannot run, died too often, or was not ready in time.
         """
         _check_callback(callback)
         with extras.advice():
@@ -160,7 +160,7 @@ def train(
         out: the new run folder; None for ``runs/NAME-DATE-TIME`` in the current folder, where NAME is
             the name of the configuration or the task.
         overrides: configuration keys and their values, for example ``{"learner.batch_size": 128}``.
-        callback: called about once a second with a :class:`TrainingProgress`. If it returns False, the training stops
+        callback: called about twice a second with a :class:`TrainingProgress`. If it returns False, the training stops
             and saves a checkpoint. If it raises an exception, the processes stop, and ``train`` raises this exception.
         progress: whether to print the progress to ``sys.stderr``.
 
@@ -169,11 +169,12 @@ def train(
 
     Raises:
         ConfigError: the configuration does not exist, or a key or value is wrong.
+        UsageError: ``config`` is the name of a task, or ``out`` is a URL.
         ValueError: neither ``config`` nor ``task`` is given, or a key is given twice.
         TypeError: an argument has a wrong type.
         RunFolderError: ``out`` already holds files.
         ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
-        NodeError: a process cannot run, or died too often.
+        NodeError: a process cannot run, died too often, or was not ready in time.
         KeyboardInterrupt: Ctrl-C stopped the training.
     """
     if config is None and task is None:

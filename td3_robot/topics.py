@@ -20,6 +20,7 @@ class Topic:
     """One row of the table.
 
     Attributes:
+        publisher, subscriber: the roles of the two ends. A source is a simulator or a driver.
         link: the name of the server whose endpoint carries the topic: policy, learner, supervisor, recorder, monitor,
             or any.
         rate: how often the publisher sends the message. The rate is text, because most rates depend on the
@@ -44,7 +45,7 @@ class Topic:
 RECORDER = "recorder"
 """The link to the recorder. A message sent on this link goes only into the recording."""
 MONITOR = "monitor"
-"""The link to a monitor. A monitor gets the same messages as the recorder."""
+"""The link to a monitor. A monitor gets the same messages as the recorder, except Turns."""
 LISTENERS = (RECORDER, MONITOR)
 """The links that get copies of the messages of every node. No node waits for them."""
 LINKS = ("policy", "learner", "supervisor", *LISTENERS)
@@ -59,10 +60,10 @@ TOPICS: tuple[Topic, ...] = (
     Topic(messages.Refused, "server", "client", "any", "once for each refused message", "handshake", "sent"),
     Topic(messages.Heartbeat, "client, server", "server, client", "any", "1 Hz when idle", "handshake", "no"),
     Topic(messages.Bye, "client", "server", "any", "once", "handshake", "sent"),
-    Topic(messages.Step, "simulator", "policy server", "policy", "control rate", "keep latest", "sent"),
-    Topic(messages.Step, "simulator", "learner", "learner", "control rate", "never drop", "sent"),
-    Topic(messages.Action, "policy server", "simulator", "policy", "one for each Step", "keep latest", "sent"),
-    Topic(messages.Throttle, "learner", "simulator", "learner", "as the ratio allows", "keep latest", "sent"),
+    Topic(messages.Step, "source", "policy server", "policy", "control rate", "keep latest", "sent"),
+    Topic(messages.Step, "source", "learner", "learner", "control rate", "never drop", "sent"),
+    Topic(messages.Action, "policy server", "source", "policy", "one for each Step", "keep latest", "sent"),
+    Topic(messages.Throttle, "learner", "source", "learner", "as the ratio allows", "keep latest", "sent"),
     Topic(messages.SimulatorState, "simulator", "learner", "learner", "when asked for", "never drop", "sent"),
     Topic(
         messages.SimulatorState,

@@ -7,6 +7,7 @@ import os
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as in launch/train.yaml, so that sums have the same order
 
 import contextlib
+import io
 import queue
 import re
 import signal
@@ -48,7 +49,7 @@ def rng(seed: int) -> np.random.Generator:
 
 @pytest.fixture
 def spec() -> RobotSpec:
-    """A robot with 3 observations and 2 actions. Both actions have different, asymmetric limits."""
+    """A robot with 3 observations and 2 actions with different limits. The limits of ``left`` are asymmetric."""
     return RobotSpec(
         "Toy",
         tuple(Channel(f"o{index}", "m", -5.0, 5.0) for index in range(3)),
@@ -80,7 +81,7 @@ def make_bundle(spec: RobotSpec) -> Callable[..., Bundle]:
 
 @pytest.fixture
 def make_step() -> Callable[..., Step]:
-    """Builds Steps of the toy robot; every keyword replaces a field."""
+    """Builds Steps of ``robots`` toy robots. Each keyword in ``fields`` replaces a field."""
 
     def make(sequence: int = 0, robots: int = 1, **fields: Any) -> Step:
         values: dict[str, Any] = {
@@ -142,17 +143,25 @@ def poll_until(check: Callable[[], Any], complaint: Callable[[], str], timeout: 
     return found
 
 
+class Terminal(io.StringIO):
+    """A stream in memory that claims to be a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 class Command:
-    """A td3-robot command that runs as a process.
+    """A program that runs as a process: td3-robot, or ``program``.
 
     Args:
         cwd: folder in which it runs.
         before: words before the program.
+        program: words that start the program, before ``arguments``.
         environment: variables that it gets in addition to those of the tests.
 
     Attributes:
         cwd: folder in which it runs.
-        lines: lines of output read so far, from stdout and stderr.
+        lines: lines of output that the test has read, from stdout and stderr.
     """
 
     def __init__(
@@ -190,7 +199,8 @@ class Command:
         """Wait for the next line that matches ``pattern`` and ``check``, and return it.
 
         Raises:
-            AssertionError: no line matched within ``timeout`` seconds. The message contains all output.
+            AssertionError: no line matched within ``timeout`` seconds, or before the end of the output. The message
+                contains the output.
         """
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
@@ -207,7 +217,7 @@ class Command:
         raise AssertionError(f"no line like {pattern!r} in:\n{self.output()}")
 
     def wait_for_steps(self, steps: int, timeout: float = 240) -> int:
-        """Wait for a progress line with at least ``steps`` environment steps. Lines in the queue count too.
+        """Wait for a progress line with at least ``steps`` environment steps. Unread lines count, too.
 
         Returns:
             The number of environment steps in the line that matched.
@@ -217,11 +227,11 @@ class Command:
 
     def wait_for_more_steps(self, steps: int) -> None:
         """Wait for the next progress line, and then until the training has made ``steps`` more environment steps."""
-        self._take_lines()
+        self.take_lines()
         self.wait_for_steps(self.wait_for_steps(0) + steps)
 
-    def _take_lines(self) -> None:
-        """Read all lines that are in the queue. Leave the end marker in the queue."""
+    def take_lines(self) -> None:
+        """Read all lines that the process has printed. Leave the end marker in the queue."""
         with contextlib.suppress(queue.Empty):
             while (line := self._queue.get_nowait()) is not None:
                 self.lines.append(line)
@@ -231,7 +241,7 @@ class Command:
         """Wait until ``check`` is true. Fail if the command ends first, or after ``timeout`` seconds."""
 
         def complaint() -> str:
-            self._take_lines()
+            self.take_lines()
             return f"failed to wait for {what}:\n{self.output()}"
 
         def checked() -> Any:
@@ -247,7 +257,7 @@ class Command:
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired as error:
-            self._take_lines()
+            self.take_lines()
             raise AssertionError(f"still running after {timeout} s:\n{self.output()}") from error
         while (line := self._queue.get(timeout=60)) is not None:
             self.lines.append(line)
@@ -270,7 +280,7 @@ class Command:
         self.process.send_signal(signal.SIGINT)
 
     def kill_all(self) -> None:
-        """Kill the command and its children if they still run, at the end of a test."""
+        """If the command still runs, kill it and all its descendants."""
         if self.process.poll() is None:
             children: list[psutil.Process] = []
             with contextlib.suppress(psutil.NoSuchProcess):  # the process may have just ended

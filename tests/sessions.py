@@ -27,7 +27,7 @@ BEGIN = 1_700_000_000 * SECOND
 
 
 def entries_of(messages: Iterable[tuple[str, Message]], period: int = SECOND // 60) -> list[Entry]:
-    """Return entries that are one ``period`` (ns) apart. Each stream (publisher, topic) has its own numbers."""
+    """Return entries that are one ``period`` (ns) apart. Each stream (publisher, topic) has its own ``sequence``."""
     sequence: Counter[tuple[str, str]] = Counter()
     result = []
     for number, (publisher, message) in enumerate(messages):
@@ -49,11 +49,12 @@ class Publisher:
         self.now = 0.0
         self.sequence: dict[str, int] = {}
 
-    def publish(self, *messages: Any) -> None:
+    def publish(self, *messages: Any, link: str = "learner") -> None:
         for message in messages:
             number = self.sequence.get(message.NAME, -1) + 1
             self.sequence[message.NAME] = number
-            record = Record(message.NAME, "learner", number, self.begin + int(self.now * SECOND), codec.encode(message))
+            stamp = self.begin + int(self.now * SECOND)
+            record = Record(message.NAME, link, number, stamp, codec.encode(message))
             self.recorder.step([(self.peer, record)], self.now)
             self.now += 0.1
 

@@ -80,7 +80,7 @@ FIELDS = {
     "Transitions": ["observation", "action", "reward", "next_observation", "terminated", "truncated", "episode"],
 }
 OTHERS = {"Channel", "CommandError", "RobotSpec", "Td3RobotError", "__version__"}
-"""Public names whose signatures other tests check."""
+"""The public names that are in none of the tables above."""
 
 
 def test_these_are_the_public_names() -> None:

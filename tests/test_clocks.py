@@ -1,4 +1,4 @@
-"""Modules that keep deadlines do not read the wall clock, so a jump of the wall clock has no effect."""
+"""Modules that keep deadlines measure time only with the monotonic clock. A jump of the wall clock has no effect."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ KEEPERS = sorted(
     for path in (ROOT / "td3_robot").glob(place)
 )
 MONOTONIC = {"monotonic", "sleep"}
-OTHER_READS = {
+WALL_CLOCK = {
     "td3_robot/runtime/node.py": {"time"},  # the default incarnation, which must be higher after each start
     "td3_robot/transport/tap.py": {"time_ns"},  # publishing time in recordings
 }
+"""Functions of ``time`` that a module may call for a purpose other than a deadline."""
 
 
 @pytest.mark.parametrize("module", KEEPERS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_the_monotonic_clock_is_read(module: Path) -> None:
+def test_deadlines_use_only_the_monotonic_clock(module: Path) -> None:
     tree = ast.parse(module.read_text(encoding="utf-8"))
     used = {
         node.attr
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "time"
     }
-    assert used - MONOTONIC <= OTHER_READS.get(str(module.relative_to(ROOT)), set())
+    assert used - MONOTONIC <= WALL_CLOCK.get(str(module.relative_to(ROOT)), set())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert "datetime" not in imported
     assert not [

@@ -170,7 +170,7 @@ def test_longest_fields_fit_into_the_message(message: type[Message]) -> None:
     for name, wire in wire_fields(message).items():
         total += len(name) + 10
         total += {"text": 4 * wire.limit, "bytes": wire.limit}.get(wire.kind, 0)
-    assert total <= message.MAX_BYTES + 4096 * (message.NAME == "weights")
+    assert total <= message.MAX_BYTES
 
 
 def test_a_step_of_1024_large_robots_fits_into_a_message() -> None:

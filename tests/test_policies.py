@@ -89,7 +89,7 @@ def test_a_policy_acts_like_the_actor_of_the_policy_server(policy: Policy, rng: 
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4", "i8"])
-def test_a_policy_takes_one_observation_of_any_real_dtype(policy: Policy, dtype: str) -> None:
+def test_a_policy_takes_observations_of_any_real_dtype(policy: Policy, dtype: str) -> None:
     observation = np.array([1, -2, 3], dtype)
     action = policy.predict(observation)
     assert (action.shape, action.dtype) == ((2,), np.float32)

@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_document_is_up_to_date() -> None:
+def test_produced_pages_are_up_to_date() -> None:
     result = make("--check")
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
@@ -92,7 +92,7 @@ def test_every_refusal_code_is_explained() -> None:
 
 
 def code_blocks() -> dict[str, Any]:
-    """Run the document's Python blocks and return the names they define."""
+    """Run the document's Python blocks and return the names that they define."""
     namespace: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
         exec(compile(block, "protocol.md", "exec"), namespace)

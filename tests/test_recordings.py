@@ -20,7 +20,7 @@ SESSIONS = Path(__file__).parent / "replay" / "sessions"
 
 @pytest.fixture
 def pendulum() -> Recording:
-    """A recorded training of one Pendulum in each of its simulators."""
+    """A recorded training of one Pendulum."""
     return open_recording(SESSIONS / "pendulum.mcap")
 
 

@@ -17,7 +17,7 @@ from td3_robot.specs import Channel, RobotSpec
 TEXT = (Path(__file__).parent.parent / "docs" / "how-to" / "write_a_driver.md").read_text(encoding="utf-8")
 
 
-def test_configuration_is_valid_and_sets_every_safety_key() -> None:
+def test_configuration_is_valid_and_the_page_names_every_safety_key() -> None:
     [block] = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
     config = configuration.parse(yaml.safe_load(block))
     spec = RobotSpec("Pendulum", (Channel("o", "1", -1, 1),), (Channel("torque", "N·m", -1, 1),), 0.02)

@@ -1,4 +1,4 @@
-"""Wrong arguments of the Python API give one line, which names the argument, its value and what is allowed."""
+"""Wrong arguments of the Python API raise an error of one line, which names the mistake."""
 
 from __future__ import annotations
 
@@ -157,6 +157,7 @@ def test_open_run_and_open_recording_refuse_wrong_arguments(tmp_path: Path) -> N
         ({"keys": 3}, TypeError, f"keys is 3, of type int; {PATHS}"),
         ({"timeout": 0}, ArgumentError, "timeout is 0; allowed: numbers above 0 s"),
         ({"timeout": float("nan")}, ArgumentError, "timeout is nan; allowed: numbers above 0 s"),
+        ({"timeout": 10**400}, ArgumentError, "timeout is inf; allowed: numbers above 0 s"),  # too large for a float
         ({"timeout": "1"}, TypeError, "timeout is '1', of type str; allowed: numbers above 0 s"),
     ],
 )

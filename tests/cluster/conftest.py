@@ -36,7 +36,7 @@ CORES = ("2", "4", "4")  # the head has fewer cores, so that the learner runs on
 
 
 class Cluster:
-    """The cluster as a process.
+    """A Ray cluster that another process starts.
 
     Attributes:
         folder: folder for all temporary files of the cluster and of the trainings on it.
@@ -86,7 +86,7 @@ class Cluster:
         raise AssertionError(f"{name} runs on no host")
 
     def process(self, name: str) -> psutil.Process:
-        """Return the running process of a training that has this name."""
+        """Return the process with this name of a running training."""
         words = {process: process.info["cmdline"] for process in self._running()}
         [process] = [process for process, line in words.items() if line[line.index("--name") + 1] == name]
         return process
@@ -95,6 +95,14 @@ class Cluster:
         """Return the folders for sockets and keys that still exist, and the processes of trainings that still run."""
         folders = [str(path) for path in self.folder.glob(f"{SOCKETS_PREFIX}*")]
         return folders + [" ".join(process.info["cmdline"]) for process in self._running()]
+
+    def wait_for_end(self) -> None:
+        """Wait until no process of a training runs."""
+        poll_until(lambda: not self._running(), lambda: f"left behind: {self.left_behind()}")
+
+    def wait_for_removal(self) -> None:
+        """Wait until trainings have left nothing behind."""
+        poll_until(lambda: not self.left_behind(), lambda: f"left behind: {self.left_behind()}")
 
     def _running(self) -> list[psutil.Process]:
         """Return the processes of trainings."""
@@ -113,10 +121,10 @@ class Cluster:
 
 
 class Head(Cluster):
-    """The head of a cluster, which ``ray start`` starts with more options and variables. The cluster needs a token.
+    """The head of a cluster. ``ray start`` starts it with ``options`` and ``variables``. The cluster needs a token.
 
     Attributes:
-        dashboard: address of Ray's dashboard, if it runs.
+        dashboard: address of Ray's dashboard; empty if the dashboard does not run.
     """
 
     dashboard = ""
@@ -205,7 +213,7 @@ def start_training(
 
 
 def nothing_is_left(cluster: Cluster, run: Path) -> None:
-    poll_until(lambda: not cluster.left_behind(), lambda: f"left behind: {cluster.left_behind()}")
+    cluster.wait_for_removal()
     assert not (run / "keys").exists()
     facts = json.loads((run / "run.json").read_text())
     assert (facts["keys"], facts["endpoints"], facts["sockets"]) == (None, {}, None)

@@ -3,8 +3,9 @@
 With ``--hide FOLDER`` before the cores, the hosts other than the head see an empty folder there. These hosts have their
 own mount namespace, which only root may make.
 
-It prints the address of the head. A line ``kill N`` on standard input kills all processes of host N at once. A line
-``add CORES`` adds a host. The end of the input ends the cluster. All hosts have the same IP address.
+The program first prints a JSON map: the address of the head, and the id of each host. A line ``kill N`` on standard
+input kills all processes of host N at once; the answer is ``killed``. A line ``add CORES`` adds a host; the answer is
+its id. The end of the input ends the cluster. All hosts have the same IP address.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def hidden(folder: str) -> Iterator[None]:
     call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
     call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", 0, None)
     yield
-    call("unshare", _CLONE_FS)  # setns needs it, because Ray has started threads
+    call("unshare", _CLONE_FS)  # setns needs this, because Ray has started threads
     call("setns", before, _CLONE_NEWNS)
     os.close(before)
     os.chdir(cwd)

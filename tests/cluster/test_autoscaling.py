@@ -98,5 +98,5 @@ def test_too_few_cores_end_the_run(
         run.interrupt()
         assert run.finish() == 130
         assert "stopped while the run waited for hosts" in run.output()
-    poll_until(lambda: not cluster.left_behind(), lambda: f"left behind: {cluster.left_behind()}")
+    cluster.wait_for_removal()
     assert not (tmp_path / "run" / "keys").exists()

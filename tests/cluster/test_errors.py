@@ -1,4 +1,4 @@
-"""Each mistake with ``--cluster`` gives one line, which names the thing, its value and what is allowed."""
+"""Errors about wrong settings with ``--cluster``, and the effect of right settings."""
 
 from __future__ import annotations
 

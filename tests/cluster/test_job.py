@@ -32,7 +32,7 @@ def head(folder: Path) -> Iterator[Head]:
 
 @pytest.mark.slow
 def test_a_training_is_a_job_of_ray(head: Head, tmp_path: Path) -> None:
-    """The job trains until ``ray job stop`` ends it. It has a checkpoint then."""
+    """The job trains until ``ray job stop`` ends it. The learner saves a checkpoint at the end."""
     run = tmp_path / "run"
     sets = ("cluster.simulators=2", "evaluation.every=0", "total_steps=1_000_000", "checkpoint.every=0")
     words = [word for item in (*SMALL, *sets) for word in ("--set", item)]
@@ -54,4 +54,4 @@ def test_a_training_is_a_job_of_ray(head: Head, tmp_path: Path) -> None:
     assert "STOPPED" in job("status", "walker").upper()
     assert list((run / "checkpoint").glob("checkpoint-*.safetensors"))
     assert "stopped; everything learned is saved; continue" in job("logs", "walker")
-    poll_until(lambda: not head.left_behind(), lambda: f"left behind: {head.left_behind()}")
+    head.wait_for_removal()

@@ -84,7 +84,7 @@ def test_a_person_watches_and_commands_a_run(
 
 def shows(command: Command, *texts: str) -> bool:
     """Whether the output of a command has each text, as often as it is given."""
-    command._take_lines()
+    command.take_lines()
     return all(command.output().count(text) >= texts.count(text) for text in texts)
 
 

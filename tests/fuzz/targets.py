@@ -37,11 +37,14 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 def decode(data: bytes) -> None:
-    """Decode a message. The first byte chooses the topic. A valid message can be encoded and decoded again."""
+    """Decode Records, and a message whose topic is the first byte. A valid message can be encoded and decoded again."""
     topic = _TOPICS[data[0] % len(_TOPICS)] if data else ""
     try:
-        message = codec.decode(topic, data[1:])
         codec.decode_records(data[1:])
+    except ProtocolError as error:
+        _one_line(error)
+    try:
+        message = codec.decode(topic, data[1:])
     except ProtocolError as error:
         _one_line(error)
         return

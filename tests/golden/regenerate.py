@@ -64,7 +64,7 @@ SPEC = RobotSpec(
 
 
 def samples() -> list[Message]:
-    """One example of each message, with arrays for two robots. Array elements are exact in binary."""
+    """Return one example of each message. A Step and an Action have two robots. Array elements are exact in binary."""
     f4, u1, u4, u8 = np.float32, np.uint8, np.uint32, np.uint64
     tensors = {
         name: ((np.arange(np.prod(shape)).reshape(shape) - 2) / 4).astype(f4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,10 +14,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-LOOPBACK = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+LOOPBACK = f"127.{64 + (os.getpid() >> 16)}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
 """A loopback address that only this test process uses. So a free port stays free until a test binds it."""
 
 MadeOnce = Callable[[str, Callable[[Path], object]], Path]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different free ports of ``LOOPBACK``."""
+    held = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +46,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
             if not made.exists():
                 if failed.exists():
                     pytest.fail(f"{name} could not be made: {failed.read_text()}")
-                shutil.rmtree(folder, ignore_errors=True)  # left behind by an interrupted run
+                shutil.rmtree(folder, ignore_errors=True)  # left behind by a worker that died
                 folder.mkdir()
                 try:
                     make(folder)

@@ -2,19 +2,19 @@
 
 python recording_driver.py RECORD FAULT EXAMPLE ARGUMENTS…
 
-RECORD gets one line for each observation, action and stop: ``observe good``, ``apply 0.500000``, ``stop``. A slow reset
-writes ``reset`` when it begins and ``ready`` when it ends.
-FAULT is a file. It is empty or holds one word:
+RECORD gets one line for each observation, action and stop: ``observe good``, ``apply 0.500000``, ``stop``. During a
+fault, ``good`` becomes the word of the fault. A slow reset writes ``reset`` when it begins and ``ready`` when it ends.
+FAULT is a file. It is missing or empty, or holds one word:
 
 - ``frozen``: observe() repeats its last observation.
 - ``nan``: one channel is NaN.
 - ``stop``: observe() raises EmergencyStop.
 - ``hang``: observe() never returns.
 - ``slow``: observe() takes 30 ms, which is longer than a control period.
-- ``stuck``: reset() never returns.
+- ``stuck``: a slow reset() never returns.
 
 Environment variables: HOLD_OFF sets ``driver.contact.HOLD_OFF``, in seconds. EPISODE sets the length of an episode in
-periods. With EPISODE, each reset except the first takes 2 s.
+periods. With EPISODE, each reset except the first is slow: it takes 2 s.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The wall clock jumps while a robot is driven and recorded. The jump must not affect deadlines.
 
-A test may not set the machine's clock. Instead, ``wall_clock`` adds an offset from a file to every clock reading of
-the Python processes. libzmq and kernel timeouts use the monotonic clock, so they need no offset.
+A test may not set the machine's clock. Instead, ``wall_clock`` adds an offset from a file to ``time.time`` and
+``time.time_ns`` of the Python processes. libzmq and kernel timeouts use the monotonic clock, so they need no offset.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOUR = 3600
 
 
 def test_wall_clock_jumps_of_hours_cause_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All deadlines are one minute, so a deadline that used the wall clock would expire at each jump."""
+    """The deadlines of the safety settings are one minute. With the wall clock, a jump forward would exceed them."""
     offset, folder = tmp_path / "offset", Path(__file__).parent / "wall_clock"
     monkeypatch.setenv("WALL_CLOCK", str(offset))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))

@@ -9,7 +9,8 @@ Substitutions:
 - On the robot, pip installs only the wheel. Its dependencies come from the test environment;
   tests/process/test_install.py tests their installation.
 - ``systemctl`` starts and stops the command lines of the installed units. ``apt`` and ``useradd`` do nothing.
-- Deadlines and limits are longer, because test machines are shared. The learner starts after 20 steps.
+- The commands of the smaller installation do nothing; tests/process/test_install.py tests them.
+- Deadlines and timeouts are longer, because test machines are shared. ``learning_starts`` and ``critics_first`` are 20.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -33,24 +33,18 @@ import numpy as np
 import pytest
 import yaml
 
-from td3_robot.bundle import Bundle, layer_shapes
+from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.runtime.run_folder import RunFolder
-from td3_robot.specs import Channel, RobotSpec
 from tests.conftest import poll_until
-from tests.process.conftest import LOOPBACK, ROOT
+from tests.process.conftest import LOOPBACK, ROOT, free_ports
+from tests.process.test_faults import bundle
 
 PAGE = ROOT / "docs" / "how-to" / "deploy.md"
 UNITS = sorted((ROOT / "docs" / "systemd").glob("*.service"))
 SERVICES = ("td3-robot-policy", "td3-robot-driver")
 POLICY, SAFE = "apply 0.500000", "apply 0.000000"
-SPEC = RobotSpec(
-    "Pendulum",
-    (Channel("angle.sin", "1", -1, 1), Channel("angle.cos", "1", -1, 1), Channel("velocity", "rad/s", -30, 30)),
-    (Channel("torque", "N·m", -1, 1),),
-    0.02,
-)
-SHORTER = {
+OWN_SETTINGS = {
     "_ms: 100": "_ms: 5000",
     "hang_ms: 500": "hang_ms: 5000",
     "td3-robot node ": "td3-robot node --timeout 60 ",
@@ -89,21 +83,8 @@ def blocks() -> list[Block]:
 
 
 def policy() -> Bundle:
-    """A policy that always returns 0.5 N·m, because its weights are zero and tanh(bias) is 0.5.
-
-    The page's learner uses the same layers.
-    """
-    tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(SPEC, (32, 32)).items()}
-    tensors["actor.2.bias"][:] = np.arctanh(0.5)
-    return Bundle(SPEC, (32, 32), tensors, provenance={"version": 3})
-
-
-def _free_ports(count: int) -> list[int]:
-    held = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
+    """A policy that always returns 0.5 N·m. The page's learner uses the same layers."""
+    return bundle(hidden=(32, 32))
 
 
 @dataclass
@@ -115,9 +96,9 @@ class Site:
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ours, theirs = _free_ports(2)
+        ours, theirs = free_ports(2)
         self.words = dict.fromkeys(("ROBOT", "WORKSTATION", "0.0.0.0", "127.0.0.1"), LOOPBACK)
-        self.words |= {":5601": f":{ours}", ":5555": f":{theirs}", **SHORTER}
+        self.words |= {":5601": f":{ours}", ":5555": f":{theirs}", **OWN_SETTINGS}
         self.robot, self.workstation = self.at("/var/lib/td3-robot"), self.folder / "workstation"
         for path in (self.robot, self.workstation, *map(self.at, ("/opt", "/usr/local/bin", "/etc/systemd/system"))):
             path.mkdir(parents=True)
@@ -126,7 +107,7 @@ class Site:
         self._workstation()
 
     def at(self, path: str) -> Path:
-        """Return the folder in this test that stands for an absolute path on the robot."""
+        """Return the file or folder in this test that stands for an absolute path on the robot."""
         return self.folder / "robot" / path.lstrip("/")
 
     def _tools(self) -> None:
@@ -256,7 +237,7 @@ class Site:
         self.start(name, "robot", commands[-1])
 
     def stop(self, name: str) -> None:
-        """Stop a service as systemd does. The unit must list the exit code in SuccessExitStatus."""
+        """Stop a service as systemd does. The exit code is 0, or the unit lists it in SuccessExitStatus."""
         self.running[name].terminate()
         code = self.running.pop(name).wait(120)
         [good] = re.findall(
@@ -313,7 +294,7 @@ def test_every_command_of_the_page_works(site: Site) -> None:
     assert "frozen: True" in output
     site.wait_for(POLICY)
 
-    # systemd restarts a crashed server. The robot must not move before an operator activates it.
+    # systemd restarts a crashed server. The robot must not move before an operator activates the server.
     site.running["td3-robot-policy"].kill()
     site.running["td3-robot-policy"].wait()
     killed = len(site.record())

@@ -38,7 +38,7 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import KeyFolder
 from td3_robot.transport.link import ClientLink, hello
 from tests.conftest import poll_until
-from tests.process.conftest import LOOPBACK
+from tests.process.conftest import LOOPBACK, free_ports
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pendulum_driver.py"
 DRIVER = Path(__file__).parent / "recording_driver.py"
@@ -57,11 +57,11 @@ PATIENT = {"observation_deadline_ms": 60_000, "action_deadline_ms": 60_000}
 """Long deadlines for tests that do not test deadlines. On a busy machine a process can stall for a second."""
 
 
-def bundle(torque: float = 0.5, version: int = 3, **changes: Any) -> Bundle:
-    """A policy that always returns the same torque: tanh(bias) with zero weights."""
-    tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(SPEC, (4,)).items()}
-    tensors["actor.1.bias"][:] = np.arctanh(torque)
-    return Bundle(SPEC, (4,), {**tensors, **changes}, provenance={"version": version})
+def bundle(torque: float = 0.5, version: int = 3, hidden: tuple[int, ...] = (4,), **changes: Any) -> Bundle:
+    """A policy that always returns the same torque: tanh(bias) with zero weights. ``changes`` replaces tensors."""
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(SPEC, hidden).items()}
+    tensors[f"actor.{len(hidden)}.bias"][:] = np.arctanh(torque)
+    return Bundle(SPEC, hidden, {**tensors, **changes}, provenance={"version": version})
 
 
 class Robot:
@@ -70,7 +70,6 @@ class Robot:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.started: list[subprocess.Popen[str]] = []
-        self.config: dict[str, Any] = {}
         bundle().save(folder / "policy.safetensors")
 
     def configure(self, server: str | None = None, learner: str | None = None, **safety: Any) -> None:
@@ -487,7 +486,7 @@ class Learner:
 
 
 def test_hung_sensors_end_the_driver(robot: Robot) -> None:
-    """A hung driver ignores SIGTERM and emergency stops. A restarted driver begins with the safe action."""
+    """SIGTERM cannot end a hung driver, so the driver ends itself. A new driver begins with the safe action."""
     robot.configure(hang_ms=2000, **AUTOMATIC)
     robot.serve()
     driver = robot.drive()
@@ -630,8 +629,7 @@ def test_refused_driver_makes_its_robot_safe(robot: Robot, why: str) -> None:
         ours, theirs = KeyFolder(robot.folder / "robot-keys"), KeyFolder(robot.folder / "driver-keys")
         theirs.allow("server", ours.create("server").public, "server:policy")
         ours.allow("leg", theirs.create("leg").public, "evaluator")
-        with socket.create_server((LOOPBACK, 0)) as probe:
-            port = probe.getsockname()[1]
+        [port] = free_ports(1)
         for name in ("robot", "driver"):
             path = robot.folder / f"{name}.yaml"
             endpoints = {"policy": f"tcp://{LOOPBACK}:{port}", "keys": f"{name}-keys"}
@@ -731,8 +729,8 @@ def test_emergency_stop_from_the_command_line_and_from_the_robot(robot: Robot) -
             assert "no robot is connected: none has confirmed the stop" in alone.stderr
 
 
-def test_closed_terminal_ends_the_driver_cleanly(robot: Robot) -> None:
-    """SIGHUP and SIGQUIT work like SIGTERM: the driver's last action is the safe action."""
+def test_sighup_and_sigquit_end_the_driver_cleanly(robot: Robot) -> None:
+    """A closed terminal and Ctrl-\\ work like SIGTERM: the driver's last action is the safe action."""
     robot.configure(**PATIENT)
     robot.serve()
     for number in (signal.SIGHUP, signal.SIGQUIT):
@@ -763,7 +761,7 @@ def test_operator_loads_and_rolls_back_policies_and_ends_the_example_driver(robo
     assert state("state", "--target", "pendulum")["state"] == "active"
     bundle(0.25, version=8).save(robot.folder / "new.safetensors")
     assert (state("load", "new.safetensors")["version"], state("state")["frozen"]) == (8, True)
-    assert "not newer than 8" in robot.operator("load", "policy.safetensors").stderr
+    assert "not newer than version 8" in robot.operator("load", "policy.safetensors").stderr
     assert state("rollback")["version"] == 3
     for target, process in (("pendulum", driver), ("policy", server)):
         assert robot.operator("shutdown", "--target", target).returncode == 0

@@ -76,9 +76,20 @@ class Viewer:
 
 
 @contextlib.contextmanager
-def viewing(address: str) -> Iterator[Viewer]:
-    with websockets.connect(address, subprotocols=["foxglove.sdk.v1"], proxy=None) as connection:
+def viewing(address: str, sock: socket.socket | None = None) -> Iterator[Viewer]:
+    how = {"subprotocols": ["foxglove.sdk.v1"], "proxy": None, "close_timeout": 1}
+    with websockets.connect(address, sock=sock, **how) as connection:
         yield Viewer(connection)
+
+
+def narrow(address: str) -> socket.socket:
+    """Connect with small segments. The kernel then buffers less than 1 MB of data for this connection."""
+    host, port = address.removeprefix("ws://").split(":")
+    connection = socket.socket()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((host, int(port)))
+    return connection
 
 
 @pytest.fixture
@@ -114,10 +125,10 @@ def test_a_viewer_reads_channels_joints_and_links(served: tuple[Any, str]) -> No
 
 
 def test_a_viewer_that_reads_nothing_delays_no_other_viewer(served: tuple[Any, str]) -> None:
-    """One viewer reads nothing, so its data fill the buffers. The other viewer and the monitor continue."""
+    """One viewer reads nothing, so its 3 MB fill the buffers. The other viewer and the monitor continue."""
     monitor, address = served
     topics = ("/sim-0/step/0", "/sim-0/step/1", "/sim-1/step/0", "/sim-1/step/1", "/tf")
-    with viewing(address) as stopped, viewing(address) as reading:
+    with viewing(address, narrow(address)) as stopped, viewing(address) as reading:
         for viewer in (stopped, reading):
             viewer.subscribe(*topics)
         steps = reading.data("/sim-0/step/0")

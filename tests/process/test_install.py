@@ -29,8 +29,8 @@ BEYOND_NUMPY, BEYOND_NUMPY_COMPILED = 9.8e6, 13.4e6
 files (0.6 MB of this is policies), and 11.3 to 12.8 MB with .pyc files."""
 DEPLOY = ROOT / "docs" / "how-to" / "deploy.md"
 RESIDENT = 60e6  # limit in bytes for the memory of a policy server after its first answers
-START = 0.5  # limit in seconds until the first action; the test raises it if numpy's import takes longer than IMPORT
-IMPORT = 0.15  # seconds; numpy's import takes less than this on an idle machine; a busy machine triples the time
+START = 0.5  # limit in CPU seconds until the first action; the test raises it if numpy's import takes more than IMPORT
+IMPORT = 0.15  # CPU seconds; numpy's import takes less than this on an idle machine; a busy machine triples the time
 _NO_NETWORK = (
     r"Network is unreachable|name resolution|NewConnectionError|ConnectTimeout|Connection refused|Connection reset"
     r"|ProtocolError|Read timed out|ReadTimeoutError|HTTP error 5\d\d"

@@ -18,13 +18,13 @@ import pytest
 import yaml
 
 import td3_robot as tr
-from td3_robot.bundle import Bundle, layer_shapes
 from td3_robot.core_types import Peer
 from td3_robot.messages import Action, Command, LifecycleChange, Phase, Reply, Step
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ServerLink
 from tests.conftest import poll_until
 from tests.process.conftest import ROOT
+from tests.process.test_faults import bundle
 
 EXAMPLE = ROOT / "examples" / "minimal_driver.py"
 DEADLINE = "5"  # seconds; long, because test machines are shared
@@ -87,25 +87,6 @@ def drive(start: Start, endpoint: str) -> Callable[..., Process]:
     return begin
 
 
-def policy(spec: tr.RobotSpec) -> Bundle:
-    """A policy that always answers with the torque 0.5 N·m."""
-    tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(spec, (4,)).items()}
-    tensors["actor.1.bias"][:] = np.arctanh(0.5)
-    return Bundle(spec, (4,), tensors, provenance={"version": 3})
-
-
-SPEC = tr.RobotSpec(
-    "Pendulum",
-    (
-        tr.Channel("angle.sin", "1", -1.0, 1.0),
-        tr.Channel("angle.cos", "1", -1.0, 1.0),
-        tr.Channel("velocity", "rad/s", -30.0, 30.0),
-    ),
-    (tr.Channel("torque", "N·m", -1.0, 1.0),),
-    0.02,
-)
-
-
 def test_driver_imports_only_pyzmq_msgpack_and_the_standard_library() -> None:
     tree = ast.parse(EXAMPLE.read_text(encoding="utf-8"))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
@@ -116,7 +97,7 @@ def test_driver_imports_only_pyzmq_msgpack_and_the_standard_library() -> None:
 def test_driver_follows_a_policy_server_and_its_operator(
     start: Start, drive: Callable[..., Process], endpoint: str, tmp_path: Path
 ) -> None:
-    policy(SPEC).save(tmp_path / "policy.safetensors")
+    bundle().save(tmp_path / "policy.safetensors")
     settings = {"endpoints": {"policy": endpoint}, "safety": {"observation_deadline_ms": 5000}}
     (tmp_path / "robot.yaml").write_text(yaml.safe_dump(settings))
     serve = ["-m", "td3_robot", "policy", "--bundle", "policy.safetensors", "--config", "robot.yaml"]
@@ -184,6 +165,7 @@ def test_steps_of_the_driver_follow_the_protocol(drive: Callable[..., Process], 
     driver.process.send_signal(signal.SIGINT)
     assert driver.process.wait(60) == 0
     bus.close()
+    steps = steps[:8]  # on a busy machine, the last receive() may return two Steps
     # On a busy machine an Action may arrive after its period. So compare each Step with the Action that it names.
     assert [step.sequence for step in steps] == list(range(8))
     assert [step.transitions for step in steps] == list(range(8))

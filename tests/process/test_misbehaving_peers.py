@@ -38,12 +38,11 @@ def server(tmp_path: Path) -> Iterator[tr.Operator]:
 
 
 class Peer:
-    """A plain DEALER socket that sends dicts as msgpack maps."""
+    """A plain DEALER socket that sends dicts as msgpack maps. It does not follow the rules of our clients."""
 
-    def __init__(self, context: zmq.Context[Any], path: Path) -> None:
+    def __init__(self, context: zmq.Context[Any]) -> None:
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.connect(f"ipc://{path}")
 
     def send(self, topic: str, content: dict[str, Any]) -> None:
         self.socket.send_multipart([topic.encode(), msgpack.packb(content)])
@@ -61,7 +60,8 @@ class Peer:
 @pytest.fixture
 def peer(tmp_path: Path) -> Iterator[Peer]:
     with zmq.Context() as context:
-        peer = Peer(context, tmp_path / "policy")
+        peer = Peer(context)
+        peer.socket.connect(f"ipc://{tmp_path}/policy")
         yield peer
         peer.socket.close()
 
@@ -80,7 +80,7 @@ def step(sequence: int, **changes: Any) -> dict[str, Any]:
     return fields | {"noise_kind": 0, "noise_seed": 0, "needs_version": 0, "world": {}, **changes}
 
 
-def test_wrong_steps_get_no_action_and_the_state_reply_names_them(server: tr.Operator, peer: Peer) -> None:
+def test_wrong_steps_get_no_action_and_the_state_reply_counts_them(server: tr.Operator, peer: Peer) -> None:
     assert "dropped" in server.state().detail
     assert server.state().detail["last_dropped"] == ""
     assert peer.ask("hello", hello())[0] == "welcome"

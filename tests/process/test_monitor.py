@@ -54,7 +54,7 @@ def next_report(monitor: Any, fits: Callable[[Any], bool] = lambda _: True) -> A
     return json.loads(monitor.wait_for(r"^\{.*", lambda match: fits(json.loads(match[0]))))
 
 
-def test_monitor_follows_a_training_without_slowing_it(
+def test_monitor_follows_a_training_and_blocks_no_node(
     train: Any, command: Callable[..., Any], plotted: Any, tmp_path: Path
 ) -> None:
     run = train(200_000, "learner.replay_ratio=0.05", "record=true")

@@ -22,13 +22,14 @@ import pytest
 import yaml
 
 from td3_robot.transport.keys import KeyFolder
+from tests.process.conftest import ROOT
 from tests.process.test_faults import AUTOMATIC, DEADLINE, PERIODS, POLICY, SAFE, Robot, periods, until_safe
 
-ROOT = Path(__file__).parent.parent.parent
 _SERVER, _ROBOT = "10.77.13.1", "10.77.13.2"
 _TUNSETIFF, _TUN_WITHOUT_HEADER = 0x400454CA, 0x1001  # linux/if_tun.h
 
-# A minimal server that answers every Step, and a robot that sends 50 Steps and prints the number of answers.
+# A minimal server that answers every Step, and a robot that sends 50 Steps. The robot ends early if the server refuses
+# its key. It prints the number of answers and the number of refusals.
 _ENDS = """
 import sys, time, numpy as np
 from td3_robot.messages import Action, Step
@@ -36,7 +37,7 @@ from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import link as handshake
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
-from td3_robot.transport.link import ClientLink, Peer, ServerLink
+from td3_robot.transport.link import ClientLink, ServerLink
 
 role, endpoint, folder = sys.argv[1:4]
 bus = Bus(keys=open_keys(folder or None))
@@ -49,14 +50,14 @@ if role == "server":
             if isinstance(message, Step):
                 action = np.zeros((1, 1), np.float32)
                 bus.send(origin, Action("r", 0, message.sequence, message.stamp, action, 1, 0, 0))
-        print("denied", bus.dropped()["denied"], bus.dropped()["revoked"], flush=True)
+        print("denied", bus.dropped()["denied"], flush=True)
 else:
     spec = RobotSpec("Toy", (Channel("o", "m", -1, 1),), (Channel("a", "N", -1, 1),), 0.02)
     hello = handshake.hello("driver", "r", client=1, robots=1, spec=spec)
     bus.connect(endpoint, ClientLink("policy", hello, (Action,)))
     answered, sent = 0, 0
     end = time.monotonic() + float(sys.argv[4])
-    while time.monotonic() < end and answered < 50:
+    while time.monotonic() < end and answered < 50 and not bus.dropped()["not-allowed"]:
         for _, message in bus.receive(0.02):
             answered += isinstance(message, Action)
         if bus.welcome("policy") and sent < 50 and sent == answered:
@@ -64,7 +65,7 @@ else:
             bus.send("policy", Step("r", 0, sent, sent, 0, np.ones(1, np.uint8), np.zeros(1, np.uint64),
                 np.ones(1, np.uint32), one.reshape(1, 1), one, one.reshape(1, 1), 1, 0, 0, 0, 0, 0, {}))
             sent += 1
-    print("answered", answered, flush=True)
+    print("answered", answered, bus.dropped()["not-allowed"], flush=True)
 bus.close()
 """
 
@@ -185,10 +186,14 @@ def _serve(start: Callable[..., Any], space: str, folder: KeyFolder) -> Any:
     return server
 
 
-def _answered(start: Callable[..., Any], space: str, folder: str, seconds: float) -> int:
-    robot = start(space, "robot", f"tcp://{_SERVER}:7000", folder, str(seconds))
-    word, count = robot.stdout.read().split()
-    assert word == "answered"
+def _answered(start: Callable[..., Any], space: str, folder: KeyFolder, *, refused: bool = False) -> int:
+    """Start a robot, and return the number of its Steps that the server answered.
+
+    ``refused``: whether the server must refuse the robot's key.
+    """
+    robot = start(space, "robot", f"tcp://{_SERVER}:7000", str(folder.path), "60")
+    word, count, refusals = robot.stdout.read().split()
+    assert (word, refusals != "0") == ("answered", refused)
     return int(count)
 
 
@@ -197,15 +202,15 @@ def test_server_accepts_only_allowed_keys_from_another_host(
 ) -> None:
     """An allowed key is accepted. An unknown key and a revoked key are refused."""
     server = _serve(start, cable.server, keys[0])
-    assert _answered(start, cable.robot, str(keys[1].path), 30) == 50
+    assert _answered(start, cable.robot, keys[1]) == 50
     other = KeyFolder(tmp_path / "other")
     other.create("other")
     other.allow("server", keys[0].identity().public, "server:policy")
-    assert _answered(start, cable.robot, str(other.path), 1.5) == 0
+    assert _answered(start, cable.robot, other, refused=True) == 0
     while (line := server.stdout.readline()).split()[1] == "0":
         assert line.startswith("denied")
     keys[0].revoke("robot")
-    assert _answered(start, cable.robot, str(keys[1].path), 1.5) == 0
+    assert _answered(start, cable.robot, keys[1], refused=True) == 0
 
 
 def test_lossy_cable_loses_no_message(
@@ -214,7 +219,7 @@ def test_lossy_cable_loses_no_message(
     """TCP resends lost segments, so every message arrives."""
     cable.delay, cable.loss = 0.005, 0.05
     _serve(start, cable.server, keys[0])
-    assert _answered(start, cable.robot, str(keys[1].path), 60) == 50
+    assert _answered(start, cable.robot, keys[1]) == 50
     assert cable.lost > 0
 
 

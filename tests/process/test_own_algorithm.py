@@ -1,4 +1,4 @@
-"""Train with an algorithm from an installed package, and resume the run. All three processes are real."""
+"""Train with an algorithm from an installed package, and resume the run. All processes are real."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGN_LEARNER = Path(__file__).parent.parent / "contract" / "sign_learner.py"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Install a package in the test's folder, which is on PYTHONPATH."""
+    """Install a package in the folder where the commands run. Python finds the package there."""
     shutil.copy(SIGN_LEARNER, tmp_path)
     install_metadata(tmp_path, "sign_learner", "td3_robot.algorithms", "sign = sign_learner:SignLearner")
     return tmp_path

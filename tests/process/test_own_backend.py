@@ -16,7 +16,7 @@ POINT_MASS = Path(__file__).parent.parent / "contract" / "point_mass.py"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Install a package in the test's folder, which is on PYTHONPATH."""
+    """Install a package in the folder where the commands run. Python finds the package there."""
     shutil.copy(POINT_MASS, tmp_path)
     install_metadata(tmp_path, "point_mass", "td3_robot.backends", "toy = point_mass:PointMassBackend")
     return tmp_path

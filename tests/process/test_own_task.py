@@ -72,7 +72,7 @@ def test_own_task_trains_evaluates_and_replays(train: Any, command: Any, folder:
     assert "would import module 'own_tasks'; to allow this: --import own_tasks" in refused.output()
     meant = command("replay", recording, "--import", "own_tasks")
     assert meant.finish() == 0, meant.output()
-    same = re.search(r"the same to the bit: .*simulator \(\d+ turns\): (\d+) step", meant.output())
+    same = re.search(r"the same bit for bit: .*simulator \(\d+ turns\): (\d+) step", meant.output())
     assert same
     assert int(same[1]) >= 700
     assert "DIFFERS" not in meant.output()

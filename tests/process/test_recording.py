@@ -26,7 +26,7 @@ from td3_robot.transport.link import ClientLink, hello
 
 
 def test_recorded_training_is_complete_and_replays(train: Any, tmp_path: Path, capsys: Any) -> None:
-    """The file holds every Step that the learner counted. Replay gives the same outputs for every core."""
+    """The file holds every Step and Action that the processes counted. Replay gives the same outputs for every core."""
     run = train(1000, "record=true", "robots=2", "learner.publish_every=50", options=("--lockstep",))
     run.wait_for("^ready: recorder, learner, policy, sim-0$")
     assert run.finish() == 0, run.output()

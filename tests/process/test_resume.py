@@ -113,7 +113,7 @@ def straight(made_once: MadeOnce) -> Path:
 def test_interrupted_and_resumed_run_equals_an_uninterrupted_run(
     straight: Path, train: Any, command: Any, tmp_path: Path
 ) -> None:
-    """Invariant 4: interrupt a run before its first step, twice later, and once immediately after a resume."""
+    """Interrupt a run before its first step, twice later, and once immediately after a resume."""
     run = train(STEPS, *LOCKSTEP, options=("--lockstep",))
     run.wait_for("^training")
     run.interrupt()
@@ -142,7 +142,7 @@ def test_interrupted_and_resumed_run_equals_an_uninterrupted_run(
 def test_lockstep_run_with_killed_processes_equals_an_undisturbed_run(
     straight: Path, train: Any, tmp_path: Path
 ) -> None:
-    """Kill every kind of process. The last kill comes before the run has recovered from the previous kill."""
+    """Kill the learner, both simulators and the policy server. The last kill comes before the run has recovered."""
     run = train(STEPS, *LOCKSTEP, options=("--lockstep",))
     for steps, name in ((550, "learner"), (700, "sim-0"), (800, "policy"), (1000, "sim-1"), (0, "learner")):
         run.wait_for_steps(steps)
@@ -194,18 +194,18 @@ def test_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_learner_loses_no_transition_when_queues_are_full(train: Any, tmp_path: Path) -> None:
-    """A robot may be 640 steps ahead of the learner. While no learner runs, the robot's Steps fill every queue."""
-    overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "learner.replay_ratio=0.1")
-    run = train(100_000, *overrides)
+def test_killed_learner_loses_no_transition_when_hundreds_of_steps_wait(train: Any, tmp_path: Path) -> None:
+    """Without a replay ratio, the simulator continues while no learner runs, until 1,000 Steps wait for the learner."""
+    run = train(100_000, "learner.replay_storage=file", "learner.buffer_size=8000", "learner.replay_ratio=null")
     run.wait_for_steps(1000)
     run.children()["learner"].kill()
     run.wait_for("^learner was killed by SIGKILL; starting it again$")
-    run.wait_for_more_steps(1500)  # more than the 640 steps ahead
+    run.wait_for_more_steps(1500)  # more than the 1,000 Steps that wait
     run.interrupt()
     assert run.finish() == 130, run.output()
     final = json.loads((tmp_path / "run" / "final.json").read_text())
     assert final["learner"]["counters"]["missed"] == 0
+    assert final["sim-0"]["counters"]["told_again"] > 200  # with a replay ratio, only about 100 Steps wait
 
 
 @pytest.fixture

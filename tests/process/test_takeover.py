@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -25,8 +24,9 @@ from td3_robot.recording.reader import Session
 from td3_robot.recording.values import whole
 from td3_robot.replay import check as replay
 from td3_robot.transport.keys import CLIENT, KeyFolder
+from tests.process.conftest import LOOPBACK, free_ports
 from tests.process.test_deployed_recording import Recorded, stop
-from tests.process.test_faults import LOOPBACK, PATIENT, POLICY, SAFE, periods
+from tests.process.test_faults import PATIENT, POLICY, SAFE, periods
 
 OPERATOR = "apply 0.250000"
 KILLED = """
@@ -58,9 +58,11 @@ def driving(takeover: tr.Takeover, torque: float) -> Iterator[None]:
 
     thread = threading.Thread(target=drive)
     thread.start()
-    yield
-    over.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_a_takeover_works_with_real_processes(robot: Recorded, capsys: Any) -> None:
@@ -142,8 +144,7 @@ def test_only_an_operators_key_may_take_over(robot: Recorded) -> None:
         folder = KeyFolder(robot.folder / f"{name}-keys")
         server.allow(name, folder.create(name).public, role)
         folder.allow("server", public, "server:policy")
-    with socket.create_server((LOOPBACK, 0)) as probe:
-        endpoint = f"tcp://{LOOPBACK}:{probe.getsockname()[1]}"
+    endpoint = f"tcp://{LOOPBACK}:{free_ports(1)[0]}"
     for name in ("robot", "driver"):
         path = robot.folder / f"{name}.yaml"
         endpoints = {"policy": endpoint, "keys": f"{name}-keys"}
@@ -203,7 +204,7 @@ def test_the_keyboard_drives_a_robot_and_gives_it_back(robot: Recorded) -> None:
     program = command_line(robot, terminal)
     at = robot.wait_for(SAFE, at)  # the person has pressed no key
     os.write(keyboard, b"\x1b[A" * 3 + b"\x1b[B")
-    at = robot.wait_for("apply 0.200000", at)  # two presses, each 1/20 of the range from -1 to 1
+    at = robot.wait_for("apply 0.200000", at)  # 3 - 1 presses, each 1/20 of the range from -1 to 1
     at = robot.wait_for(SAFE, at)  # 2 s without a key
     os.write(keyboard, b"0")
     at = robot.wait_for("apply 0.000000", at)

@@ -36,7 +36,7 @@ def sockets_of(run: Path) -> Path:
 
 
 def test_local_training_loses_nothing(train: Any, tmp_path: Path) -> None:
-    """Invariant 1, over 20,000 steps: the learner gets every Step. Each Step that is not FIRST gives a transition."""
+    """Over 20,000 steps the learner gets every Step. Each Step that is not FIRST gives a transition."""
     train_run = train(20_000, "robots=8", "simulators=2", "learner.replay_ratio=0.05", "checkpoint.every=0")
     train_run.wait_for("^ready: learner, policy, sim-0, sim-1$")
     assert train_run.finish() == 0, train_run.output()
@@ -68,7 +68,7 @@ def in_process_differences(run: Path, alone: InProcess) -> list[str]:
 
 
 def test_lockstep_over_processes_equals_one_process_bit_for_bit(train: Any, tmp_path: Path) -> None:
-    """Invariant 3: the weights are equal after 1,500 steps with learning. Two simulators have two robots each."""
+    """The weights are equal after 1,500 steps with learning. Two simulators have two robots each."""
     overrides = ("simulators=2", "robots=2", "learner.replay_ratio=0.5", "learner.publish_every=3")
     run = train(1500, *overrides, options=("--lockstep", "--seed", "7"))
     assert run.finish() == 0, run.output()
@@ -187,7 +187,7 @@ def test_training_survives_sigkill_of_each_process(train: Any, tmp_path: Path) -
     assert 0 <= 0.2 * (figures["env_steps"] - 500) - figures["updates"] < 64
 
 
-def test_lockstep_with_every_option_equals_one_process(train: Any, tmp_path: Path) -> None:
+def test_lockstep_with_many_options_equals_one_process(train: Any, tmp_path: Path) -> None:
     """Normaliser and noise settings reach the policy server, and the learner's options work across processes."""
     overrides = (
         "robots=3",
@@ -207,7 +207,7 @@ def test_lockstep_with_every_option_equals_one_process(train: Any, tmp_path: Pat
     alone.close()
     distributed = Bundle.load(tmp_path / "run" / "policy.safetensors")
     expected = alone.learner.publisher.final_bundle()
-    assert distributed.provenance["updates"] == alone.learner.updates >= 240  # 0.5 · (1000 - 500)
+    assert distributed.provenance["updates"] == alone.learner.updates >= 240  # almost 0.5 · (1000 - 500)
     assert "observation.std" in expected.tensors
     for name, tensor in expected.tensors.items():
         assert distributed.tensors[name].tobytes() == tensor.tobytes(), name
@@ -591,14 +591,16 @@ def test_busy_endpoint_is_refused(command: Any, tmp_path: Path) -> None:
 def test_full_disk_gives_one_line_of_error(command: Any) -> None:
     run = command("train", "walker2d", "--out", "/proc/run", *FP32)
     assert run.finish() == 2
-    assert "of the disk of '/proc/run', and 0 are free" in run.lines[-1]
+    assert len(run.lines) == 1, run.output()
+    assert "of the disk of '/proc/run', and 0 are free" in run.lines[0]
 
 
 def test_failure_to_create_the_run_folder_gives_one_line_of_error(command: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    run = command("train", "walker2d", "--out", "file/run")
+    run = command("train", "walker2d", "--out", "file/run", *FP32)
     assert run.finish() == 2
-    assert "run folder 'file/run' cannot be made" in run.lines[-1]
+    assert len(run.lines) == 1, run.output()
+    assert "run folder 'file/run' cannot be made" in run.lines[0]
 
 
 def test_resume_of_a_finished_run_reports_that_it_is_finished_and_changes_nothing(

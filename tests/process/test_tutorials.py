@@ -1,4 +1,4 @@
-"""Run every block of the tutorials, in order, in a folder that holds only the files of ``examples/``.
+"""Run every block of the tutorials, in order, in a folder that holds only the pendulum files of ``examples/``.
 
 A ``sh`` block runs in bash; all blocks of a page share one shell. The title of a block names the file to write.
 The test skips other blocks, such as ``console`` blocks for commands that take long.
@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.process.conftest import ROOT
+
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 

@@ -8,16 +8,17 @@ import sys
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.process.conftest import ROOT
 
 
 def test_wheel_contains_packages_and_data(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"td3_robot", "td3_robot_sims"}
-    for folder in ("configs", "launch", "policies", "templates"):
-        shipped = {name for name in names if name.startswith(f"td3_robot/data/{folder}/")}
-        files = [path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()]
+    for folder in ("configs", "launch", "policies", "templates", "docs/systemd"):
+        source = ROOT / folder
+        shipped = {name for name in names if name.startswith(f"td3_robot/data/{source.name}/")}
+        files = [path.relative_to(source.parent) for path in source.rglob("*") if path.is_file()]
         assert shipped == {f"td3_robot/data/{file}" for file in files}
     assert "td3_robot/py.typed" in names
 

@@ -1,4 +1,4 @@
-"""Shift the wall clock of every process that has this folder on its PYTHONPATH.
+"""Shift the wall clock of every Python process that has this folder on its PYTHONPATH.
 
 The environment variable WALL_CLOCK names a file with the shift in seconds. Each clock reading reads the file again.
 """
