@@ -13,14 +13,14 @@ from td3_robot.core_types import Peer
 from td3_robot.messages import Phase, Step
 from td3_robot.policy.rates import AnswerRates
 from td3_robot.specs import RobotSpec
-from td3_robot.transport.link import hello
+from tests.policy.served_robot import leg
 
 PERIOD = 1.0
 
 
 @pytest.fixture
 def driver(spec: RobotSpec) -> Peer:
-    return Peer("policy", b"1", hello("driver", "leg", client=1, robots=1, spec=spec), {})
+    return leg(spec)
 
 
 def serve(rates: AnswerRates, peer: Peer, steps: list[Step], now: float, took: float = 0.001) -> None:

@@ -21,8 +21,8 @@ from td3_robot.safety.lifecycle import Cause, Held
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.safety.state import SafetyState
 from td3_robot.specs import RobotSpec
-from td3_robot.transport.link import hello
 from tests.conftest import poll_until
+from tests.policy.served_robot import leg
 
 STOP, INACTIVE = Held(Cause.STOP, "because"), Held(Cause.INACTIVE)
 SAFE = SafetyConfig(observation_deadline_ms=100)
@@ -31,7 +31,7 @@ Made = Callable[..., Bundle]
 
 @pytest.fixture
 def peer(spec: RobotSpec) -> Peer:
-    return Peer("policy", b"1", hello("driver", "leg", client=1, robots=1, spec=spec), {})
+    return leg(spec)
 
 
 def command(verb: str, target: str = "", payload: bytes = b"") -> Command:
