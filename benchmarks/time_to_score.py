@@ -5,8 +5,9 @@
 Trainings run one after another, so that each has all cores. A training evaluates its policy every 5,000 steps with 10
 episodes. A training reaches a score when the mean of two successive evaluations reaches it. A training ends when it
 reaches the highest score of its robot, or after ``--steps`` steps. Each training has a small file in
-``benchmarks/results/time_to_score``. The script skips finished trainings and repeats interrupted ones. It refuses a
-folder with finished trainings that had another ``--steps``, ``--every`` or ``--episodes``.
+``benchmarks/results/time_to_score``. The script skips finished trainings and repeats interrupted ones. It does not
+start if one of the chosen trainings has finished with another ``--steps``, ``--every`` or ``--episodes``. The report
+shows all trainings in the folder.
 
 Each peer trains in one process, with the published robot and the settings of rl-baselines3-zoo. A peer's clock stops
 during an evaluation. The clock of td3-robot does not stop, because its evaluator runs beside the training.
@@ -202,7 +203,7 @@ def times(points: Sequence[Point], scores: Sequence[float]) -> list[float | None
 def train_ours(training: Training, folder: Path) -> None:
     begin, limits = time.monotonic(), training.limits
     overrides = {"evaluation.every": limits.every, "evaluation.episodes": limits.episodes}
-    started = 0.0  # seconds from the begin until the learner started its clock
+    started = 0.0  # seconds until the learner started its clock, plus the age of its newest Status
 
     def add_evaluations() -> bool:
         made, continues = runs.open_run(folder).metrics(), True
@@ -268,9 +269,9 @@ def train_peer(training: Training) -> list[Point]:
 
 
 def falling(rate: float, steps: int) -> Callable[[float], float]:
-    """Return a learning rate that falls from ``rate`` to 0 over a million steps, and then stays 0.
+    """Return a schedule: a function that maps the remaining share of ``steps``, from 1 to 0, to the learning rate.
 
-    Its argument is the share of ``steps`` that remains, from 1 to 0.
+    The learning rate falls from ``rate`` to 0 over a million steps, and then stays 0.
     """
     return lambda remaining: rate * max(0.0, 1 - (1 - remaining) * steps / 1e6)
 

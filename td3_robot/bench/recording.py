@@ -101,7 +101,8 @@ def _replayed(path: Path, steps: int) -> tuple[float, float]:
     taken = time.perf_counter() - begin, time.process_time() - begin_processor
     if not report.same or report.turns != steps + 1:
         raise NodeError(
-            "the replay of the benchmark's recording gives wrong outputs; check your recordings with td3-robot replay"
+            "this installation does not replay the benchmark's recording exactly; check your recordings, too: "
+            "td3-robot replay"
         )
     return taken
 
@@ -148,7 +149,7 @@ def _session(steps: int) -> Published:
 
 
 class _Records:
-    """Collects the messages that a node of the policy server would send to a recorder."""
+    """Collects what a policy server records besides its outputs: its Turns and the messages of its observer."""
 
     def __init__(self, published: Published) -> None:
         self._published = published
@@ -163,7 +164,7 @@ class _Records:
 
 
 def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) -> float:
-    """Return the seconds that a node needs to offer all messages to a recorder. Nothing is sent."""
+    """Return the seconds that a tap needs for all messages, with or without a recorder. It sends nothing."""
     link = ClientLink("recorder", handshake.hello("node", "bench", client=0), ())
     link.state = "welcome" if recorder else "connecting"
     tap = Tap(link, lambda name, payload: bool(name) and bool(payload))

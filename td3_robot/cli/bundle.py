@@ -63,7 +63,9 @@ def _parser() -> Parser:
 
     show = commands.add_parser("show", help="print what a bundle contains")
     verify = commands.add_parser(
-        "verify", help="check that a bundle is whole, is for this robot and gives finite actions; else exit with 1"
+        "verify",
+        help="check that a bundle is undamaged, gives finite actions and, with --like or --task, is for that robot; "
+        "else exit with 1",
     )
     for command in (show, verify):
         command.add_argument("policy", metavar="POLICY", help=POLICY_HELP)
@@ -225,9 +227,10 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _check(bundle: Bundle, robot: RobotSpec | None, source: str) -> dict[str, Any]:
-    """Raise BundleError if the bundle is for another robot, or if an action is not finite.
+    """Check that the bundle is for ``robot``, if given, and that actions for random observations are finite.
 
-    Decoding a bundle does not check this. The observations are random numbers within their ranges.
+    Return whether the robot was checked, and the share of actions that are close to a limit. Raise BundleError if a
+    check fails.
     """
     if robot and (difference := robot.difference(bundle.spec)):
         raise BundleError(f"policy {source!r} is for another robot: {difference}")
@@ -267,13 +270,13 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _described(bundle: Bundle, payload: bytes) -> dict[str, Any]:
-    """Return the content of a bundle as plain JSON values."""
+    """Return the hash, the sizes and the header of a bundle as plain JSON values."""
     return {
         "sha256": sha256(payload),
         "bytes": len(payload),
         "hidden": list(bundle.hidden),
         "parameters": sum(tensor.size for tensor in bundle.tensors.values()),
-        "exploration": {"kind": bundle.exploration.kind, "scale": bundle.exploration.scale},
+        "exploration": bundle.exploration.describe(),
         "spec": bundle.spec.describe(),
         "safety": bundle.safety.settings(),
         "provenance": dict(bundle.provenance),

@@ -37,7 +37,8 @@ _WRONG_PATH = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    0: success. 1: a failed check or process. 2: wrong usage, configuration or file.
+    0: success. 1: a failed check, process or command, or an error of the operating system. 2: any other error, such as
+    wrong usage, a wrong configuration or file, a missing package, or a diverged training.
 
     After a signal the code is 128 plus the signal's number: 130 for Ctrl-C, 143 for SIGTERM.
     """
@@ -93,7 +94,9 @@ def _complete() -> None:
     groups = {"bench": BENCHMARKS, "ros2": NODES}
     table, depth = (groups[words[0]], 1) if words and words[0] in groups else (COMMANDS, 0)
     known = len(words) > depth and words[depth] in table
-    os.environ[COMPLETING] = str(depth + 1 + known)  # index of the word that argcomplete takes as the program's name
+    os.environ[COMPLETING] = str(
+        depth + 1 + known
+    )  # argcomplete takes this word, counted from 1, as the program's name
     if known:
         table[words[depth]].run([])
     parser = argparse.ArgumentParser()

@@ -38,7 +38,8 @@ class Monitor:
 
     Args:
         epoch: Unix time in ns at which ``now`` of :meth:`step` is 0.
-        listener: called with every decoded message and the names of its channels.
+        listener: called with each Entry, its decoded message, and the names of the channels of its source. For an
+            unknown source, the names are empty.
     """
 
     def __init__(self, epoch: int, listener: Listener | None = None) -> None:
@@ -69,8 +70,8 @@ class Monitor:
     def report(self, now: float) -> dict[str, Any]:
         """The report, as plain JSON values. Rates and loop times cover the time since the last report.
 
-        ``loop_ms`` has the loop times of each source. A loop begins with a Step. It ends with the later Step that
-        reports the Action for the first Step. The clock of the source measures both times.
+        ``loop_ms`` has the median and the longest loop time of each source. A loop begins with a Step S. It ends with
+        the Step whose ``answered`` names S. The clock of the source measures both times.
         """
         begun = now if self._begun is None else self._begun
         elapsed, self._reported = now - self._reported, now

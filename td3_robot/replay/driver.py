@@ -1,6 +1,6 @@
 """Replays the driver's core. A robot with the recorded observations and reports replaces the real robot.
 
-The core must produce the recorded Steps, states, Replies, Commands, reports and motor commands.
+The core must produce the recorded Steps, states, Replies and Commands, and give the robot the recorded motor commands.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, RobotReport
 
 
 class ReplayedBody(OneRobot):
-    """A robot with the recorded observations and failures. Actions do not change it.
+    """A robot with the recorded observations and failures. Actions change only ``commanded`` and ``action``.
 
     Args:
         recorded: the recorded messages of the driver, by topic. The lists grow while replay reads the recording.

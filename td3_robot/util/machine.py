@@ -44,7 +44,7 @@ def version(package: str) -> str:
 
 
 def available_cores() -> int:
-    """Return how many processor cores this process may use."""
+    """Return on how many processor cores this process may run. This ignores the quota of a container."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -56,7 +56,7 @@ def compiler() -> str:
 
 
 def compiler_lack() -> str | None:
-    """Return the reason why torch cannot compile on this machine; None if it can."""
+    """Return what torch lacks for compiling: a C++ compiler or Python's headers; None if both exist."""
     if not shutil.which(compiler()):
         return f"there is no C++ compiler {compiler()!r} (to use another one, set CXX)"
     header = Path(sysconfig.get_path("include")) / "Python.h"
@@ -64,9 +64,9 @@ def compiler_lack() -> str | None:
 
 
 def resident_bytes(process: int | None = None) -> int | None:
-    """Return the bytes of RAM that a process uses now; None if it has ended, or on systems other than Linux.
+    """Return the bytes of RAM that a process uses now; None if it does not exist, or on systems other than Linux.
 
-    Without ``process``, return the bytes of this process.
+    Without ``process``, return the bytes of this process. A process that has ended exists until its parent waits.
     """
     try:
         pages = int(Path(f"/proc/{process or 'self'}/statm").read_text(encoding="ascii").split()[1])
@@ -78,7 +78,8 @@ def resident_bytes(process: int | None = None) -> int | None:
 def processor_seconds(process: int) -> float | None:
     """Return the processor time of a process in s, in user and system mode.
 
-    Return None if the process has ended, or on systems other than Linux.
+    Return None if the process does not exist, or on systems other than Linux. A process that has ended exists until its
+    parent waits.
     """
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -91,7 +92,7 @@ def available_memory() -> int | None:
     """Return the bytes that this process can allocate without swapping; None on systems other than Linux.
 
     The memory of the machine and each control group (container) limit these bytes. The result includes the memory of
-    file caches, because the system frees this memory when necessary.
+    file caches that the system frees first.
     """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -110,7 +111,7 @@ def available_memory() -> int | None:
 
 
 def _left_in_groups(root: Path, path: str, limit: str, used: str, cached: str) -> list[int]:
-    """Return the bytes left in a control group and in each parent group. A container sees only its root group."""
+    """Return the bytes left in a control group and in each parent group. In a container, only the root group exists."""
     left: list[int] = []
     place = root / path.lstrip("/")
     for group in [folder for folder in (place, *place.parents) if folder == root or root in folder.parents]:

@@ -57,7 +57,7 @@ def test_published_weights_are_complete_and_set_the_exploration(world: World) ->
     assert sha256(first.payload) == first.sha256
     assert Bundle.decode(first.payload).exploration.kind == "uniform_v2"
     sent = published([output for n in range(12) for output in world.give(sim, world.make_step(n))])
-    # Learning and Gaussian noise start at 10 steps.
+    # Gaussian noise starts at 10 steps. The first update follows at the next step.
     assert (sent[0].version, sent[0].env_steps, sent[0].updates) == (2, 10, 0)
     bundle = Bundle.decode(sent[0].payload)
     assert (bundle.exploration.kind, bundle.exploration.scale) == ("gaussian_v2", 0.1)
@@ -172,8 +172,8 @@ def test_staleness_is_the_age_of_the_acting_weights(world: World) -> None:
     world.join(sim)
     for sequence in range(30):
         world.give(sim, changed(world.make_step(sequence), weights_version=2))
-    # The learner published version 2 after 0 updates. From Step 12 to 29, it has made n - 11 updates before Step n. So
-    # the ages are 1 to 18. In the moving mean, a new age has weight 0.01.
+    # The learner published version 2 after 0 updates. Before Step n, from 12 to 29, it has made n - 11 updates. So the
+    # ages are 1 to 18. In the moving mean, a new age has weight 0.01.
     expected = sum(0.01 * age * 0.99 ** (18 - age) for age in range(1, 19))
     assert world.core.gauges.staleness == pytest.approx(expected)
 
@@ -255,7 +255,7 @@ def test_divergence_is_reported_and_the_final_policy_has_a_new_version(world: Wo
 def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
     spec: RobotSpec, make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With γ = 0.99 and rewards of 1, returns are at most 100. The mean target is 29,700, above the limit of 10,000."""
+    """With γ = 0.99 and rewards of 1, returns are at most 100. The mean target is near 29,700; the limit is 10,000."""
     monkeypatch.setattr(reports, "EVERY", 20)
     world = World(make_core(config(publish_every=1000)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
@@ -288,9 +288,10 @@ def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
 
 
 def test_many_robots_get_a_record_every_16_control_periods(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record takes about 2 ms. With 2 robots and a record every 4 steps, every second Step would wait for a record.
+    """A record takes about 2 ms. With 2 robots, a Step message holds 2 environment steps.
 
-    The first record comes with the first Step that reaches 4 steps. The next records come at multiples of 16 · 2 steps.
+    With a record every 4 environment steps, every second Step message would wait for a record. So only the first record
+    comes at 4 environment steps. The next records come at multiples of 16 · 2.
     """
     monkeypatch.setattr(reports, "EVERY", 4)
     world.core.reports.next_record = 4
@@ -303,7 +304,7 @@ def test_many_robots_get_a_record_every_16_control_periods(world: World, monkeyp
     assert records == [4, 32, 64]
 
 
-def test_every_metric_is_documented(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_metric_of_td3_is_documented(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "EVERY", 10)
     document = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     sim, judge = world.peer("simulator", "sim-0", robots=1), world.peer("evaluator", "evaluator")
@@ -325,7 +326,7 @@ def test_every_metric_is_documented(world: World, monkeypatch: pytest.MonkeyPatc
 
 
 def test_learner_and_served_policy_compute_the_same_action(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    """The policy server's numpy actor reads the encoded bundle. The learner's actor reads the normalised batch."""
+    """The policy server's numpy actor takes raw observations, and the learner's actor takes normalised ones."""
     world = World(make_core(config(normalise_observations=True)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)

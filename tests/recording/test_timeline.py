@@ -63,7 +63,7 @@ def test_a_long_recording_shows_each_nth_step(make_step: Make, save: Make, steps
 
 @pytest.mark.parametrize("jump", [0, 3600 * SECOND, -3600 * SECOND])
 def test_steps_that_arrive_in_groups_have_the_times_of_the_source(make_step: Make, save: Make, jump: int) -> None:
-    """100 Steps at 50 Hz arrive in groups of five. The source's clock jumps at Step 60."""
+    """100 Steps at 50 Hz arrive in groups of five. In two cases, the source's clock jumps by an hour at Step 60."""
     made: list[Entry] = []
     for number, entry in enumerate(entries_of([("leg", make_step())] * 100)):
         published = BEGIN + number * 20 * MS + jump * (number >= 60)

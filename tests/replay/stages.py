@@ -120,7 +120,7 @@ class Tape:
 
 
 class TapSink:
-    """Passes the records of a core's boundary to a tap."""
+    """Passes what a RecordedCore records to a tap."""
 
     def __init__(self, tap: Tap) -> None:
         self._tap = tap
@@ -197,14 +197,14 @@ LEG = RobotSpec(
 
 
 def leg_policy(seed: int, version: int, scale: float = 1.5) -> Bundle:
-    """Random weights whose actions reach every limit. A scale of 1e30 overflows to NaN."""
+    """Random weights whose actions are often near the limits. With a scale of 1e30, some observations give NaN."""
     rng = np.random.default_rng(seed)
     tensors = {name: rng.normal(0, scale, shape).astype(np.float32) for name, shape in layer_shapes(LEG, (6,)).items()}
     return Bundle(LEG, (6,), tensors, provenance={"version": version})
 
 
 class ScriptedLeg(Robot):
-    """A leg that swings by itself and ignores actions. Its script lists the faults and their times.
+    """A leg that swings by itself. Actions change only its reward. Its script lists the faults and their times.
 
     Args:
         script: begin and end of each fault, in ms.
@@ -280,7 +280,7 @@ class Deployed:
         return self._policy
 
     def serve(self, bundle: Bundle | None, *, safety_state: SafetyState | None = None, learner: bool = False) -> None:
-        """Start the policy server, with or without its learner. The server immediately receives its queued messages."""
+        """Start the policy server, with or without its learner. Its first turn gets the messages that wait for it."""
         start, now = self._starts["policy"], self.tape.now * 1e-9
         core = self._policy = policy_core.make(self._config, "policy", exploring=learner)
         settings: dict[str, Any] = {"exploring": learner, "frozen": False}
@@ -320,7 +320,7 @@ class Deployed:
         return bus, self._tap(name, bus)
 
     def end(self, name: str, *, bye: bool = True) -> None:
-        """End a node with a Bye, or without a Bye as if it were killed."""
+        """End a driver with a Bye, or end any node without a Bye as if it were killed."""
         _, bus = self._nodes.pop(name)
         if bye:
             bus.send("policy", Bye("stopped"))
@@ -363,7 +363,7 @@ class Deployed:
 
 
 def repeat(server: MemoryBus, until: Callable[[], bool]) -> None:
-    """Deliver the next Step again instead of each later Step, until ``until`` is true."""
+    """Deliver the next Step. Replace each later Step by this Step, until ``until`` returns True."""
     deliver = server.deliver
     held: list[Frames] = []
 

@@ -53,7 +53,7 @@ def test_without_a_watchdog_only_ready_is_sent(tmp_path: Path, watchdog: dict[st
 
 
 @pytest.mark.parametrize("watchdog", [{}, {"WATCHDOG_USEC": "2000000"}])
-def test_notification_is_repeated_while_the_socket_is_full(tmp_path: Path, watchdog: dict[str, str]) -> None:
+def test_notification_is_sent_later_if_the_socket_was_full(tmp_path: Path, watchdog: dict[str, str]) -> None:
     """systemd kills a service whose READY=1 does not arrive before the start timeout."""
     address = str(tmp_path / "notify")
     with listening(address) as server, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:

@@ -53,7 +53,7 @@ def run(code: str, argument: str) -> str:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("task", ["Walker2D", "Ant"])
 def test_memory_does_not_grow_over_resets(task: str) -> None:
-    """After 500 resets, a process grows by less than 0.5 MB in 10,000 resets, which is 52 bytes per reset."""
+    """After 500 resets, a process grows by less than 2¹⁹ bytes in 10,000 resets, which is 52 bytes per reset."""
     growth = int(run(MEMORY, task))
     print(f"{task}: {growth} bytes")
     assert growth < 2**19

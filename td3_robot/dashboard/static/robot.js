@@ -1,4 +1,4 @@
-// Draws a robot as capsules, seen from its right side, a little from behind and from above.
+// Draws a robot as capsules. A robot that faces along x is seen from its right side, a little from behind and from above.
 "use strict";
 
 const AROUND = 0.45, ABOVE = 0.25; // rad
@@ -12,14 +12,14 @@ class Robot {
     this.forget();
   }
 
-  // Forgets the robot, its size and its pictures that are not drawn yet, before another robot is drawn.
+  // Cancels the pictures that wait, and forgets the size. Call this before another robot is drawn.
   forget() {
     this.timers.forEach(clearTimeout);
     this.frame = null;
-    this.size = 0; // m; the largest value so far of a part's height or its distance from the torso along x or y
+    this.size = 0; // m; the highest point of a part so far, or its largest distance from the torso along x or y if that is larger
   }
 
-  // Shows the frames one after the other until the next frames come.
+  // Shows the frames one after the other within a period. With reduced motion, it shows only the last frame.
   play({ radii, frames }) {
     this.timers.forEach(clearTimeout);
     this.radii = radii;
@@ -33,7 +33,7 @@ class Robot {
     const { canvas } = this, ratio = devicePixelRatio, style = getComputedStyle(document.body);
     canvas.width = canvas.clientWidth * ratio;
     canvas.height = canvas.clientHeight * ratio;
-    const pen = canvas.getContext("2d"), [cx, cy] = [(frame[0] + frame[3]) / 2, (frame[1] + frame[4]) / 2]; // the middle of the torso
+    const pen = canvas.getContext("2d"), [cx, cy] = [(frame[0] + frame[3]) / 2, (frame[1] + frame[4]) / 2]; // the middle of the first shape, which is usually the torso
     for (let point = 0; point < frame.length; point += 3) {
       const radius = this.radii[Math.floor(point / 6)];
       this.size = Math.max(this.size, radius + Math.max(Math.abs(frame[point] - cx), Math.abs(frame[point + 1] - cy), frame[point + 2]));
@@ -66,6 +66,6 @@ class Robot {
       line(from, to, 2 * scale * radius + 2 * ratio, `hsl(24 60% ${light - 14}%)`);
       line(from, to, 2 * scale * radius, `hsl(30 75% ${light}%)`);
     }
-    canvas.setAttribute("aria-label", `The robot, seen from its right side. Its torso is ${((frame[2] + frame[5]) / 2).toFixed(2)} m above the floor.`);
+    canvas.setAttribute("aria-label", `The robot, seen from the side. Its torso is ${((frame[2] + frame[5]) / 2).toFixed(2)} m above the floor.`);
   }
 }

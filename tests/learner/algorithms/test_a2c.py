@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -93,7 +95,10 @@ def test_progress_reaches_1_after_the_configured_episodes() -> None:
     assert progress == [0, 0.25, 0.5, 0.75, 1, 1]
 
 
-def test_an_episode_of_one_step_gives_finite_metrics() -> None:
+def test_an_episode_of_one_step_gives_finite_and_documented_metrics() -> None:
     a2c = made()
     a2c.learn(episode(np.random.default_rng(0), 1))
-    assert all(np.isfinite(value) for value in a2c.metrics().values())
+    found = a2c.metrics()
+    assert all(np.isfinite(value) for value in found.values())
+    document = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    assert not {name for name in found if f"`{name}`" not in document}

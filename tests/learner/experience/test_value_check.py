@@ -27,8 +27,8 @@ def check_of(stream: list[Step], discount: float) -> ValueCheck:
 def test_discounted_returns_match_a_hand_calculation() -> None:
     """γ is 1/2. The first episode has rewards 1, 2 and 3, and is truncated. The second has 1 and 2, and terminates.
 
-    The first return is 1 + 2/2 + 3/4 = 2.75, and the value of the last observation has factor 1/8. The second return is
-    1 + 2/2 = 2, with factor 0.
+    The first return is 1 + 2/2 + 3/4 = 2.75. A critic's value of the last observation would have the weight γ³ = 1/8.
+    The second return is 1 + 2/2 = 2. Its weight is 0, because the episode terminates.
     """
     check = check_of(history([[(3, False), (2, True)]], 7, 0), 0.5)
     first, second = check.episodes
@@ -42,7 +42,10 @@ def test_discounted_returns_match_a_hand_calculation() -> None:
 
 
 def test_only_complete_episodes_count() -> None:
-    """Two robots with episodes of 4 and 6 steps. Step 2 is lost, and the source restarts later."""
+    """Two robots with episodes of 4 and 6 transitions, which are 5 and 7 Steps.
+
+    Step 2 is lost, and the source restarts later.
+    """
     stream = history([[(4, True)], [(6, True)]], 12, 0) + history([[(4, True)], [(6, True)]], 7, 1)
     check = check_of([step for step in stream if not (step.incarnation == 0 and step.sequence == 2)], 0.5)
     # Robot 0: the gap cuts episode 0. Episode 1 is complete (Steps 5 to 9).
@@ -54,7 +57,11 @@ def test_only_complete_episodes_count() -> None:
 
 @pytest.mark.parametrize("normalise", [False, True])
 def test_figures_of_a_known_critic_match_a_hand_calculation(normalise: bool) -> None:
-    """A critic with the constant value 10 predicts 10 - 10/8 = 8.75 for the return 2.75, and 10 for the return 2."""
+    """The critic's value is always 10.
+
+    The first episode is truncated after 3 rewards, so the critic expects 10 - γ³ 10 = 8.75 for its return of 2.75. The
+    second episode terminates, so the critic expects 10 for its return of 2.
+    """
     td3 = FastTD3(4, 2, (8,), LearnerConfig(), seed=1)
     td3.critics.flat.zero_()
     td3.critics.named["critic1.1.bias"].fill_(10)
@@ -66,7 +73,7 @@ def test_figures_of_a_known_critic_match_a_hand_calculation(normalise: bool) -> 
 
 
 def test_the_critic_uses_the_given_action_or_the_action_of_the_policy() -> None:
-    """The critic has one hidden unit, so Q = 2 relu(s₀ + a₀). The policy's action is tanh(0.5 s₀)."""
+    """The critic has one hidden unit, so Q = 2 relu(s₀ + a₀). The policy's action is tanh(0.5 relu(s₀))."""
     td3 = FastTD3(1, 1, (1,), LearnerConfig(), seed=1)
     for name, value in {"critic1.0.weight": [[1, 1]], "critic1.1.weight": [[2]]}.items():
         td3.critics.named[name].copy_(torch.tensor(value, dtype=torch.float32))

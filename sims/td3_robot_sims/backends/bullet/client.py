@@ -50,7 +50,7 @@ class _Handle:
 
 
 class _Nothing:
-    """Stands for the arrays of a closed world, because slicing a null pointer would crash."""
+    """Replaces the arrays of a closed world: reading them raises an error. A pointer to freed memory could crash."""
 
     def __getitem__(self, place: object) -> Any:
         raise RuntimeError(_CLOSED)
@@ -94,7 +94,7 @@ class Client:
         link_velocities: 6 numbers per link: linear (m/s) and angular (rad/s); zeros unless ``look`` requests them.
 
     Raises:
-        ConfigError: ``show`` requests a window, but the machine has no display or a window is already open.
+        ConfigError: ``show`` requests a window, but DISPLAY is not set (on Linux) or a window is already open.
     """
 
     def __init__(self, show: bool = False) -> None:
@@ -108,7 +108,7 @@ class Client:
         # A window has a drawing thread, which must end before the interpreter does.
         self._handle: _Handle | None = _Handle(address, at_exit=show)
         self._torques: Any = (c_double * _MAX_VELOCITIES)()
-        self._seen: tuple[int, bool] | None = None  # arguments of the last look(); None after a change of the world
+        self._seen: tuple[int, bool] | None = None  # arguments of the last look(); None after most other commands
         doubles = POINTER(c_double)
         self.positions, self.velocities, self.links, self.link_velocities = (doubles() for _ in range(4))
         places = [byref(place) for place in (self.positions, self.velocities, self.links, self.link_velocities)]
@@ -116,7 +116,7 @@ class Client:
         self._contacts = b3.ContactInformation()
         if show:
             _windows.add(address)
-            # Hide the side panels, and do not draw the pictures in them.
+            # Hide the side panels, which show pictures of Bullet's cameras. Bullet then does not draw these pictures.
             command = b3.window(address)
             b3.set_window(command, pybullet.COV_ENABLE_GUI, 0)
             self._run(self._open(), command)
@@ -138,7 +138,7 @@ class Client:
         return answer
 
     def close(self) -> None:
-        """Free the world; a second call does nothing."""
+        """Free the world as soon as no method uses it. A second call does nothing."""
         self._seen = None
         nothing: Any = _Nothing()
         self.positions = self.velocities = self.links = self.link_velocities = nothing
@@ -291,7 +291,7 @@ class Client:
             raise RuntimeError("Bullet did not simulate a step")
 
     def look(self, body: int, link_velocities: bool = False) -> None:
-        """Fill the arrays with the state of a body. Fill ``link_velocities`` only if this argument is True."""
+        """Fill the arrays with the state of a body. Without ``link_velocities``, the array of this name gets zeros."""
         seen = (body, link_velocities)
         if self._seen == seen:
             return
@@ -330,9 +330,9 @@ class Client:
     # -- pictures ------------------------------------------------------------------------------------------------------
 
     def hide(self, body: int) -> None:
-        """Leave a body out of pictures. The physics does not change."""
+        """Leave the base of a body out of pictures. The physics does not change."""
         handle = self._open()
-        command = b3.paint(handle.address, body, BASE, -1)  # -1 means all shapes of the body
+        command = b3.paint(handle.address, body, BASE, -1)  # -1 means all shapes of this link
         b3.set_colour(command, (c_double * 4)(1.0, 1.0, 1.0, 0.0))
         self._run(handle, command)
 

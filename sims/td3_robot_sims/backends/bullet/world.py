@@ -29,7 +29,11 @@ FLOOR_FRICTION = 0.8
 _HEIGHT, _PITCH = 1, 2  # joints that connect a planar robot to the world
 TORSO = "torso"
 
-_CAMERA = {"distance": 3.0, "yaw": 0.0, "pitch": -30.0}  # m and degrees: seen from the robot's right and from above
+_CAMERA = {
+    "distance": 3.0,
+    "yaw": 0.0,
+    "pitch": -30.0,
+}  # m and degrees: a robot that faces along x is seen from its right, and from above
 
 _DATA = Path(pybullet_data.getDataPath())
 _LOAD_FLAGS = (
@@ -42,8 +46,9 @@ _LOAD_FLAGS = (
 class Body(NamedTuple):
     """Pose and velocity of the robot.
 
-    ``x`` and ``y`` are means over all parts, in m. All other values are those of the torso. The height ``z`` is in m,
-    ``roll``, ``pitch``, ``yaw`` in rad, and ``velocity`` is x, y, z in m/s.
+    ``x`` and ``y`` are means over all parts, in m. As in the published robots, the floor counts as a part at 0. All
+    other values are those of the torso. The height ``z`` is in m, ``roll``, ``pitch``, ``yaw`` in rad, and
+    ``velocity`` is x, y, z in m/s.
     """
 
     x: float
@@ -105,8 +110,8 @@ class World:
             self.client.release(self._robot, joint)
             parts[joint.link] = index
             if index == 0:
-                # Without a link "torso", the root link is the torso. Add it here, because the order of the parts
-                # affects the rounding of their mean.
+                # The torso is the second part, because the order of the parts affects the rounding of their mean. It is
+                # the root link, unless a later link has the name "torso".
                 parts.setdefault(TORSO, BASE)
             if joint.velocity_at >= 0 and not joint.name.startswith(("ignore", "jointfix")):
                 driven[index] = joint
@@ -245,7 +250,7 @@ class World:
         return [1.0 if foot in touching else 0.0 for foot in self._feet]
 
     def render(self, width: int, height: int) -> NDArray[np.uint8]:
-        """A picture of the robot from its right, centred on its torso: uint8[height, width, 3]."""
+        """A picture with the torso in its centre: uint8[height, width, 3]. The camera looks along +y, from above."""
         view = pybullet.computeViewMatrixFromYawPitchRoll(
             cameraTargetPosition=self._torso_position(), roll=0.0, upAxisIndex=2, **_CAMERA
         )
