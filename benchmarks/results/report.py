@@ -84,7 +84,7 @@ def _line(row: dict[str, Any], results: list[Result]) -> str:
         for result in shown
     )
     mean = statistics.fmean(result["final"]["mean"] for result in shown)
-    best = statistics.fmean(result["best"]["mean"] for result in shown)
+    best = [result["best"]["mean"] for result in shown if "best" in result]  # a training that has just begun has none
     complete = len(whole) == len(row["seeds"])
     missed = complete and mean < row.get("bar", mean)
     verdict = " (missed)" if missed else "" if complete else " (not complete)"
@@ -92,7 +92,7 @@ def _line(row: dict[str, Any], results: list[Result]) -> str:
     minutes = statistics.fmean(result["wall_s"] for result in shown) / 60
     return (
         f"| {row['title']} | {steps:,} | {updates:,} | {by_seed} | {mean:.0f}{verdict} | {row.get('bar', '')} | "
-        f"{best:.0f} | {minutes:.0f} min |"
+        f"{f'{statistics.fmean(best):.0f}' if best else ''} | {minutes:.0f} min |"
     )
 
 
