@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -54,10 +55,24 @@ def _row(*cells: str) -> str:
 
 
 def commands() -> str:
-    """Return the help text of every command."""
+    """Return the help text of every command, and of every command in a command."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        texts = pool.map(_help, [[], *([name] for name in COMMANDS)])
-    return "\n\n".join(_section(name, text) for name, text in zip(["td3-robot", *COMMANDS], texts, strict=True))
+        whole, *texts = pool.map(_help, [[], *([name] for name in COMMANDS)])
+        sections = [_section("##", "td3-robot", whole)]
+        for name, text in zip(COMMANDS, texts, strict=True):
+            parts = [[name, part] for part in _parts(text)]
+            sections.append(_section("##", name, text))
+            sections += map(_section, ["###"] * len(parts), map(" ".join, parts), pool.map(_help, parts))
+    return "\n\n".join(sections)
+
+
+def _parts(text: str) -> list[str]:
+    """Return the names of the commands in a command, from its help text."""
+    _, found, rest = text.partition("\n  COMMAND\n")
+    if found:
+        return re.findall(r"^    (\S+)", rest.partition("\n\n")[0], re.MULTILINE)
+    lists = re.findall(r"^(?:benchmarks|nodes):\n((?:  .*\n)+)", text, re.MULTILINE)
+    return re.findall(r"^  (\S+)", "".join(lists), re.MULTILINE)
 
 
 def _help(words: Iterable[str]) -> str:
@@ -67,8 +82,8 @@ def _help(words: Iterable[str]) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-def _section(name: str, text: str) -> str:
-    return f"## {name}\n\n```text\n{text.rstrip()}\n```"
+def _section(level: str, name: str, text: str) -> str:
+    return f"{level} {name}\n\n```text\n{text.rstrip()}\n```"
 
 
 PARTS: dict[str, dict[str, Callable[[], str]]] = {

@@ -60,7 +60,9 @@ def main(arguments: Sequence[str]) -> int:
     progress = Progress(sys.stderr, prepared.config.total_steps, options.log_every, run.steps_made())
     with run.locked():
         hosts = RayHosts(options.cluster, run, prepared.config, progress.say) if options.cluster else None
-        trained = train(prepared, progress, f"td3-robot train --resume {_quoted(run.path)}", hosts=hosts)
+        words = f"td3-robot train --resume {_quoted(run.path)}"
+        words += f" --cluster {options.cluster}" if options.cluster else ""
+        trained = train(prepared, progress, words, hosts=hosts)
         if trained.exit_code != EXIT_GOOD:
             return trained.exit_code
         try:

@@ -129,7 +129,11 @@ class Agent:
 
     @staticmethod
     def keep(run: str) -> str:
-        """Move the run folder of an ended learner to a place that outlives this agent, and return its new path."""
+        """Move the run folder of an ended learner to a place that outlives this agent, and return its new path.
+
+        The run's keys do not move.
+        """
+        shutil.rmtree(Path(run) / "keys", ignore_errors=True)
         kept = Path(tempfile.mkdtemp(prefix="td3-robot-learner-"))
         return str(Path(run).rename(kept))
 

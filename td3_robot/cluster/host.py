@@ -58,13 +58,19 @@ class Host:
         """Call a method of the agent and return its result.
 
         Raises:
-            RayError: the host has died, or does not answer.
+            RayError: the host has died, does not answer, or the method failed. The host then counts as lost.
         """
         try:
             return ray.get(getattr(self.agent, method).remote(*arguments), timeout=ANSWER)
         except LOST:
-            self.lost = True
+            self._lose()
             raise
+
+    def _lose(self) -> None:
+        """Note that the host is lost. If its agent lives, the agent and its processes must end."""
+        self.lost = True
+        with contextlib.suppress(Exception):  # Ray's head may be dead
+            ray.kill(self.agent)
 
     def begin(self, cpus: float, gpus: float = 0.0, wait: float = ANSWER) -> bool:
         """Start the agent, and reserve cores and GPUs for its processes.
@@ -86,13 +92,13 @@ class Host:
                     return False
                 self.folder = self._opening.answer()
             except GetTimeoutError:
-                self.lost = True
+                self._lose()
                 raise NodeError(
                     f"host {self.address} of the cluster has fewer than {cpus:g} free cores"
                     f"{', or no free GPU' if gpus else ''}: other jobs use them"
                 ) from None
             except RayError as error:
-                self.lost = True
+                self._lose()
                 raise NodeError(f"host {self.address} of the cluster: {first_line(error)}") from None
         return True
 
@@ -129,18 +135,19 @@ class Host:
         """Take the newest reports if they have come, and ask for the next ones."""
         if self.lost:
             return
-        if self._asked is not None and (wait or ray.wait([self._asked], timeout=0)[0]):
+        now = time.monotonic()
+        late = self._asked is not None and now - self._asked_at > ANSWER
+        if self._asked is not None and (wait or late or ray.wait([self._asked], timeout=0)[0]):
             asked, self._asked = self._asked, None
             try:
-                reports: Mapping[str, Report] = ray.get(asked, timeout=ANSWER)
+                reports: Mapping[str, Report] = ray.get(asked, timeout=0 if late else ANSWER)
             except LOST:
-                self.lost = True
+                self._lose()
                 return
             for name, report in reports.items():
                 self._codes[name] = report.code
-                with self._logs[name].open("ab") as log:
+                with contextlib.suppress(OSError), self._logs[name].open("ab") as log:  # the disk may be full
                     log.write(report.output)
-        now = time.monotonic()
         if not wait and self._asked is None and now - self._asked_at >= _PERIOD:
             self._asked, self._asked_at = self.agent.reports.remote(), now
 

@@ -1,8 +1,8 @@
 """The hosts of a Ray cluster as hosts of a run.
 
 The learner runs on a host with a GPU, if there is one. Among several such hosts, or without a GPU, it runs on the host
-with the most cores. Each other host gets one policy server and a share of the simulators, so observations and actions
-stay on the host. Recorder and evaluator run beside the supervisor.
+with the most cores. Each other host that gets simulators has a policy server, too, so observations and actions stay on
+the host. Recorder and evaluator run beside the supervisor.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shlex
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -113,34 +114,60 @@ class RayHosts:
             self._run.write_run(keys=None)
 
     def _host_for_learner(self) -> Host:
-        """Choose the learner's host, and start its agent."""
-        host = self._members.best_for_learner()
-        host.begin(self._config.cluster.learner_cpus, min(host.gpus, 1.0))
-        return host
+        """Choose the learner's host, and start its agent.
+
+        Raises:
+            NodeError: no host can run the learner.
+        """
+        while True:
+            host = self._members.best_for_learner()
+            try:
+                host.begin(self._config.cluster.learner_cpus, min(host.gpus, 1.0))
+                return host
+            except NodeError as error:
+                if not self._members.able_to_learn():
+                    raise
+                self._say(f"{error}; the run does not use it")
 
     def place(self, processes: Sequence[Process]) -> list[Process]:
         """Return the processes, with one policy server for each host that gets simulators."""
         simulators = [process for process in processes if process.name.startswith(f"{SIMULATOR}-")]
         self._simulators = {process.name: process for process in simulators}
         self._policy = next(process for process in processes if process.name == POLICY)
-        others = self._members.workers(self._where[LEARNER])
-        room, least = self._members.room(self._where[LEARNER]), self._members.least
-        each, cpus = self._config.cluster.simulator_cpus, sum(host.cpus for host in others)
-        if room < least:
-            raise NodeError(
-                f"the cluster has {cpus:g} cores for simulators; {least} simulators with cluster.simulator_cpus "
-                f"{each:g} need {least * each:g}; to wait for more hosts, set cluster.wait_s"
-            )
-        present, self._absent = simulators[:room], simulators[room:]
+        shares = self._shares()
+        present, self._absent = simulators[: sum(shares.values())], simulators[sum(shares.values()) :]
         result = [process for process in processes if process is not self._policy and process not in simulators]
-        shares = list(share(len(present), others, each))
-        for host in others:
-            if count := shares.count(host):
-                host.begin(count * each)
-                result += self._place_on(host, present[:count])
-                present = present[count:]
+        for number, count in shares.items():
+            host = next(host for host in self._members.alive if host.node == number)
+            result += self._place_on(host, present[:count])
+            present = present[count:]
         self._say(f"host {self._where[LEARNER].address}: learner")
         return result
+
+    def _shares(self) -> Counter[str]:
+        """Share the simulators among the hosts, and start the agents there.
+
+        Return the number of simulators by the host's number in Ray. The run does not use a host whose cores are taken.
+
+        Raises:
+            NodeError: the hosts have too few cores.
+        """
+        each, least = self._config.cluster.simulator_cpus, self._members.least
+        while True:
+            others, room = self._members.workers(self._where[LEARNER]), self._members.room(self._where[LEARNER])
+            if room < least:
+                raise NodeError(
+                    f"the hosts of the cluster have cores for {room} simulators with cluster.simulator_cpus {each:g}; "
+                    f"the run needs {least}; to wait for more hosts, set cluster.wait_s"
+                )
+            shares = Counter(host.node for host in share(room, others, each))
+            try:
+                for host in others:
+                    if count := shares[host.node]:
+                        host.begin(count * each)
+                return shares
+            except NodeError as error:
+                self._say(f"{error}; the run does not use it")
 
     def _place_on(self, host: Host, simulators: Sequence[Process]) -> list[Process]:
         """Give a host, whose agent has started, these simulators and a policy server. Return these processes."""
@@ -165,7 +192,7 @@ class RayHosts:
                 continue
             if not host.promised:
                 free = [process for process in self._absent if process not in promised]
-                host.promised = free[: int(host.cpus / each) if each else len(free)]
+                host.promised = free[: self._members.room_on(host)]
                 promised += host.promised
             try:
                 if host.promised and host.begin(len(host.promised) * each, wait=0.0):
@@ -197,12 +224,12 @@ class RayHosts:
             self._local[start.name] = self._here.start(start)
             return self._local[start.name]
         while True:
-            if self._where[server].lost and server not in self._given_up:
-                self._move(server)
-            if server in self._given_up:
-                raise NoRoomError
-            host = self._where[server]
-            with contextlib.suppress(*LOST):
+            with contextlib.suppress(*LOST):  # then choose again
+                if self._where[server].lost and server not in self._given_up:
+                    self._move(server)
+                if server in self._given_up:
+                    raise NoRoomError
+                host = self._where[server]
                 if server == LEARNER:
                     return self._start_learner(host, start)
                 if start.name == server:
@@ -269,23 +296,26 @@ class RayHosts:
         Raises:
             NodeError: no host is alive.
         """
-        workers = self._members.workers(self._where[LEARNER])
-        if not workers:
-            raise NodeError("no host of the cluster is alive")
         each = self._config.cluster.simulator_cpus
         mine = [name for name, owner in self._policy_of.items() if owner == server and name in self._simulators]
-        host = next(iter(share(1, workers, each)))
         present = len(self._simulators) - len(self._absent)
-        if host.cpus < (host.simulators + len(mine)) * each and present - len(mine) >= self._members.least:
-            self._given_up.add(server)
-            self._publish(server, None)
-            self._absent += [self._simulators[name] for name in mine]
-            return False
-        host.begin(len(mine) * each)
-        host.promised = []  # they wait for another host
-        host.simulators += len(mine)
-        self._where[server] = host
-        return True
+        while workers := self._members.workers(self._where[LEARNER]):
+            host = next(iter(share(1, workers, each)))
+            if host.cpus < (host.simulators + len(mine)) * each and present - len(mine) >= self._members.least:
+                self._given_up.add(server)
+                self._publish(server, None)
+                self._absent += [self._simulators[name] for name in mine]
+                return False
+            try:
+                host.begin(len(mine) * each)
+            except NodeError as error:
+                self._say(f"{error}; the run does not use it")
+                continue
+            host.promised = []  # they wait for another host
+            host.simulators += len(mine)
+            self._where[server] = host
+            return True
+        raise NodeError("no host of the cluster is alive")
 
     def _restart_others(self) -> None:
         """End the processes that know only the old address of the learner. The supervisor starts them again."""

@@ -93,7 +93,9 @@ class Members:
         return Host(node["NodeID"], address, has.get("CPU", 0.0), has.get("GPU", 0.0), sees)
 
     def wait_for_cores(self, stopped: Callable[[], int]) -> None:
-        """Ask Ray's autoscaler for the cores that the run can use. Wait for the cores that the run needs.
+        """Ask Ray's autoscaler for the cores that the run can use. Wait until the hosts have those that it needs.
+
+        This counts all cores, also those that other jobs use.
 
         Args:
             stopped: returns the number of the signal that asked the run to stop; 0 without a signal.
@@ -137,8 +139,12 @@ class Members:
 
     def room(self, learner: Host) -> int:
         """Return the number of simulators for which the hosts have cores, at most the number that the run can use."""
-        each, cpus = self._cluster.simulator_cpus, sum(host.cpus for host in self.workers(learner))
-        return min(self.most, int(cpus / each)) if each else self.most
+        return min(self.most, sum(map(self.room_on, self.workers(learner))))
+
+    def room_on(self, host: Host) -> int:
+        """Return the number of simulators for which a host has cores, at most the number that the run can use."""
+        each = self._cluster.simulator_cpus
+        return min(self.most, int(host.cpus / each + 1e-9)) if each else self.most
 
     def able_to_learn(self) -> list[Host]:
         """Return the living hosts that can run the learner. Without a storage, the learner must see the run folder."""

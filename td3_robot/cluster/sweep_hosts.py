@@ -68,16 +68,22 @@ class SweepHosts:
     def start(self, name: str, arguments: Sequence[str], log: Path) -> Running:
         """Start ``td3-robot train`` with these arguments on the host with the most free cores.
 
+        The sweep needs all cores of a host. It does not use a host on which other jobs use cores.
+
         Raises:
-            NodeError: no host is alive.
+            NodeError: no host is left.
         """
+        reason = "no host of the cluster is alive"
         while alive := [host for host in self._hosts if not host.lost]:
             host = max(alive, key=lambda it: it.cpus - _CORES * it.running)
-            with contextlib.suppress(*LOST):
-                host.begin(host.cpus, 0.0)
+            try:
+                host.begin(host.cpus)
                 return host.start(Training(name, arguments, log), "")
-            host.lost = True
-        raise NodeError("no host of the cluster is alive")
+            except NodeError as error:
+                reason = str(error)
+            except LOST:
+                host.lost = True
+        raise NodeError(reason)
 
     def _find_hosts(self) -> None:
         """Find the hosts that run this version and see the folder of the sweep.

@@ -1,17 +1,19 @@
 """A training of a sweep on a cluster: ``python -m td3_robot.cluster.training`` acts like ``td3-robot train``.
 
-It stops, and saves a checkpoint, when the sweep ends for any reason.
+It stops, and saves a checkpoint, at Ctrl-C of the sweep, and when the sweep ends for another reason.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from td3_robot.cli.main import main
-from td3_robot.runtime.process import LIFELINE, follow_lifeline
+from td3_robot.runtime.process import LIFELINE, STOP_SIGNALS, follow_lifeline
 
 if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # Ray blocks SIGINT in its processes and their children
     follow_lifeline()
     os.environ.pop(LIFELINE, None)  # the processes of the training end with the training, not with the sweep
     sys.exit(main(["train", *sys.argv[1:]]))

@@ -17,7 +17,16 @@ FRAMES = 10
 """The maximum number of pictures of a robot in a snapshot. A page gets two snapshots, so 20 pictures, per second."""
 ROBOTS = 4
 """The maximum number of robots of a source that are drawn."""
+SOURCES = 64
+"""The maximum number of sources and nodes whose newest messages are kept."""
 _STEPS = 1000  # maximum number of Steps of a source that are kept for a snapshot
+
+
+def keep(newest: dict[str, Any], name: str, value: Any) -> None:
+    """Set a value, and forget the oldest names."""
+    newest[name] = value
+    while len(newest) > SOURCES:
+        del newest[next(iter(newest))]
 
 
 class _Source:
@@ -58,7 +67,7 @@ class Drawing:
         except ConfigError:  # for example a Hello that a server refused
             return
         if known(spec):
-            self.sources[hello.name] = _Source(spec)
+            keep(self.sources, hello.name, _Source(spec))
 
     def add(self, step: Step) -> None:
         """Keep a Step until the next snapshot."""

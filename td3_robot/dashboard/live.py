@@ -13,7 +13,7 @@ import msgspec
 
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES
-from td3_robot.dashboard.drawing import Drawing
+from td3_robot.dashboard.drawing import Drawing, keep
 from td3_robot.errors import Td3RobotError
 from td3_robot.messages import Action, ActionOrigin, Hello, Message, Phase, Status, Step, Weights
 from td3_robot.monitor.core import Monitor
@@ -34,8 +34,8 @@ BINS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 """Upper edges of the bins of a histogram of times, in ms. The last bin has no upper edge."""
 
 _PAUSE = 0.05  # seconds of sleep if no message waits, because each wake-up takes processor time from a training
-_ROBOTS = 16  # maximum number of robots of one source in a snapshot
-_NODES = 64  # maximum number of nodes whose newest messages are kept
+LISTED = 16
+"""The maximum number of robots of one source in a snapshot."""
 _PACE = (Step.NAME, Action.NAME, Weights.NAME)  # topics whose intervals show the speed of the publisher
 _TRENDS = ("steps_per_s", "updates_per_s", "replay_ratio", "staleness_updates", "return_mean")
 
@@ -155,21 +155,22 @@ class Live:
         """Keep the newest message of each kind that the page shows."""
         del names
         if entry.topic in _PACE:
-            _keep(self._paces, entry.publisher, self._paces.get(entry.publisher) or Pace())
+            keep(self._paces, entry.publisher, self._paces.get(entry.publisher) or Pace())
             self._paces[entry.publisher].add(entry)
         if isinstance(message, Hello):
-            _keep(self._clients, message.name, message)
+            keep(self._clients, message.name, message)
             self._drawing.learn(message)
         elif isinstance(message, Status):
-            _keep(self._statuses, message.node, message)
+            keep(self._statuses, message.node, message)
         elif isinstance(message, Step):
-            _keep(self._steps, message.source, message)
+            keep(self._steps, message.source, message)
             if self.viewers:
                 self._drawing.add(message)
 
     def _snapshot(self, monitor: Monitor) -> dict[str, Any]:
         for source, times in monitor.loop_ms.items():
-            counts = self._latency.setdefault(source, _no_times())
+            counts = self._latency.get(source) or _no_times()
+            keep(self._latency, source, counts)
             for milliseconds in times:
                 _count(counts, milliseconds)
         report = monitor.report(time.monotonic())
@@ -231,12 +232,6 @@ class Live:
         return ""
 
 
-def _keep(newest: dict[str, Any], name: str, value: Any) -> None:
-    newest[name] = value
-    while len(newest) > _NODES:
-        del newest[next(iter(newest))]
-
-
 def _robots(step: Step) -> list[dict[str, Any]]:
     """The newest values of the first robots of a source."""
     return [
@@ -252,5 +247,5 @@ def _robots(step: Step) -> list[dict[str, Any]]:
             "observation": step.observation[index].tolist(),
             "action": step.action[index].tolist(),
         }
-        for index in range(min(len(step.phase), _ROBOTS))
+        for index in range(min(len(step.phase), LISTED))
     ]

@@ -19,7 +19,7 @@ from td3_robot.config.schema import Config
 from td3_robot.dashboard.actions import LONGEST, act
 from td3_robot.dashboard.drawing import ROBOTS
 from td3_robot.dashboard.guard import OPERATOR, ROLE
-from td3_robot.dashboard.live import BINS_MS, HISTORY, PERIOD, Live
+from td3_robot.dashboard.live import BINS_MS, HISTORY, LISTED, PERIOD, Live
 from td3_robot.dashboard.recordings import STATIC, Recordings, as_json
 from td3_robot.runtime import metrics
 from td3_robot.runtime.run_folder import RunFolder
@@ -66,8 +66,9 @@ class Dashboard:
         return FileResponse(STATIC / "index.html")
 
     async def _about(self, request: Request) -> Response:
-        facts = {"title": self.title, "role": request.scope[ROLE], "bins_ms": BINS_MS, "history": HISTORY}
-        return as_json({**facts, "period_s": PERIOD, "drawn": ROBOTS, "recordings": self.recordings is not None})
+        limits = {"bins_ms": BINS_MS, "history": HISTORY, "period_s": PERIOD, "drawn": ROBOTS, "listed": LISTED}
+        own = {"title": self.title, "role": request.scope[ROLE], "recordings": self.recordings is not None}
+        return as_json({**limits, **own})
 
     async def _events(self, request: Request) -> Response:
         del request

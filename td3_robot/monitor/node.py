@@ -42,8 +42,8 @@ _EXAMPLES = """examples:
   td3-robot monitor --config robot.yaml            watches a deployed policy server and robot
   td3-robot monitor --endpoint ipc:///tmp/monitor.sock & td3-robot play walk.mcap --monitor ipc:///tmp/monitor.sock
 
-Any number of monitors can attach to running nodes of this machine. No node waits for them. Messages that a monitor
-misses appear as gaps. A monitor ends with the run, or at Ctrl-C.
+Up to 32 monitors, dashboards and topic commands can attach to running nodes of this machine. No node waits for
+them. Messages that a monitor misses appear as gaps. A monitor ends with the run, or at Ctrl-C.
 """
 
 

@@ -121,13 +121,17 @@ def manual_clock() -> ManualClock:
 
 @pytest.fixture
 def fake_robot(manual_clock: ManualClock) -> Callable[..., FakeRobot]:
-    """``fake_robot(POLICY)``: a robot for a policy bundle (a path or a Bundle), see :class:`FakeRobot`."""
+    """``fake_robot(POLICY)``: a robot for a Bundle, or for the name of a policy, see :func:`find_policy`.
+
+    The result is a :class:`FakeRobot`.
+    """
     from td3_robot.bundle import Bundle
+    from td3_robot.policies import find_policy
     from td3_robot.policy.core import PolicyCore
     from td3_robot.testing import FakeRobot
 
     def make(policy: Path | str | Bundle, *, exploring: bool = False, seed: int = 0) -> FakeRobot:
-        bundle = policy if isinstance(policy, Bundle) else Bundle.load(Path(policy))
+        bundle = policy if isinstance(policy, Bundle) else Bundle.load(find_policy(policy))
         core = PolicyCore(seed, exploring=exploring)
         core.load(max(1, int(bundle.provenance.get("version", 1))), bundle)
         return FakeRobot(core, bundle.spec, manual_clock)

@@ -93,6 +93,15 @@ def test_a_recording_of_fewer_policies_is_smaller() -> None:
     assert all(row["processor_us_per_message"] > 0 for row in rows["results"])
 
 
+def test_the_size_of_an_export_for_foxglove() -> None:
+    pytest.importorskip("foxglove", reason="needs td3-robot[foxglove], which is not installed")
+    file = SCRIPTS.parent / "tests/replay/sessions/walkers.mcap"
+    (row,) = report("foxglove_size.py", str(file))["results"]
+    assert row["bytes"] == file.stat().st_size
+    assert row["larger"] == pytest.approx(row["foxglove_bytes"] / row["bytes"])
+    assert 0.1 < row["larger"] < 2  # more than a tenth, so recordings hold no messages for Foxglove
+
+
 @pytest.mark.parametrize(
     ("script", "option"),
     [

@@ -92,7 +92,7 @@ def test_too_few_cores_end_the_run(
     run = start_training(command, cluster, "cluster.simulators=8", f"cluster.wait_s={wait}")
     if wait == "0":
         assert run.finish() == 1
-        assert "8 simulators with cluster.simulator_cpus 1 need 8; to wait for more hosts, set cluster." in run.output()
+        assert "have cores for 1 simulators with cluster.simulator_cpus 1; the run needs 8; to wait for" in run.output()
     else:
         run.wait_for("waiting for hosts: ")
         run.interrupt()

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from td3_robot.config.schema import Config
+from td3_robot.errors import NodeError
 from td3_robot.runtime.launch import expand, load
 from td3_robot.runtime.prepare import new_run
 from td3_robot.runtime.run_folder import RunFolder
@@ -67,6 +69,23 @@ def test_the_autoscaler_is_asked_once_for_cores_that_the_hosts_lack(
     assert requests[1:] == ([None] if expected else [])
 
 
+@pytest.mark.parametrize(
+    ("cpus", "each", "room"),
+    [((3.0, 3.0), 2.0, 2), ((3.0, 3.0), 1.5, 4), ((3.0,), 0.1, 5), ((3.0, 0.5), 0.0, 5), ((1.0, 1.0), 2.0, 0)],
+)
+def test_a_simulator_needs_its_cores_on_one_host(
+    found: members.Members, cpus: tuple[float, ...], each: float, room: int
+) -> None:
+    """The run can use up to 5 simulators."""
+    found._cluster = replace(found._cluster, simulator_cpus=each)
+    learner = host("learner", 4.0)
+    robots = [host(str(number), cores) for number, cores in enumerate(cpus)]
+    found._hosts = {item.node: item for item in (learner, *robots)}
+    assert found.room(learner) == room
+    placed = list(hosts.share(room, robots, each))
+    assert all(placed.count(robot) <= found.room_on(robot) for robot in robots)
+
+
 class Silent:
     """A question to a host that has joined and does not answer."""
 
@@ -120,3 +139,27 @@ def test_hosts_that_join_at_the_same_time_get_different_simulators(
     looks = [[process.name for process in ray_hosts.joined()] for _ in range(3)]
     assert looks == [[], ["policy-1", "sim-2", "sim-3", "policy-2", "sim-4"], []]
     assert reserved == [("c", 2.0), ("d", 1.0)] * 2
+
+
+def test_the_run_does_without_a_host_on_which_other_jobs_use_cores(
+    new: tuple[RunFolder, Config], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hosts b and c have 2 cores each, but another job uses a core of b. The run needs 2 of 5 simulators."""
+    run, config = new
+    ray_hosts = hosts.RayHosts("auto", run, config, said.append)
+
+    def begin(it: hosts.Host, cpus: float, gpus: float = 0.0, wait: float = 60.0) -> bool:
+        del cpus, gpus, wait
+        it.lost = it.node == "b"
+        if it.lost:
+            raise NodeError("host b has fewer free cores")
+        return True
+
+    monkeypatch.setattr(hosts.Host, "begin", begin)
+    ray_hosts._members._hosts = {name: host(name, cpus) for name, cpus in (("a", 4.0), ("b", 2.0), ("c", 2.0))}
+    ray_hosts._where["learner"] = ray_hosts._host_for_learner()
+    placed = ray_hosts.place(expand(load(config.launch), config))
+    names = [process.name for process in placed if process.name.startswith(("sim-", "policy"))]
+    assert names == ["policy-0", "sim-0", "sim-1"]
+    assert ray_hosts._where["policy-0"].node == "c"
+    assert said[0] == "host b has fewer free cores; the run does not use it"

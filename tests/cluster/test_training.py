@@ -14,7 +14,7 @@ import pytest
 
 from td3_robot.runtime import metrics
 from td3_robot.runtime.run_folder import RunFolder
-from tests.cluster.conftest import Cluster, nothing_is_left, start_training
+from tests.cluster.conftest import SMALL, Cluster, nothing_is_left, start_training
 from tests.conftest import Command, poll_until
 
 
@@ -141,6 +141,21 @@ def test_a_sweep_uses_the_hosts_of_a_cluster(command: Callable[..., Command], cl
         assert [row["run"] for row in csv.DictReader(file)] == ["seed0", "seed1", "seed2"]
     assert (tmp_path / "s" / "sweep.png").exists()
     assert "final policy: mean return" in (tmp_path / "s" / "seed2.log").read_text()
+    cluster.wait_for_removal()
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_the_trainings_of_a_sweep(
+    command: Callable[..., Command], cluster: Cluster, tmp_path: Path
+) -> None:
+    sets = [word for item in (*SMALL[1:], "evaluation.every=0") for word in ("--set", item)]
+    arguments = ("sweep", "pendulum", "--steps", "1e6", "--out", "s", "--cluster", cluster.address, "--seeds", "0..1")
+    sweep = command(*arguments, *sets, environment=cluster.environment)
+    logs = [tmp_path / "s" / f"seed{seed}.log" for seed in (0, 1)]
+    poll_until(lambda: all(log.exists() and "ready: learner" in log.read_text() for log in logs), sweep.output)
+    sweep.interrupt()
+    assert sweep.finish() == 130, sweep.output()
+    assert all("\nstopped; " in log.read_text() for log in logs)
     cluster.wait_for_removal()
 
 

@@ -18,6 +18,10 @@ import pytest
 PROGRAM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
 
 
+class NavigationError(Exception):
+    """The tab opened another page while a script ran."""
+
+
 class Page:
     """One tab of the browser.
 
@@ -40,6 +44,8 @@ class Page:
             message = json.loads(self._socket.recv(timeout=60))
             self._note(message)
             if message.get("id") == self._number:
+                if "navigated or closed" in message.get("error", {}).get("message", ""):
+                    raise NavigationError
                 assert "error" not in message, message
                 result: dict[str, Any] = message["result"]
                 return result
@@ -64,12 +70,13 @@ class Page:
 
     def wait(self, script: str, timeout: float = 60) -> None:
         """Wait until a JavaScript expression is true. An exception counts as false."""
-        end = time.monotonic() + timeout
-        while not self.run(f"(() => {{ try {{ return !!({script}) }} catch {{ return false }} }})()"):
-            text = self.run("document.body?.innerText")
-            assert time.monotonic() < end, (
-                f"{script} is still not true. The page shows:\n{text}\n{str(self.problems)[:2000]}"
-            )
+        end, text = time.monotonic() + timeout, ""
+        while time.monotonic() < end:
+            with contextlib.suppress(NavigationError):  # a click before this call opens another page
+                if self.run(f"(() => {{ try {{ return !!({script}) }} catch {{ return false }} }})()"):
+                    return
+                text = self.run("document.body?.innerText")
+        raise AssertionError(f"{script} is still not true. The page shows:\n{text}\n{str(self.problems)[:2000]}")
 
     def click(self, selector: str) -> None:
         """Click with the mouse in the middle of an element."""

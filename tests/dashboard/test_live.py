@@ -11,9 +11,13 @@ import pytest
 
 pytest.importorskip("starlette", reason="needs td3-robot[dashboard], which is not installed")
 
+from td3_robot_sims import tasks
+
 from td3_robot.config.schema import Config
 from td3_robot.dashboard.live import BINS_MS, HISTORY, Live, Pace
 from td3_robot.messages import Status, Step
+from td3_robot.monitor.core import Monitor
+from td3_robot.transport.link import hello
 from tests.sessions import entries_of
 
 MS = 1_000_000  # ns
@@ -36,9 +40,14 @@ def test_the_server_keeps_a_limited_history_and_a_limited_number_of_nodes(make_s
         live._publish({"figures": {"steps_per_s": number}})
     history: list[Any] = json.loads(live.history())
     assert [point["steps_per_s"] for point in (history[0], history[-1])] == [5, HISTORY + 4]
+    monitor = Monitor(0, live._take)
     for number in range(100):
-        for message in (Status(f"node-{number}", "ready", "", {}, {}), make_step(0, source=f"node-{number}")):
-            (entry,) = entries_of([(f"node-{number}", message)])
+        name = f"node-{number}"
+        robot = hello("driver", name, client=number, robots=1, spec=tasks.spec("Walker2D"))
+        for message in (robot, Status(name, "ready", "", {}, {}), make_step(0, source=name)):
+            (entry,) = entries_of([(name, message)])
             live._take(entry, message, {})
-    kept = (live._statuses, live._steps, live._paces)
-    assert [(len(each), min(each), "node-99" in each) for each in kept] == [(64, "node-36", True)] * 3
+        monitor.loop_ms = {name: [1.0]}
+        live._snapshot(monitor)
+    kept = (live._statuses, live._steps, live._paces, live._latency, live._drawing.sources)
+    assert [(len(each), min(each), "node-99" in each) for each in kept] == [(64, "node-36", True)] * 5

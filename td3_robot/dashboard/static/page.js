@@ -121,7 +121,7 @@ function showRobots(live) {
   const list = $("robot"), keys = live.robots.map(keyOf);
   if (keys.join("\n") !== [...list.options].map((option) => option.value).join("\n")) {
     const before = list.value;
-    list.replaceChildren(...live.robots.map((robot) => new Option(robot.robots > 1 ? `${robot.source}, robot ${robot.index} of ${robot.robots}` : robot.source, keyOf(robot))));
+    list.replaceChildren(...live.robots.map((robot) => new Option(robot.robots > 1 ? `${robot.source}, robot ${robot.index} of ${robot.robots}${robot.index + 1 === about.listed && robot.robots > about.listed ? " (the last on this page)" : ""}` : robot.source, keyOf(robot))));
     list.value = keys.includes(before) ? before : keys[0] ?? "";
     if (list.value !== before) forgetChannels();
   }
