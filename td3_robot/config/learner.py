@@ -67,8 +67,8 @@ class LearnerConfig(Section, frozen=True):
         publish_every: updates between two published policies.
         offline_updates: updates on ``recordings`` before the first environment step. The learned policy then acts from
             the first step, and there are no uniform actions.
-        start_from: a policy bundle. A new run begins with the bundle's actor and observation normalisation, instead of
-            random weights and uniform actions.
+        start_from: a policy file, a run folder or the name of a shipped policy. A new run begins with its actor and
+            observation normalisation, instead of random weights and uniform actions.
         critics_first: number of updates at the start that train only the critics. Untrained critics would spoil the
             actor of ``start_from``.
         device: ``auto`` is a CUDA GPU if torch finds one, else the CPU. A resumed run keeps the choices for ``auto``.

@@ -59,9 +59,12 @@ def begin(core: LearnerCore) -> None:
     """Load the configured policy and recordings into a new core."""
     file, recordings = core.config.learner.start_from, core.config.learner.recordings
     if file:
-        bundle = Bundle.load(Path(file))
+        from td3_robot.policies import find_policy  # imported here, because it imports the policy server's actor
+
+        path = find_policy(file)
+        bundle = Bundle.load(path)
         core.start(bundle.spec, bundle)
-        log.info("starts with the actor of %s", file)
+        log.info("starts with the actor of %s", path)
     if not recordings:
         return
     from td3_robot.recording import experience  # imported here, because it needs the extra for recordings

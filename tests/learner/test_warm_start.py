@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from td3_robot.learner.checkpointing import state
 from td3_robot.learner.factory import make_core
 from td3_robot.messages import Step, Weights
 from td3_robot.policy.actor import Actor
+from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.link import hello
 from tests.learner.world import resumed
@@ -75,6 +77,19 @@ def test_a_learner_starts_with_the_served_policy(
         unchanged = (actions(core.publisher.bundle()) == actions(served)).all()
         assert unchanged == (core.updates < 22), core.updates  # every second update changes the actor, first update 22
     assert core.updates == 49  # 59 transitions, and learning starts after 10
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_learner_that_a_person_starts_finds_the_policy_of_a_run(
+    make_bundle: Make, tmp_path: Path, *, whole: bool
+) -> None:
+    """``start_from`` names the run folder, or its policy file."""
+    run = RunFolder.create(tmp_path / "run", Config())
+    policy = make_bundle(seed=3)
+    policy.save(run.policy_file)
+    core = make_core(config(start_from=str(run.path if whole else run.policy_file)))
+    warm_start.begin(core)
+    np.testing.assert_array_equal(actions(core.publisher.bundle()), actions(policy))
 
 
 def test_a_resumed_learner_does_not_need_the_policy_file(make_bundle: Make) -> None:
