@@ -39,6 +39,7 @@ from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import KeyFolder
 from td3_robot.transport.link import ServerLink
+from td3_robot.util import machine
 
 NODES = Path(__file__).with_name("scale_nodes.py")
 SOURCES = (1, 2, 4, 8, 16, 32, 64)
@@ -116,8 +117,8 @@ def main() -> int:
     if options.report:
         scale_page.write(report)
         return 0
-    machine = harness.describe("td3-robot", "numpy", "pyzmq", "torch", "ray", "torchrl")
-    measured = {"machine": machine, "rounds": options.rounds, "seconds": options.seconds}
+    described = harness.describe("td3-robot", "numpy", "pyzmq", "torch", "ray", "torchrl")
+    measured = {"machine": described, "rounds": options.rounds, "seconds": options.seconds}
     if set(options.only) == set(PARTS):
         report = {}
     elif report and _conditions(report) != _conditions(measured):
@@ -127,7 +128,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="td3-robot-scale-") as folder:
         bench = _Bench(Path(folder), options.seconds, options.rounds)
         for part in options.only:
-            report.setdefault("loads", {})[part] = round(os.getloadavg()[0], 2)
+            report.setdefault("loads", {})[part] = machine.load()
             report[part] = getattr(bench, part)()
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -136,8 +137,7 @@ def main() -> int:
 
 def _conditions(report: scale_page.Report) -> str:
     """Return the conditions that the page shows for all parts, as text."""
-    machine = report["machine"]
-    processor = f"{machine['processor']}, {machine['cores']} cores"
+    processor = f"{report['machine']['processor']}, {report['machine']['cores']} cores"
     return f"--rounds {report['rounds']} --seconds {report['seconds']:g} on {processor}"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
-import os
 import signal
 import statistics
 import sys
@@ -29,7 +28,7 @@ from td3_robot.util.text import one_line
 Report = dict[str, Any]
 """The results of a benchmark, as plain JSON values. The key ``machine`` describes the machine."""
 
-_LOAD = round(os.getloadavg()[0], 2)  # at the import, before the benchmark adds its own load
+_LOAD = machine.load()  # at the import, before the benchmark adds its own load
 _Name = TypeVar("_Name")
 _Result = TypeVar("_Result")
 

@@ -59,10 +59,11 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_GOOD
     progress = Progress(sys.stderr, prepared.config.total_steps, options.log_every, run.steps_made())
     with run.locked():
-        hosts = RayHosts(options.cluster, run, prepared.config, progress.say) if options.cluster else None
-        words = f"td3-robot train --resume {_quoted(run.path)}"
-        words += f" --cluster {options.cluster}" if options.cluster else ""
-        trained = train(prepared, progress, words, hosts=hosts)
+        resume, hosts = f"td3-robot train --resume {_quoted(run.path)}", None
+        if options.cluster:
+            resume += f" --cluster {options.cluster}"
+            hosts = RayHosts(options.cluster, run, prepared.config, resume, progress.say)
+        trained = train(prepared, progress, resume, hosts=hosts)
         if trained.exit_code != EXIT_GOOD:
             return trained.exit_code
         try:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 import shutil
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -49,11 +47,13 @@ class RayHosts:
         address: address of the cluster: ``auto`` or ``HOST:PORT``.
         run: the run folder.
         config: the configuration of the run.
+        resume: the command that continues the run, for the user.
         say: prints one line for the user.
     """
 
-    def __init__(self, address: str, run: RunFolder, config: Config, say: Callable[[str], None]) -> None:
+    def __init__(self, address: str, run: RunFolder, config: Config, resume: str, say: Callable[[str], None]) -> None:
         self._address = address
+        self._resume = resume
         self._run = run
         self._config = config
         self._say = say
@@ -88,8 +88,9 @@ class RayHosts:
             self._where[LEARNER] = self._host_for_learner()
             if self._files:
                 self._files.begin()
-            words = shlex.join(["td3-robot", "train", "--resume", str(self._run.path), "--cluster", self._address])
-            self._say(f"if Ray's head dies, the run saves all that it learned, and ends; to continue it: {words}")
+            self._say(
+                f"if Ray's head dies, the run saves all that it learned, and ends; to continue it: {self._resume}"
+            )
             self._resources = resources.pop_all()
         return self
 
@@ -134,20 +135,24 @@ class RayHosts:
         simulators = [process for process in processes if process.name.startswith(f"{SIMULATOR}-")]
         self._simulators = {process.name: process for process in simulators}
         self._policy = next(process for process in processes if process.name == POLICY)
-        shares = self._shares()
-        present, self._absent = simulators[: sum(shares.values())], simulators[sum(shares.values()) :]
         result = [process for process in processes if process is not self._policy and process not in simulators]
-        for number, count in shares.items():
-            host = next(host for host in self._members.alive if host.node == number)
-            result += self._place_on(host, present[:count])
-            present = present[count:]
+        for host, count in self._shares():
+            result += self._place_on(host, simulators[:count])
+            simulators = simulators[count:]
+        self._absent = simulators
         self._say(f"host {self._where[LEARNER].address}: learner")
         return result
 
-    def _shares(self) -> Counter[str]:
-        """Share the simulators among the hosts, and start the agents there.
+    def _begun(self, host: Host, simulators: int, wait: float = ANSWER) -> bool:
+        """Start the agent for some simulators, see :meth:`Host.begin`. If it fails, the run does not use the host."""
+        try:
+            return host.begin(simulators * self._config.cluster.simulator_cpus, wait=wait)
+        except NodeError as error:
+            self._say(f"{error}; the run does not use it")
+            return False
 
-        Return the number of simulators by the host's number in Ray. The run does not use a host whose cores are taken.
+    def _shares(self) -> list[tuple[Host, int]]:
+        """Share the simulators among the hosts, and start the agents there. Return each host with its share.
 
         Raises:
             NodeError: the hosts have too few cores.
@@ -160,14 +165,10 @@ class RayHosts:
                     f"the hosts of the cluster have cores for {room} simulators with cluster.simulator_cpus {each:g}; "
                     f"the run needs {least}; to wait for more hosts, set cluster.wait_s"
                 )
-            shares = Counter(host.node for host in share(room, others, each))
-            try:
-                for host in others:
-                    if count := shares[host.node]:
-                        host.begin(count * each)
+            chosen = list(share(room, others, each))
+            shares = [(host, chosen.count(host)) for host in others if host in chosen]
+            if all(self._begun(host, count) for host, count in shares):
                 return shares
-            except NodeError as error:
-                self._say(f"{error}; the run does not use it")
 
     def _place_on(self, host: Host, simulators: Sequence[Process]) -> list[Process]:
         """Give a host, whose agent has started, these simulators and a policy server. Return these processes."""
@@ -185,7 +186,7 @@ class RayHosts:
             return ()
         self._looked_at = now
         self._members.find()
-        each, result = self._config.cluster.simulator_cpus, list[Process]()
+        result: list[Process] = []
         promised = [process for host in self._members.alive for process in host.promised]
         for host in self._members.alive:
             if host.simulators or host is self._where[LEARNER]:
@@ -194,13 +195,10 @@ class RayHosts:
                 free = [process for process in self._absent if process not in promised]
                 host.promised = free[: self._members.room_on(host)]
                 promised += host.promised
-            try:
-                if host.promised and host.begin(len(host.promised) * each, wait=0.0):
-                    result += self._place_on(host, host.promised)
-                    self._absent = [process for process in self._absent if process not in host.promised]
-                    host.promised = []
-            except NodeError as error:
-                self._say(f"{error}; the run does not use it")
+            if host.promised and self._begun(host, len(host.promised), wait=0.0):
+                result += self._place_on(host, host.promised)
+                self._absent = [process for process in self._absent if process not in host.promised]
+                host.promised = []
         return result
 
     def endpoints(self) -> Mapping[str, str]:
@@ -306,15 +304,11 @@ class RayHosts:
                 self._publish(server, None)
                 self._absent += [self._simulators[name] for name in mine]
                 return False
-            try:
-                host.begin(len(mine) * each)
-            except NodeError as error:
-                self._say(f"{error}; the run does not use it")
-                continue
-            host.promised = []  # they wait for another host
-            host.simulators += len(mine)
-            self._where[server] = host
-            return True
+            if self._begun(host, len(mine)):
+                host.promised = []  # they wait for another host
+                host.simulators += len(mine)
+                self._where[server] = host
+                return True
         raise NodeError("no host of the cluster is alive")
 
     def _restart_others(self) -> None:

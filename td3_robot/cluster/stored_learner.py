@@ -14,6 +14,7 @@ from pathlib import Path
 
 from td3_robot.errors import Td3RobotError
 from td3_robot.runtime.hosts import Start
+from td3_robot.runtime.process import unblock_signals
 from td3_robot.runtime.storage import Keeper, Repeated
 
 MODULE = "TD3_ROBOT_LEARNER"
@@ -27,9 +28,8 @@ def stored(start: Start) -> Start:
 
 
 def main() -> int:
-    # Ctrl-C ends this process until the learner handles Ctrl-C. Ray blocks SIGINT in its processes and their children.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process until the learner handles Ctrl-C
+    unblock_signals()
     try:
         keeper = Keeper(Path(sys.argv[sys.argv.index("--run") + 1]))
     except Td3RobotError as error:

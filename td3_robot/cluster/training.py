@@ -6,14 +6,13 @@ It stops, and saves a checkpoint, at Ctrl-C of the sweep, and when the sweep end
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 from td3_robot.cli.main import main
-from td3_robot.runtime.process import LIFELINE, STOP_SIGNALS, follow_lifeline
+from td3_robot.runtime.process import LIFELINE, follow_lifeline, unblock_signals
 
 if __name__ == "__main__":
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # Ray blocks SIGINT in its processes and their children
+    unblock_signals()
     follow_lifeline()
     os.environ.pop(LIFELINE, None)  # the processes of the training end with the training, not with the sweep
     sys.exit(main(["train", *sys.argv[1:]]))

@@ -139,7 +139,12 @@ def _catch_signals(node: Node) -> None:
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, handle)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # Ray blocks SIGINT in its processes and their children
+    unblock_signals()
+
+
+def unblock_signals() -> None:
+    """Let stop signals reach this process. Ray blocks SIGINT in its processes and their children."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def follow_lifeline() -> None:

@@ -20,7 +20,7 @@ _VECTOR = ("avx", "amx", "fma", "asimd", "sve")
 def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
     """Return the processor, cores, load and versions of this machine and of ``packages``, as plain JSON values.
 
-    ``load`` is the average of the last minute. ``vector`` lists the instruction sets that affect the order of sums in
+    ``load`` is that of :func:`load`. ``vector`` lists the instruction sets that affect the order of sums in
     matrix products.
     """
     flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
@@ -28,11 +28,16 @@ def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
         "processor": _cpuinfo("model name") or platform.processor() or "unknown",
         "vector": " ".join(sorted(flag for flag in flags if flag.startswith(_VECTOR))),
         "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2),
+        "load": load(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in packages},
     }
+
+
+def load() -> float:
+    """Return the load average of the last minute."""
+    return round(os.getloadavg()[0], 2)
 
 
 def version(package: str) -> str:

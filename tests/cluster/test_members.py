@@ -120,7 +120,7 @@ def test_hosts_that_join_at_the_same_time_get_different_simulators(
 ) -> None:
     """The run begins with 2 of its 5 simulators. Two hosts with 2 cores join. Their agents start at the second look."""
     run, config = new
-    ray_hosts = hosts.RayHosts("auto", run, config, said.append)
+    ray_hosts = hosts.RayHosts("auto", run, config, "RESUME", said.append)
     monkeypatch.setattr(hosts, "_LOOK", 0.0)
     monkeypatch.setattr(ray_hosts._members, "find", lambda: None)
     reserved: list[tuple[str, float]] = []
@@ -146,7 +146,7 @@ def test_the_run_does_without_a_host_on_which_other_jobs_use_cores(
 ) -> None:
     """The hosts b and c have 2 cores each, but another job uses a core of b. The run needs 2 of 5 simulators."""
     run, config = new
-    ray_hosts = hosts.RayHosts("auto", run, config, said.append)
+    ray_hosts = hosts.RayHosts("auto", run, config, "RESUME", said.append)
 
     def begin(it: hosts.Host, cpus: float, gpus: float = 0.0, wait: float = 60.0) -> bool:
         del cpus, gpus, wait
