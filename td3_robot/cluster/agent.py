@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -20,13 +20,12 @@ from td3_robot.transport import endpoints
 from td3_robot.util import files
 
 _LONGEST_OUTPUT = 1 << 20  # bytes of output that one report holds
-_REMOVER = """
+_WATCHER = """
 import os, shutil, sys
 os.read(int(sys.argv[1]), 1)
 for folder in sys.argv[2:]:
     shutil.rmtree(folder, ignore_errors=True)
 """
-"""A program that waits for the end of the agent and of its processes, and then removes the agent's folders."""
 _STARTER = """
 import subprocess, sys
 inherited = [int(word) for word in sys.argv[1].split(",")]
@@ -40,6 +39,15 @@ When an actor ends, Ray kills its child processes, but not their child processes
 checkpoint.
 """
 _KILLED = -int(signal.SIGKILL)
+
+
+def remover(read_end: int, *folders: Path) -> list[str]:
+    """Return the command line of a program that removes folders when a pipe closes.
+
+    The program must inherit the pipe's ``read_end``. It also works after the SIGKILL of the processes that hold the
+    other end.
+    """
+    return [sys.executable, "-c", _WATCHER, str(read_end), *map(str, folders)]
 
 
 class Program(Protocol):
@@ -66,27 +74,30 @@ class Report(NamedTuple):
 
 
 class Agent:
-    """The processes on one host. They end with the agent. Ray ends the agent when the program that made it ends."""
+    """The processes on one host. They end with the agent. Ray ends the agent when the program that made it ends.
 
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix=endpoints.SOCKETS_PREFIX, dir=endpoints.socket_home()))
-        self._disk = Path(tempfile.mkdtemp(prefix=endpoints.SOCKETS_PREFIX))
+    Args:
+        hidden: names of environment variables that the processes do not get.
+    """
+
+    def __init__(self, hidden: Collection[str]) -> None:
+        # Not in the user's runtime folder: systemd removes it at logout, and Ray outlives the login that started it.
+        self._folder = Path(tempfile.mkdtemp(prefix=endpoints.SOCKETS_PREFIX))
         self._lifeline = Lifeline()
         ended, alive = os.pipe()  # the pipe closes when the agent and its processes have ended
         self._inherited = (self._lifeline.read_end, alive)
         self._nodes: dict[str, _Node] = {}
-        # Ray sets OMP_NUM_THREADS, which limits the threads of its actors. The nodes choose their threads themselves.
-        self._environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-        remover = [sys.executable, "-c", _REMOVER, str(ended), str(self._folder), str(self._disk)]
-        self._remover = _Node(remover, self._environment, self._folder / "remover.output", (ended,))
+        self._environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        output = self._folder / "remover.output"
+        self._remover = _Node(remover(ended, self._folder), self._environment, output, (ended,))
 
     def folder(self) -> str:
-        """Return the folder of this agent. Each policy server has its run folder there, shared with its simulators."""
-        return str(self._folder)
+        """Return the folder of this agent. Its processes have their run folders there.
 
-    def disk(self) -> str:
-        """Return the second folder of this agent. It is on a disk. The learner has its run folder there."""
-        return str(self._disk)
+        Each policy server shares its run folder with its simulators. The learner has a run folder there only with
+        ``cluster.storage``.
+        """
+        return str(self._folder)
 
     @staticmethod
     def sees(file: str, content: str) -> bool:
@@ -148,12 +159,11 @@ class Agent:
         shutil.rmtree(kept)
 
     def close(self) -> None:
-        """Kill the processes that still run, and remove the folders."""
+        """Kill the processes that still run, and remove the folder."""
         for node in self._nodes.values():
             node.send_signal(signal.SIGKILL)
             node.wait()
-        for folder in (self._folder, self._disk):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class _Node:

@@ -22,6 +22,7 @@ from td3_robot.runtime.launch import Process
 
 _PERIOD = 0.1  # seconds between two reports of a host
 _KILLED = -int(signal.SIGKILL)
+_THREADS, _GPUS = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"  # environment variables that Ray sets for its actors
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Host:
         lost: whether the host, or its agent, has died.
         simulators: number of simulators that run here.
         promised: simulators that start here when the agent has started. Other hosts must not take them.
+        reserved: numbers of cores and of GPUs that the run has reserved here.
     """
 
     node: str
@@ -46,9 +48,11 @@ class Host:
     lost: bool = False
     simulators: int = 0
     promised: list[Process] = field(default_factory=list)
+    reserved: tuple[float, float] = (0.0, 0.0)
     agent: Any = None
     folder: str = ""
     _opening: Question | None = None
+    _reservations: list[Any] = field(default_factory=list)
     _codes: dict[str, int | None] = field(default_factory=dict)
     _logs: dict[str, Path] = field(default_factory=dict)
     _asked: Any = None
@@ -69,11 +73,19 @@ class Host:
     def _lose(self) -> None:
         """Note that the host is lost. If its agent lives, the agent and its processes must end."""
         self.lost = True
-        with contextlib.suppress(Exception):  # Ray's head may be dead
-            ray.kill(self.agent)
+        for actor in (self.agent, *self._reservations):
+            with contextlib.suppress(Exception):  # Ray's head may be dead
+                ray.kill(actor)
 
     def begin(self, cpus: float, gpus: float = 0.0, wait: float = ANSWER) -> bool:
         """Start the agent, and reserve cores and GPUs for its processes.
+
+        If the agent has started before, reserve more if the run needs more in total. The processes do not wait for this
+        reservation: Ray makes it as soon as other jobs leave enough cores free.
+
+        Args:
+            cpus, gpus: numbers of cores and of GPUs for all processes of the run on this host.
+            wait: maximum time in seconds to wait for the start of the agent.
 
         Returns:
             whether the agent has started. If not, the host still has time to answer: call this method again.
@@ -82,9 +94,10 @@ class Host:
             NodeError: the host has died, has not answered in time, or has too few free cores or GPUs.
         """
         if self._opening is None:
-            actor: Any = ray.remote(Agent)
-            where = NodeAffinitySchedulingStrategy(self.node, soft=False)
-            self.agent = actor.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=where).remote()
+            # The nodes choose their threads themselves. Without a reserved GPU, Ray hides the host's GPUs from the
+            # agent. A learner that moves here needs them.
+            hidden = (_THREADS, _GPUS) if self.gpus and not gpus else (_THREADS,)
+            self.agent = self._reserve(Agent, cpus, gpus).remote(hidden)
             self._opening = Question(self.agent.folder.remote())
         if not self.folder:
             try:
@@ -100,7 +113,17 @@ class Host:
             except RayError as error:
                 self._lose()
                 raise NodeError(f"host {self.address} of the cluster: {first_line(error)}") from None
+        more = [max(0.0, wanted - has) for wanted, has in zip((cpus, gpus), self.reserved, strict=True)]
+        if any(more):
+            self._reservations.append(self._reserve(Reservation, *more).remote())
         return True
+
+    def _reserve(self, kind: type, cpus: float, gpus: float) -> Any:
+        """Return a Ray actor class whose actors reserve cores and GPUs of this host."""
+        self.reserved = self.reserved[0] + cpus, self.reserved[1] + gpus
+        actor: Any = ray.remote(kind)
+        where = NodeAffinitySchedulingStrategy(self.node, soft=False)
+        return actor.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=where)
 
     def close(self) -> None:
         """End the processes on this host, and remove their folders."""
@@ -150,6 +173,10 @@ class Host:
                     log.write(report.output)
         if not wait and self._asked is None and now - self._asked_at >= _PERIOD:
             self._asked, self._asked_at = self.agent.reports.remote(), now
+
+
+class Reservation:
+    """An actor that only holds cores and GPUs."""
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import ray
 from ray.util import get_node_ip_address
 
-from td3_robot.cluster.agent import Agent
+from td3_robot.cluster.agent import Agent, remover
 from td3_robot.cluster.connection import connect
 from td3_robot.cluster.host import Host
 from td3_robot.cluster.learner_files import LearnerFiles
@@ -26,8 +26,8 @@ from td3_robot.cluster.members import Members
 from td3_robot.cluster.question import ANSWER, LOST
 from td3_robot.cluster.stored_learner import stored
 from td3_robot.config.schema import Config
-from td3_robot.errors import NodeError
-from td3_robot.runtime.hosts import NoRoomError, Running, Start, ThisMachine
+from td3_robot.errors import EXIT_USAGE, NodeError
+from td3_robot.runtime.hosts import Lifeline, NoRoomError, Running, Start, ThisMachine
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import LISTENERS
@@ -58,7 +58,6 @@ class RayHosts:
         self._config = config
         self._say = say
         self._here = ThisMachine(run.path)
-        self._local: dict[str, Running] = {}
         self.stopped: Callable[[], int] = lambda: 0
         self._where: dict[str, Host] = {}  # hosts of the learner and of the policy servers, by process name
         self._policy_of: dict[str, str] = {}  # maps a simulator to its policy server, and a server to itself
@@ -77,8 +76,8 @@ class RayHosts:
             resources.enter_context(self._here)
             resources.callback(ray.shutdown)
             connect(self._address)
-            resources.callback(self._remove_keys)
-            self._remove_keys()  # a killed supervisor has left its keys
+            shutil.rmtree(self._keys.path, ignore_errors=True)  # the machine of an earlier command may have crashed
+            resources.enter_context(self._keys_removed())
             self._keys.create("run")
             self._run.write_run(keys=str(self._keys.path))
             self._members.find(ANSWER, strict=True)
@@ -109,10 +108,19 @@ class RayHosts:
         if problem:
             raise NodeError(problem)
 
-    def _remove_keys(self) -> None:
-        shutil.rmtree(self._keys.path, ignore_errors=True)
-        with contextlib.suppress(OSError):  # a full disk must not hide the original error
-            self._run.write_run(keys=None)
+    @contextlib.contextmanager
+    def _keys_removed(self) -> Iterator[None]:
+        """Remove the keys after the block, even if this process is killed in the block."""
+        lifeline = Lifeline()
+        command = remover(lifeline.read_end, self._keys.path)
+        process = subprocess.Popen(command, pass_fds=(lifeline.read_end,), start_new_session=True)
+        try:
+            yield
+        finally:
+            lifeline.close()
+            process.wait()
+            with contextlib.suppress(OSError):  # a full disk must not hide the original error
+                self._run.write_run(keys=None)
 
     def _host_for_learner(self) -> Host:
         """Choose the learner's host, and start its agent.
@@ -123,7 +131,8 @@ class RayHosts:
         while True:
             host = self._members.best_for_learner()
             try:
-                host.begin(self._config.cluster.learner_cpus, min(host.gpus, 1.0))
+                cpus, gpus = host.reserved
+                host.begin(cpus + self._config.cluster.learner_cpus, max(gpus, min(host.gpus, 1.0)))
                 return host
             except NodeError as error:
                 if not self._members.able_to_learn():
@@ -131,7 +140,15 @@ class RayHosts:
                 self._say(f"{error}; the run does not use it")
 
     def place(self, processes: Sequence[Process]) -> list[Process]:
-        """Return the processes, with one policy server for each host that gets simulators."""
+        """Return the processes, with one policy server for each host that gets simulators.
+
+        Raises:
+            NodeError: the hosts have too few cores, or the launch description has no policy server.
+        """
+        names = [process.name for process in processes]
+        if POLICY not in names:
+            text = f"--cluster needs a process {POLICY!r} in the launch description, which has {', '.join(names)}"
+            raise NodeError(text, EXIT_USAGE)
         simulators = [process for process in processes if process.name.startswith(f"{SIMULATOR}-")]
         self._simulators = {process.name: process for process in simulators}
         self._policy = next(process for process in processes if process.name == POLICY)
@@ -144,9 +161,14 @@ class RayHosts:
         return result
 
     def _begun(self, host: Host, simulators: int, wait: float = ANSWER) -> bool:
-        """Start the agent for some simulators, see :meth:`Host.begin`. If it fails, the run does not use the host."""
+        """Start the agent for a number of simulators. If this fails, the run does not use the host.
+
+        See :meth:`Host.begin`.
+        """
+        cluster = self._config.cluster
+        cpus = simulators * cluster.simulator_cpus + (cluster.learner_cpus if host is self._where[LEARNER] else 0.0)
         try:
-            return host.begin(simulators * self._config.cluster.simulator_cpus, wait=wait)
+            return host.begin(cpus, wait=wait)
         except NodeError as error:
             self._say(f"{error}; the run does not use it")
             return False
@@ -186,6 +208,7 @@ class RayHosts:
             return ()
         self._looked_at = now
         self._members.find()
+        self._members.request_cores(self._where[LEARNER])
         result: list[Process] = []
         promised = [process for host in self._members.alive for process in host.promised]
         for host in self._members.alive:
@@ -219,8 +242,7 @@ class RayHosts:
         """
         server = self._policy_of.get(start.name, start.name)
         if server not in self._where:
-            self._local[start.name] = self._here.start(start)
-            return self._local[start.name]
+            return self._here.start(start)
         while True:
             with contextlib.suppress(*LOST):  # then choose again
                 if self._where[server].lost and server not in self._given_up:
@@ -232,9 +254,8 @@ class RayHosts:
                     return self._start_learner(host, start)
                 if start.name == server:
                     self._publish(server, _free_endpoint(host))
-                folder = f"{host.folder}/{server}"
-                self._write_run(host, folder)
-                return host.start(start, folder)
+                self._write_run(host, server)
+                return host.start(start, f"{host.folder}/{server}")
 
     def _publish(self, server: str, endpoint: str | None) -> None:
         """Publish the endpoint at which operators reach a policy server and its simulators.
@@ -251,12 +272,15 @@ class RayHosts:
     def _start_learner(self, host: Host, start: Start) -> Running:
         if not self._files:
             return host.start(start, str(self._run.path.resolve()))
-        folder = self._files.folder_on(host)
-        self._write_run(host, folder)
-        return host.start(stored(start), folder)
+        self._write_run(host, LEARNER)
+        return host.start(stored(start), self._files.folder_on(host))
 
-    def _write_run(self, host: Host, folder: str) -> None:
-        """Write the run folder of some processes of a host: configuration, endpoints, keys and storage."""
+    def _write_run(self, host: Host, server: str) -> None:
+        """Write the run folder of a learner, or of a policy server and its simulators, on their host.
+
+        The folder gets configuration, endpoints, keys and storage.
+        """
+        folder = f"{host.folder}/{server}"
         mine = {
             "endpoints": {**self._endpoints, "policy": f"ipc://{folder}/policy"},
             "keys": f"{folder}/keys",
@@ -283,7 +307,7 @@ class RayHosts:
                 self._files.claim()
             self._endpoints[LEARNER] = _free_endpoint(self._where[LEARNER])
             self._run.write_run(endpoints=self._endpoints)
-            self._restart_others()
+            self._announce_learner()
         elif not self._move_simulators(server):
             return
         self._say(f"host {lost.address} was lost; {server} continues on host {self._where[server].address}")
@@ -304,21 +328,19 @@ class RayHosts:
                 self._publish(server, None)
                 self._absent += [self._simulators[name] for name in mine]
                 return False
-            if self._begun(host, len(mine)):
+            if self._begun(host, host.simulators + len(mine)):
                 host.promised = []  # they wait for another host
                 host.simulators += len(mine)
                 self._where[server] = host
                 return True
         raise NodeError("no host of the cluster is alive")
 
-    def _restart_others(self) -> None:
-        """End the processes that know only the old address of the learner. The supervisor starts them again."""
-        for name, server in self._policy_of.items():
-            with contextlib.suppress(ProcessLookupError):
-                self._where[server].send_signal(name, signal.SIGTERM)
-        for name, process in self._local.items():
-            if name not in LISTENERS:
-                process.send_signal(signal.SIGTERM)
+    def _announce_learner(self) -> None:
+        """Write the learner's new endpoint for policy servers and simulators. They then connect to it."""
+        for server, host in self._where.items():
+            if server != LEARNER and not host.lost:
+                with contextlib.suppress(*LOST):  # the processes of a lost host start again and get the new endpoint
+                    self._write_run(host, server)
 
 
 def share(count: int, hosts: Sequence[Host], each: float) -> Iterable[Host]:

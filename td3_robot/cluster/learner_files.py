@@ -49,12 +49,8 @@ class LearnerFiles:
         )
 
     def folder_on(self, host: Host) -> str:
-        """Return the folder for the files of a learner that starts on a host.
-
-        Raises:
-            RayError: the host has died, or does not answer.
-        """
-        self._host, self._folder = host, f"{host.ask('disk')}/learner"
+        """Return the folder for the files of a learner that starts on a host."""
+        self._host, self._folder = host, f"{host.folder}/learner"
         return self._folder
 
     def claim(self) -> None:

@@ -107,7 +107,7 @@ class Members:
         said = begin - _SAY
         while True:
             learner = self.best_for_learner()
-            self._request_cores(learner)
+            self.request_cores(learner)
             room = self.room(learner)
             if room >= self.least or now - begin >= self._cluster.wait_s:
                 return
@@ -120,7 +120,7 @@ class Members:
             self.find()
             now = time.monotonic()
 
-    def _request_cores(self, learner: Host) -> None:
+    def request_cores(self, learner: Host) -> None:
         """Ask Ray's autoscaler for the learner's host and for cores for all simulators, if the hosts have fewer cores.
 
         Without an autoscaler, the request has no effect.

@@ -73,6 +73,7 @@ def _learn(node: Node) -> None:
             # Without a checkpoint, the learner reads ``env_steps`` from the replay file when the first simulator joins.
             if began_at is None and core.spec:
                 began_at = core.env_steps
+            saver.check_successor()
             for record in core.reports.take():
                 metrics.write(record)
             if evaluations.best:

@@ -26,13 +26,14 @@ from td3_robot.transport import attach
 from td3_robot.transport import link as handshake
 from td3_robot.transport.endpoints import is_tcp
 from td3_robot.transport.interface import Transport
-from td3_robot.transport.link import ClientLink, ServerLink
+from td3_robot.transport.link import HEARTBEAT_PERIOD, ClientLink, ServerLink
 from td3_robot.transport.tap import RECORDED
 
 log = logging.getLogger(__name__)
 
 STATUS_PERIOD = 0.5  # seconds between two reports
-_LOOK_PERIOD = 1.0  # seconds between two checks whether the run has ended
+_LOOK_PERIOD = 1.0  # seconds between two looks at the endpoints of the run
+_SILENCE = 2 * HEARTBEAT_PERIOD  # seconds; a server that is silent for longer may have moved
 _IDLE = 0.05  # seconds that a core without work waits for input
 _POLL_ERROR = 0.002  # seconds by which polling can be late, because ZeroMQ measures time in milliseconds
 
@@ -233,7 +234,7 @@ class Node:
             self.outbox.forget_steps(inputs)
             self.outbox.add(core.step(inputs, time.monotonic()))
             self.outbox.flush()
-            finished = after() or self._run_ended()
+            finished = after() or self._look()
             if time.monotonic() >= self._next_status:  # only when due, because a report may take long to compute
                 self.status(report())
         self.outbox.close()
@@ -274,13 +275,27 @@ class Node:
             return inputs
         return [(self.name, self.status_message(figures())), *inputs]
 
-    def _run_ended(self) -> bool:
-        """Return whether the run has ended. A supervised node does not check this, because its supervisor stops it."""
+    def _look(self) -> bool:
+        """Look at the endpoints of the run, and follow a server that has moved. Return whether the run has ended.
+
+        A supervised node looks only if a server is silent: its supervisor stops the node when the run ends.
+        """
         now = time.monotonic()
-        if not self.folder or self.supervised or self.config.endpoints.learner or now < self._next_look:
+        if not self.folder or self.config.endpoints.learner or now < self._next_look:
             return False
         self._next_look = now + _LOOK_PERIOD
-        if self.folder.read_run().get("endpoints"):
+        silent = [client for client in self.bus.clients.values() if now - client.received_at > _SILENCE]
+        for client in silent:
+            self._follow(client)
+        if self.supervised or self.folder.read_run().get("endpoints"):
             return False
         log.info("the run in %s has ended", self.folder.path)
         return True
+
+    def _follow(self, client: ClientLink) -> None:
+        """Connect a client to its server again if the endpoint in the run folder has changed."""
+        with contextlib.suppress(RunFolderError):  # the run has ended
+            endpoint = self.endpoint(client.link)
+            if endpoint != client.endpoint:
+                log.info("the server of link %s has moved to %s", client.link, endpoint)
+                self.bus.move(client.link, endpoint)

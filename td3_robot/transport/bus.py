@@ -145,6 +145,16 @@ class Bus(Transport):
         self._take[socket] = lambda now: self._from_server(client, self._receiver.frames(socket), now)
         self._introduce(client, self._clock())  # send Hello before any other message
 
+    def move(self, link: str, endpoint: str) -> None:
+        endpoints.check(endpoint, bind=False, keys=self.keys is not None)
+        client, socket = self.clients[link], self._sockets[link]
+        with contextlib.suppress(zmq.ZMQError):  # libzmq may have closed the connection already
+            socket.disconnect(client.endpoint)
+        self._set_network(socket, endpoint)
+        client.endpoint = endpoint
+        socket.connect(endpoint)
+        self.join_again(link, client.hello)
+
     def record(self, endpoint: str, client: ClientLink, *, expected: bool = False, like: Tap | None = None) -> Tap:
         """Give the recorder or monitor at an endpoint one copy of each message that this bus sends, except Heartbeats.
 
@@ -179,11 +189,12 @@ class Bus(Transport):
     def _connected(self, endpoint: str, client: ClientLink, *, immediate: bool = False) -> zmq.Socket[bytes]:
         """A connected DEALER socket. With ``immediate``, the socket accepts messages only while a connection exists."""
         endpoints.check(endpoint, bind=False, keys=self.keys is not None)
+        client.endpoint = endpoint
         socket = self._socket(zmq.DEALER, {Welcome, Refused, *client.accepts})
         self._set_network(socket, endpoint)
         socket.setsockopt(zmq.IMMEDIATE, immediate)
         if self.keys and endpoints.is_tcp(endpoint):
-            pin = curve.Pin(socket, endpoint, client, self.keys, self._tally)
+            pin = curve.Pin(socket, client, self.keys, self._tally)
             self._pins.append(pin)
             self._register(pin.monitor, pin.read)
         try:

@@ -76,10 +76,8 @@ class Pin:
     The client connects again in two cases: its handshake failed, or the allow-list contains a new key for the server.
     """
 
-    def __init__(
-        self, socket: zmq.Socket[bytes], endpoint: str, client: ClientLink, keys: AllowList, tally: Tally
-    ) -> None:
-        self._socket, self._endpoint, self._client, self._keys, self._tally = socket, endpoint, client, keys, tally
+    def __init__(self, socket: zmq.Socket[bytes], client: ClientLink, keys: AllowList, tally: Tally) -> None:
+        self._socket, self._client, self._keys, self._tally = socket, client, keys, tally
         self._retry = float("inf")  # time (s) to connect again
         self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(FAILED_HANDSHAKE)
         self._set_keys()
@@ -94,7 +92,7 @@ class Pin:
                 text = f"link {link}: the server does not allow this machine's key; on the server's machine, run: {own}"
                 self._tally.note("not-allowed", text, now)
             else:
-                pin = f"to accept it: td3-robot keys allow NAME FILE --server {link} --keys {self._keys.folder.path}"
+                pin = f"accept its key: td3-robot keys allow NAME FILE --server {link} --keys {self._keys.folder.path}"
                 text = f"link {link}: the server does not hold the key {self._keys.server(link)}; {pin}"
                 self._tally.note("not-the-server", text, now)
 
@@ -104,9 +102,9 @@ class Pin:
             return
         self._retry = float("inf")
         with contextlib.suppress(zmq.ZMQError):  # libzmq may have closed the connection already
-            self._socket.disconnect(self._endpoint)
+            self._socket.disconnect(self._client.endpoint)
         self._set_keys()
-        self._socket.connect(self._endpoint)
+        self._socket.connect(self._client.endpoint)
         if self._client.state == "welcome":
             self._client.state = "connecting"
 

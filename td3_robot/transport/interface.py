@@ -51,6 +51,15 @@ class Transport(ABC):
         """
 
     @abstractmethod
+    def move(self, link: str, endpoint: str) -> None:
+        """Connect a client to a new endpoint of its server. Queued messages to the old endpoint may be lost.
+
+        The client then sends Hello again. Both endpoints must use TCP, or both ``ipc://``.
+
+        Raises EndpointError if the endpoint is malformed or not allowed.
+        """
+
+    @abstractmethod
     def receive(self, timeout: float) -> list[Input]:
         """Wait up to ``timeout`` seconds for a first input. Return the inputs that have arrived.
 

@@ -296,6 +296,7 @@ class ClientLink:
         essential: whether a refusal ends this process. If not, the client logs the refusal and asks again after
             LOG_PERIOD.
         received_at, sent_at: time (s) of the last message from and to the server; minus infinity before the first.
+        endpoint: where the transport finds the server.
     """
 
     link: str
@@ -308,6 +309,7 @@ class ClientLink:
     session: int | None = None
     received_at: float = float("-inf")
     sent_at: float = float("-inf")
+    endpoint: str = ""
     _asked_at: float = float("-inf")  # when the last Hello or Heartbeat went out
     _stamps: deque[int] = field(default_factory=lambda: deque(maxlen=64))  # of the newest Heartbeats of this client
 

@@ -86,8 +86,13 @@ class MemoryBus(Transport):
 
     def connect(self, endpoint: str, client: ClientLink) -> None:
         """Connect a client. The next call of ``receive`` or ``send`` sends its Hello."""
-        self.clients[client.link] = client
+        self.clients[client.link], client.endpoint = client, endpoint
         self._connections[client.link] = self._network.connect(endpoint, self, client.link)
+
+    def move(self, link: str, endpoint: str) -> None:
+        self._connections[link].closed = True
+        self.connect(endpoint, self.clients[link])
+        self.join_again(link, self.clients[link].hello)
 
     def send(self, to: Origin, message: Message) -> bool:
         """Send a message. If a Hello is due, send the Hello first. See :meth:`Transport.send`."""

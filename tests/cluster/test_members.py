@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from td3_robot.runtime.run_folder import RunFolder
 pytest.importorskip("ray")
 from ray.exceptions import GetTimeoutError
 
+from td3_robot.cluster import host as cluster_host
 from td3_robot.cluster import hosts, members
 
 
@@ -163,3 +165,43 @@ def test_the_run_does_without_a_host_on_which_other_jobs_use_cores(
     assert names == ["policy-0", "sim-0", "sim-1"]
     assert ray_hosts._where["policy-0"].node == "c"
     assert said[0] == "host b has fewer free cores; the run does not use it"
+
+
+def test_a_host_reserves_more_when_processes_move_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent starts with 2 cores. Then a learner moves to the host. It sees the GPU, unlike the agent."""
+    reserved: list[tuple[str, float, float]] = []
+    hidden: list[Any] = []
+
+    class Remote:
+        def __init__(self, kind: type) -> None:
+            self.kind = kind
+
+        def options(self, num_cpus: float, num_gpus: float, **_: Any) -> Remote:
+            reserved.append((self.kind.__name__, num_cpus, num_gpus))
+            return self
+
+        def remote(self, *arguments: Any) -> Any:
+            hidden.extend(arguments)
+            return SimpleNamespace(folder=SimpleNamespace(remote=lambda: None))
+
+    question = SimpleNamespace(settled=bool, answer=lambda: "/tmp/agent")
+    monkeypatch.setattr(cluster_host.ray, "remote", Remote)
+    monkeypatch.setattr(cluster_host, "Question", lambda _: question)
+    it = host("a" * 56, 4.0, 1.0)
+    for cpus, gpus in ((2.0, 0.0), (2.0, 0.0), (3.0, 1.0), (3.0, 1.0)):
+        assert it.begin(cpus, gpus)
+    assert reserved == [("Agent", 2.0, 0.0), ("Reservation", 1.0, 1.0)]
+    assert hidden == [("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")]
+    assert it.reserved == (3.0, 1.0)
+
+
+def test_a_launch_description_without_a_policy_server_is_refused(
+    new: tuple[RunFolder, Config], said: list[str]
+) -> None:
+    run, config = new
+    ray_hosts = hosts.RayHosts("auto", run, config, "RESUME", said.append)
+    processes = [process for process in expand(load(config.launch), config) if process.name != "policy"]
+    with pytest.raises(
+        NodeError, match=r"--cluster needs a process 'policy' in the launch description, which has .*sim-0"
+    ):
+        ray_hosts.place(processes)

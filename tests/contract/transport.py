@@ -365,7 +365,7 @@ class TransportContract:
         serving, _, peer = linked
 
         def later(got: list[list[Input]]) -> bool:
-            harness.elapsed += 0.5  # s; after a longer pause, the server would assume that it was itself suspended
+            harness.elapsed += 0.5  # s; after more than 1 s, the server would assume that it was itself suspended
             return bool(got[0])
 
         (got,) = pump(later, serving)
@@ -400,6 +400,23 @@ class TransportContract:
         assert joining.send("policy", make_step(50))
         (got,) = pump(lambda got: bool(got[0]), new)
         assert [step.sequence for step in of(got, Step)] == [50]
+
+    def test_client_moves_to_another_endpoint(
+        self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any
+    ) -> None:
+        """The old server notices that the client is gone, and the new server gets the next Steps."""
+        old, joining, peer = linked
+        new, endpoint = harness.bus(), f"{harness.endpoint}.new"
+        new.serve(endpoint, server(2))
+        joining.move("policy", endpoint)
+        assert joining.clients["policy"].endpoint == endpoint
+        at_new, at_client, _ = pump(lambda got: bool(got[0] and got[1]), new, joining, old)
+        assert (kinds(at_new), kinds(at_client)) == ([Hello], [Welcome])
+        assert [welcome.session for welcome in of(at_client, Welcome)] == [2]
+        assert joining.send("policy", make_step(0))
+        pump(lambda got: Step in kinds(got[0]), new)
+        (got,) = pump(lambda got: not old.send(peer, action(0)) and Bye in kinds(got[0]), old)
+        assert kinds(got) == [Bye]
 
     def test_client_that_leaves_sends_bye(self, harness: Harness, linked: tuple[Transport, Transport, Peer]) -> None:
         serving, joining, peer = linked

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +13,15 @@ import pytest
 
 from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
-from td3_robot.core_types import Input
-from td3_robot.messages import Bye, Message
+from td3_robot.core_types import Input, Output
+from td3_robot.messages import Bye, Hello, Message
 from td3_robot.runtime import realtime
-from td3_robot.runtime.node import Node
+from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.outbox import Outbox
 from td3_robot.runtime.process import log_realtime
 from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.transport.link import ServerLink
+from td3_robot.transport.memory import MemoryBus, Network
 
 
 class Clock:
@@ -117,3 +122,33 @@ def test_log_names_refused_real_time_settings(caplog: pytest.LogCaptureFixture) 
         assert len(caplog.records) == lines
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "refused real-time setting: on processors 4000: " in caplog.text
+
+
+class IdleCore:
+    """A core without work."""
+
+    def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
+        del inputs, now
+        return []
+
+
+def test_node_follows_a_server_that_moves(tmp_path: Path) -> None:
+    """The learner is silent, and the run folder names a new endpoint."""
+    config = configuration.parse({"task": "Pendulum-v1"}, source="test")
+    run = RunFolder.create(tmp_path / "run", config)
+    run.write_run(endpoints={"learner": "old", "supervisor": "supervisor"})
+    network = Network()
+    bus, learner = MemoryBus(network, time.monotonic), MemoryBus(network, time.monotonic)
+    node = Node("evaluator", "evaluator", 0, run, config, bus)  # without a supervisor, it reports only to recorders
+    node.connect("learner", ())
+    run.write_run(endpoints={"learner": "new", "supervisor": "supervisor"})
+    learner.serve("new", ServerLink("learner", "learner", {"evaluator": ()}, config.agreement(), 1))
+
+    def stop() -> bool:
+        node.stop_signal = signal.SIGTERM
+        return False
+
+    node.spin(IdleCore(), busy=lambda: False, report=Figures, after=stop)
+    bus.receive(0.0)
+    assert [type(message) for _, message in learner.receive(0.0)] == [Hello]
+    assert bus.clients["learner"].endpoint == "new"

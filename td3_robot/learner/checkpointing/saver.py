@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from td3_robot.errors import BundleError
+from td3_robot.errors import BundleError, NodeError
 from td3_robot.learner import compute, warm_start
 from td3_robot.learner.checkpointing import checkpoint, state
 from td3_robot.learner.core import LearnerCore
@@ -21,6 +20,7 @@ from td3_robot.specs import RobotSpec
 
 log = logging.getLogger(__name__)
 
+_LOOK_PERIOD = 1.0  # seconds between two looks for a successor
 _SNAPSHOT_TIMEOUT = 8.0  # seconds to wait for the simulators' states at exit; the supervisor's timeout is longer
 
 
@@ -56,11 +56,14 @@ class Saver:
 
     In lock-step, the saver also saves a checkpoint at the start of a new run.
 
-    Call the saver once per turn. It requests a snapshot from the scheduler, and saves the snapshot when it is ready.
+    Call the saver once per turn. When a checkpoint is due, the saver requests a snapshot from the scheduler. It saves
+    the snapshot in the turn in which the snapshot is ready.
     """
 
     def __init__(self, node: Node, core: LearnerCore) -> None:
         self._node, self._core, self._scheduler = node, core, core.scheduler
+        self._start = self._find()
+        self._next_look = float("-inf")
         self._next = self._after_now()
         self._saved_at = core.env_steps if core.scheduler.simulator_states else -1
         self._stop_by: float | None = None
@@ -77,6 +80,32 @@ class Saver:
             self._save(last=self._core.done)
             self._scheduler.snapshot_saved()
 
+    def check_successor(self, *, at_once: bool = False) -> None:
+        """Check that no other learner continues this run.
+
+        On a cluster, a host can lose its connection to Ray and still reach the run folder. The supervisor then starts
+        a learner on another host, with another endpoint. A later supervisor is no reason to stop: its learner needs the
+        last checkpoint of this one.
+
+        Args:
+            at_once: look into the run folder even if the last look was less than a second ago.
+
+        Raises:
+            NodeError: another learner continues the run. This learner must write nothing more.
+        """
+        now = time.monotonic()
+        if now < self._next_look and not at_once:
+            return
+        self._next_look = now + _LOOK_PERIOD
+        (supervisor, endpoint), (ours, mine) = self._find(), self._start
+        if supervisor == ours and endpoint not in (None, mine):
+            raise NodeError(f"the learner at {endpoint} continues this run; this learner saves nothing more")
+
+    def _find(self) -> tuple[Any, Any]:
+        """Return the supervisor's process number and the learner's endpoint from ``run.json``; None if missing."""
+        facts = self._node.run.read_run()
+        return facts.get("supervisor_pid"), facts.get("endpoints", {}).get("learner")
+
     @property
     def _made(self) -> int:
         """The number of environment steps plus offline updates so far."""
@@ -92,7 +121,10 @@ class Saver:
         return not self._scheduler.unsaved
 
     def stops(self) -> bool:
-        """Whether a stopping learner can exit: :attr:`settled`, no simulators, or no answer from them in time."""
+        """Whether a stopping learner can exit.
+
+        It can exit if it is :attr:`settled`, if no source is connected, or if the simulators did not answer in time.
+        """
         if self.settled or not self._core.sources.live():
             return True
         now = time.monotonic()
@@ -111,6 +143,7 @@ class Saver:
 
     def _save(self, *, last: bool) -> None:
         """Save a checkpoint. A failure is an error only for the last checkpoint; otherwise, training continues."""
+        self.check_successor(at_once=True)
         begin = time.monotonic()
         core, run = self._core, self._node.run
         arrays, scalars = state.save(core, begin)
@@ -120,7 +153,7 @@ class Saver:
             self._node.counters["checkpoints_failed"] += 1
             log.error("checkpoint at %d steps failed: %s: %s", core.env_steps, error.filename, error.strerror)
             if last:
-                raise OSError(errno.ENOSPC, "the last checkpoint could not be saved", str(run.checkpoints)) from None
+                raise OSError(error.errno, "the last checkpoint could not be saved", str(run.checkpoints)) from None
             return
         self._saved_at = core.env_steps
         log.info("saved %s in %.2f s", path.name, time.monotonic() - begin)
