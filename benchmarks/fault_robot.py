@@ -36,7 +36,7 @@ _OUTPUT = {"policy": Action.NAME, "learner": ADOPTED, "driver": Step.NAME, "reco
 class Robot(Processes):
     """A policy server, a driver and a recorder, and a learner if the fault concerns the learner.
 
-    The file NAME.yaml configures the process NAME.
+    The file NAME.yaml configures the process NAME. The learner needs no file.
 
     Args:
         folder: folder of all files.
@@ -118,7 +118,7 @@ class Robot(Processes):
         return [(int(row[0]) * 1e-9, float(row[1])) for row in rows if len(row) == 2]
 
     def wait_for_policy(self, moment: float, timeout: float) -> None:
-        """Wait until the policy moves the robot after ``moment``, a time of the monotonic clock."""
+        """Wait for an action of the policy that the motor gets after ``moment`` (monotonic time in s)."""
         _wait(
             "no action of the policy",
             lambda: any(when > moment and torque == POLICY for when, torque in self.applied()[-500:]),

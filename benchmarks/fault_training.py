@@ -49,7 +49,7 @@ def _train(fault: str, process: str, folder: Path, disk: Path, steps: int) -> Re
             hit(fault, pid, folder)
         try:
             run.wait_for_more_steps(steps)
-        except AssertionError:  # the training has closed its output, and is about to end
+        except AssertionError:  # the training ends, or makes no more steps
             run.process.wait(60)
         if run.process.poll() is not None:
             if filler:

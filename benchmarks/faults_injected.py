@@ -109,9 +109,9 @@ def read(recordings: list[Path]) -> tuple[dict[str, list[int]], int]:
 
 
 def longest_gap(times: list[int], since: int) -> float | None:
-    """Return the longest time in s between two successive messages, or None if none comes after ``since`` (ns).
+    """Return the longest interval in s between two successive messages, among those that end after ``since`` (ns).
 
-    The first interval begins at the last message before ``since``.
+    The first interval begins at the last message before ``since``. The result is None if there is no such interval.
     """
     found = times[max(0, bisect.bisect(times, since) - 1) :]
     return float(max(np.diff(found))) * 1e-9 if len(found) > 1 else None

@@ -85,7 +85,7 @@ class Processes:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
     def end(self) -> None:
-        """Stop the commands, the newest first. After this call, the recordings are complete."""
+        """Stop the processes, the newest first. A recorder that ends within a minute completes its recording."""
         for process in reversed(self._started):
             process.terminate()
             try:

@@ -41,7 +41,7 @@ _NAMES = {False: "plain", True: "recorded"}
 
 @dataclass(frozen=True)
 class Point:
-    """State of the training: the learner's environment steps and clock (s), and processor time (s) of all processes."""
+    """The learner's environment steps and clock (s); the processor time (s) of the training and of the recorder."""
 
     steps: float
     wall_s: float

@@ -1,8 +1,8 @@
 """Measure the time from a JointState to the command that answers it, for the driver and for a plain rclpy echo node.
 
 Both nodes are separate processes and get the same messages. The driver reads the newest message once in each control
-period (10 ms). So the time of the driver includes the wait of this message: on average 5 ms at 100 messages per second,
-and 1 ms at 500 messages per second. Run the script with a Python that has rclpy:
+period (10 ms). So the driver's time includes the wait of a message for the next period: on average 5 ms at 100 messages
+per second, and 1 ms at 500 messages per second. Run the script with a Python that has rclpy:
 
     .venv/ros2/bin/python benchmarks/ros2_latency.py
 """

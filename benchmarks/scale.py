@@ -5,8 +5,8 @@
 
 The simulators replay recorded Steps of a walking robot: they compute no physics. The learner is the real process. Its
 links to sources and policy servers are TCP connections with keys, as on a cluster. The results go to FILE (default:
-benchmarks/results/scale/scale.json). A run with ``--only`` keeps the other parts of FILE. It needs the rounds, the
-seconds and the processor of FILE. ``--report`` writes the results into docs/explanation/scale.md.
+benchmarks/results/scale/scale.json). A run with ``--only`` keeps the other parts of FILE. Its ``--rounds``,
+``--seconds`` and processor must be those of FILE. ``--report`` writes the results into docs/explanation/scale.md.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _COMMON = {
 
 
 class Load(NamedTuple):
-    """Number of sources, robots of each source, Steps per second of each source (0: full speed), and policy servers."""
+    """Numbers of sources, robots of each source, Steps per second of each source (0: full speed), policy servers."""
 
     sources: int
     robots: int = 1
@@ -182,7 +182,7 @@ class _Bench:
             }
 
     def ray(self) -> dict[str, Any]:
-        """Measure two sources with 16 robots each, and the programs of Ray that transport the same transitions."""
+        """Measure two sources with 16 robots each, and the programs on Ray that transport the same transitions."""
         others, missing = scale_ray.contestants(self._steps, sources=2, robots=16, seconds=self._seconds)
         with scale_ray.running(), self._learner(_INTAKE) as learner:
 
@@ -225,7 +225,8 @@ class _Bench:
     def _measure(self, learner: _Learner, load: Load) -> dict[str, float]:
         """Connect sources and policy servers to a learner, measure for some seconds, and disconnect them.
 
-        On a busy machine, a connection can fail. The sources do not repeat lost Steps, so the measurement starts again.
+        On a busy machine, a connection can fail. The sources do not repeat the Steps that are then lost, so the
+        measurement starts again.
 
         Raises:
             NodeError: Steps were lost in each attempt.

@@ -135,8 +135,8 @@ def _ray(report: Report) -> Iterator[str]:
 def _simulation(report: Report) -> Iterator[str]:
     costs = _costs(report)
     yield (
-        f"Fitted costs: {costs.turn * 1e6:.0f} µs for a turn, {costs.turn_source * 1e6:.1f} µs for each source in the "
-        f"turn, {costs.step * 1e6:.0f} µs for each Step, {costs.step_robot * 1e6:.2f} µs for each robot in the Step. "
+        f"Fitted costs: {costs.turn * 1e6:.0f} µs for a turn, plus {costs.turn_source * 1e6:.1f} µs for each source; "
+        f"{costs.step * 1e6:.0f} µs for a Step, plus {costs.step_robot * 1e6:.2f} µs for each of its robots. "
         f"The fit uses only cells with at most {_FITTED} sources; the other rows are predictions."
     )
     yield ""

@@ -1,4 +1,4 @@
-"""Programs of Ray that transport the transitions of benchmarks/scale.py: a plain actor, and TorchRL's RayCollector."""
+"""Programs on Ray that transport the transitions of benchmarks/scale.py: a plain actor, and TorchRL's RayCollector."""
 
 from __future__ import annotations
 
@@ -29,19 +29,16 @@ def free_port() -> int:
 def contestants(
     steps: Path, sources: int, robots: int, seconds: float
 ) -> tuple[dict[str, Callable[[], dict[str, float]]], dict[str, str]]:
-    """Return two dictionaries by program name: what can run here, and why the other programs cannot."""
-    found: dict[str, Callable[[], dict[str, float]]] = {}
-    missing: dict[str, str] = {}
+    """Return functions that measure the programs that can run here, and why the others cannot run, each by name."""
     if not machine.version("ray"):
         return {}, {"plain Ray actor": "ray is not installed", "TorchRL RayCollector": "ray is not installed"}
-    found["plain Ray actor"] = partial(_plain, steps, sources, robots, seconds)
-    if machine.version("torchrl"):
-        import scale_torchrl
+    plain = partial(_plain, steps, sources, robots, seconds)
+    if not machine.version("torchrl"):
+        return {"plain Ray actor": plain}, {"TorchRL RayCollector": "torchrl is not installed"}
+    import scale_torchrl
 
-        found["TorchRL RayCollector"] = partial(scale_torchrl.measure, steps, sources, robots, seconds)
-    else:
-        missing["TorchRL RayCollector"] = "torchrl is not installed"
-    return found, missing
+    collector = partial(scale_torchrl.measure, steps, sources, robots, seconds)
+    return {"plain Ray actor": plain, "TorchRL RayCollector": collector}, {}
 
 
 @contextlib.contextmanager

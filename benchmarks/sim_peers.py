@@ -3,7 +3,7 @@
     python benchmarks/sim_peers.py [--steps 1000] [--rounds 5] [--json]
 
 ``td3_robot_gymnasium`` is our robot from ``gymnasium.make()``, so it has the same wrappers as the published robot.
-Needs ``pip install pybullet_envs_gymnasium==0.6.0``.
+The script needs ``pip install pybullet_envs_gymnasium==0.6.0``.
 """
 
 from __future__ import annotations

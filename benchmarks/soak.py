@@ -58,7 +58,7 @@ WARM_UP = 0.25  # share of the time; judge() ignores its samples
 MEMORY_MB_PER_H, MEMORY_SHARE = 4.0, 0.05
 """A process grows if the slope of its memory is above both bounds: MB per hour, and share of its memory per hour."""
 LATENCY_GROWTH = 1.5
-"""Bound of the last tenth's median latency, divided by the first tenth's. It grows in proportion to the load."""
+"""Bound of the last tenth's median latency, divided by the first tenth's. If the load grows, so does the bound."""
 
 _Sample = dict[str, float]
 """Quantities of one sample. A process has ``rss`` and ``uss`` in MB, ``files``, ``threads``, and ``cpu`` in s.
@@ -160,7 +160,7 @@ def soak(kind: str, minutes: float, every: float, folder: Path) -> tuple[_Rows, 
 
 
 def add_latency(rows: _Rows, begun: float, every: float, recordings: Sequence[Path]) -> None:
-    """Add the latency from each sample of ``run`` to the next, in ms: median, 99th percentile and longest."""
+    """Add to each sample of ``run`` the latencies until the next sample, in ms: median, 99th percentile, longest."""
     trips = latencies(recordings)
     for passed, sample in rows["run"]:
         within = trips[np.abs(trips[:, 0] - begun - passed - every / 2) < every / 2, 1]
@@ -208,7 +208,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="td3-robot-soak-"))
     rows, begun = soak(options.kind, options.minutes, options.every, folder)
     samples, recordings = options.out / f"{options.kind}.csv", sorted((folder / "run").glob("*.mcap"))
-    save(samples, rows)
+    save(samples, rows)  # even if a recording cannot be read
     add_latency(rows, begun, options.every, recordings)
     save(samples, rows)
     report: harness.Report = {

@@ -1,7 +1,7 @@
 """The example pendulum as the robot of soak.py and faults.py. The arguments are those of a driver.
 
 Environment variables: PERIOD_MS is the control period (default: 10). APPLIED is a file that gets a line for each
-command of the motor: the monotonic time in ns, and the torque in N·m.
+command to the motor: the monotonic time in ns, and the torque in N·m.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ shows all trainings in the folder.
 Each peer trains in one process, with the published robot and the settings of rl-baselines3-zoo. A peer's clock stops
 during an evaluation. The clock of td3-robot does not stop, because its evaluator runs beside the training.
 
-Needs ``pip install stable-baselines3 sb3-contrib sbx-rl pybullet_envs_gymnasium``.
+The script needs ``pip install stable-baselines3 sb3-contrib sbx-rl pybullet_envs_gymnasium``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 All contestants train Walker2D with one robot, one update per environment step, and the same networks, batch size and
 learning rate. Stable-Baselines3 and SBX each train in one process, with the published robot.
 
-Needs ``pip install stable-baselines3 pybullet_envs_gymnasium``, and for SBX ``pip install sbx-rl``.
+The script needs ``pip install stable-baselines3 pybullet_envs_gymnasium``, and for SBX ``pip install sbx-rl``.
 """
 
 from __future__ import annotations

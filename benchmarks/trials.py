@@ -3,8 +3,8 @@
     python benchmarks/trials.py [TRIAL …] [--out runs/trials] [--collect]
 
 The script skips finished trainings and resumes interrupted ones, so you can stop and start it at any time.
-It writes ``results/data/trials.json`` and the table in docs/explanation/results.md. With ``--collect``, it only writes
-the evaluations made so far.
+It writes ``results/data/trials.json`` and the table in docs/explanation/results.md. With ``--collect``, it trains
+nothing, and writes the evaluations made so far.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Hook of MkDocs: links from a page to a file of the repository become plain text.
+"""Hook of MkDocs: links from a page to a file that is not on the site become plain text.
 
-The site holds only the folder ``docs``. A link such as ``../../tests/process/test_deploy.py`` works in the repository.
-On the site, the text of the link names the file. The build warns if the file does not exist.
+The site holds only the folder ``docs``, without Python files. A link such as ``../../tests/process/test_deploy.py``
+works in the repository. On the site, the text of the link names the file. The build warns if the file does not exist.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger("mkdocs.plugins.hooks")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Replace the links of one page."""
+    """Replace these links of one page."""
     folder = (ROOT / "docs" / page.file.src_uri).parent
 
     def replaced(link: re.Match[str]) -> str:

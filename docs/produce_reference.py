@@ -55,7 +55,7 @@ def _row(*cells: str) -> str:
 
 
 def commands() -> str:
-    """Return the help text of every command, and of every command in a command."""
+    """Return the help text of every command and subcommand."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         whole, *texts = pool.map(_help, [[], *([name] for name in COMMANDS)])
         sections = [_section("##", "td3-robot", whole)]
@@ -67,7 +67,7 @@ def commands() -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """Return the names of the commands in a command, from its help text."""
+    """Return the names of a command's subcommands, from its help text."""
     _, found, rest = text.partition("\n  COMMAND\n")
     if found:
         return re.findall(r"^    (\S+)", rest.partition("\n\n")[0], re.MULTILINE)

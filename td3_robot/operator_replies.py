@@ -50,7 +50,7 @@ def _states(bus: Bus, reply: Reply, messages: Iterator[Message | None]) -> dict[
 
 
 def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | None]) -> Reply:
-    """Ask every connected robot whether it has followed a Command. The server has already passed it on.
+    """Ask every connected robot whether it has followed a Command that the server has passed on.
 
     Add the names of the robots that followed (``confirmed``) and of the others (``unconfirmed``) to the server's Reply.
 
@@ -80,8 +80,8 @@ def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | No
 def with_faults(bus: Bus, reply: Reply) -> Reply:
     """Add the faults and emergency stops of the server and its robots to a Reply about a state.
 
-    The Reply's detail then begins with ``faults`` (reason by node). If they are not empty, ``robots`` (state by robot)
-    and ``loops`` (rate, jitter and share of missed deadlines by robot) follow.
+    The Reply's detail then begins with ``faults`` (reason by node). ``robots`` (state by robot) and ``loops`` (rate,
+    jitter and share of missed deadlines by robot) follow, unless they are empty.
     """
     answers = _states(bus, reply, messages_of(bus, _ROBOTS_ANSWER))
     sources, stopped = reply.detail.get("sources"), reply.detail.get("stopped")

@@ -29,7 +29,7 @@ from td3_robot.util import arguments
 from td3_robot.util.text import one_line
 
 _LONGEST_REASON = 1000  # characters
-_SILENCE = 3.0  # seconds; an idle server answers a Heartbeat every second
+_SILENCE = 3.0  # seconds; after one second of silence, this client sends a Heartbeat, and the server answers it
 
 
 class Watching(enum.Enum):
@@ -67,7 +67,10 @@ class Operator:
         self._timeout = timeout
 
     def state(self, *, target: str = "") -> Reply:
-        """Return the state, the policy and the robots. ``detail["faults"]`` maps each node in FAULT to its reason."""
+        """Return the state, the policy and the robots.
+
+        ``detail["faults"]`` maps each node that has a fault or an emergency stop to the reason.
+        """
         return self.ask(make_command("state", target))
 
     def configure(self, reason: str = "", *, target: str = "") -> Reply:

@@ -32,8 +32,8 @@ def find_policy(name: str | Path) -> Path:
 
     Args:
         name: a shipped policy such as ``walker2d``, a run folder, or a policy file. If a file or folder has the name of
-            a shipped policy, the function chooses the shipped policy; write the text ``"./walker2d"`` for the folder,
-            because a Path drops the ``./``. From a run folder, the function chooses the best policy, or the final
+            a shipped policy, the function chooses the shipped policy. For the folder, write the text ``"./walker2d"``,
+            not a Path: a Path drops the ``./``. From a run folder, the function chooses the best policy, or the final
             policy if the run has no best policy.
 
     Raises:
@@ -88,7 +88,7 @@ class Policy:
 
     Attributes:
         spec: names, units and ranges of observations and actions, and the control period in s.
-        provenance: where the policy comes from: task, algorithm, seed, env_steps, updates, commit, …
+        provenance: where the policy comes from: task, algorithm, seed, env_steps, updates, config, …
     """
 
     def __init__(self, bundle: Bundle, source: str = "policy") -> None:

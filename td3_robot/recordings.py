@@ -55,7 +55,8 @@ class Transitions:
 class Recording:
     """A recording of a training run or a robot. :func:`open_recording` returns it.
 
-    In tables, each robot or evaluation episode in a message has one row. A message without arrays has one row.
+    In tables, each robot or evaluation episode in a message has one row, and each channel in a MotorCommand. A message
+    without arrays has one row.
     """
 
     def __init__(self, session: Session) -> None:
@@ -104,7 +105,7 @@ class Recording:
         Returns:
             Arrays by field name. Their shape is [R] for one number per row, and [R, O] or [R, A] for channels.
             docs/reference/protocol.md lists their dtypes. ``received_s`` (float64[R], s since 1970) is the time at
-            which the recorder received the row. The result has no text, maps, lists and bytes; :meth:`to_pandas`
+            which the recorder received the row. The result has no text, maps, lists or bytes; :meth:`to_pandas`
             has them.
 
         Raises:

@@ -1,7 +1,7 @@
-"""The tables of everything that users can extend: algorithms, noises, simulator backends, drivers, verbs.
+"""The tables of what users can extend: algorithms, noises, simulator backends and drivers.
 
-A row is a name and a place ``module:attribute``. The table imports the module at its first use, so listing a table
-imports nothing. Tables with an entry point group also hold the rows of installed packages.
+A row is a name and a place ``module:attribute``. A table imports the module only when somebody loads the row, so a
+list of the names imports nothing. Tables with an entry point group also hold the rows of installed packages.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Registry:
         """Every name and its place: first the shipped rows, then the rows of installed packages.
 
         Raises:
-            ConfigError: an installed package adds a name that exists already.
+            ConfigError: an installed package adds a name that exists already with another place.
         """
-        from importlib import metadata  # takes 20 ms; a robot's server needs it only for installed packages
+        from importlib import metadata  # takes 20 ms; a policy server needs it only for installed packages
 
         rows = dict(self._own)
         for point in metadata.entry_points(group=self.group) if self.group else ():
@@ -60,7 +60,7 @@ class Registry:
         """Check that a row of this name exists. The error uses ``label`` or, if it is empty, the table's kind.
 
         Raises:
-            ConfigError: there is no such row. The error names the most similar row, or lists all rows.
+            ConfigError: there is no such row. The error names the most similar row, or lists up to 32 rows.
         """
         if name not in self:
             raise ConfigError(f"{label or self.kind} is {name!r}; {did_you_mean(name, self.rows, 'allowed:')}")

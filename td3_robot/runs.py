@@ -87,7 +87,7 @@ class Run:
         return load_policy(file)
 
     def metrics(self, kind: str = "evaluation") -> list[dict[str, Any]]:
-        """Return the records of ``metrics.jsonl`` in the order of ``env_steps``.
+        """Return the records of ``metrics.jsonl`` in the order of ``env_steps``; for ``offline``, of ``updates``.
 
         Args:
             kind: ``evaluation`` (episodes without noise: ``eval_return_mean``, ``eval_return_std``, …), ``train`` (the
@@ -111,7 +111,7 @@ class Run:
     ) -> Run:
         """Continue the training from its newest checkpoint. Blocks until the end of the training.
 
-        If the run is finished and ``total_steps`` does not grow, it does not train.
+        If the run is finished and ``total_steps`` does not grow, this method does not train.
 
         Args:
             total_steps: environment steps of the whole run, including the steps made so far; None keeps the number of
@@ -129,6 +129,7 @@ class Run:
             ConfigError: a key or a value is wrong.
             RunFolderError: another process trains in the folder.
             NodeError: a process cannot run, died too often, or was not ready in time.
+            ValueError, TypeError, ModuleNotFoundError, KeyboardInterrupt: as in :func:`train`.
         """
         _check_callback(callback)
         with extras.advice():
@@ -170,6 +171,7 @@ def train(
     Raises:
         ConfigError: the configuration does not exist, or a key or value is wrong.
         UsageError: ``config`` is the name of a task, or ``out`` is a URL.
+        BundleError: ``learner.start_from`` names no policy that this training can begin with.
         ValueError: neither ``config`` nor ``task`` is given, or a key is given twice.
         TypeError: an argument has a wrong type.
         RunFolderError: ``out`` already holds files.

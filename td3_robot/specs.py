@@ -50,8 +50,8 @@ class RobotSpec:
     """The robot's interface: observation and action channels in wire order, and the control period in seconds.
 
     Raises:
-        ConfigError: two channels have the same name, the number of channels is 0 or too high, a range is empty, an
-            action has no bound, or the period is not above 0.
+        ConfigError: two channels have the same name, the number of channels is 0 or too high, a range is empty, a
+            limit of an action is infinite or above half of the largest float32, or the period is not above 0.
     """
 
     name: str
@@ -80,7 +80,7 @@ class RobotSpec:
             if not channel.low < channel.high:
                 return f"{shown}; low must be below high"
             if kind == "action" and max(abs(channel.low), abs(channel.high)) > _FLOAT32_MAX / 2:
-                return f"{shown}; actions need finite float32 limits"
+                return f"{shown}; actions need finite float32 limits of at most {_FLOAT32_MAX / 2:.2g}"
         return ""
 
     @property
@@ -115,7 +115,7 @@ class RobotSpec:
         try:
             return msgspec.convert(description, cls)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"robot specification: {error}; see the protocol page") from None
+            raise ConfigError(f"robot specification: {error}; see docs/reference/protocol.md") from None
 
     def difference(self, other: RobotSpec) -> str | None:
         """The first difference from another specification; None if both agree. The meanings of channels may differ."""

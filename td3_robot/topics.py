@@ -52,7 +52,7 @@ LINKS = ("policy", "learner", "supervisor", *LISTENERS)
 """The links of a run, named after their servers."""
 
 QUEUE_LENGTH = 1000
-"""The maximum number of messages that a link queues in each direction (ZeroMQ's high-water mark)."""
+"""The maximum number of messages that each end of a connection queues in each direction (ZeroMQ's high-water mark)."""
 
 TOPICS: tuple[Topic, ...] = (
     Topic(messages.Hello, "client", "server", "any", "at connect, and when asked", "handshake", "sent"),

@@ -36,7 +36,7 @@ settings.load_profile("td3-robot")
 
 @pytest.fixture
 def seed() -> int:
-    """A new seed for each run, printed when the test fails. Set TEST_SEED to repeat a run."""
+    """A random seed, printed when the test fails. Set TEST_SEED to repeat the failure."""
     value = int(os.environ.get("TEST_SEED", int.from_bytes(os.urandom(4), "little")))
     print(f"TEST_SEED={value}")
     return value

@@ -1,4 +1,7 @@
-"""Runs all cores of a run in one process. A lock-step run over several processes must give exactly the same results."""
+"""Runs a learner, a policy server and simulators in one process.
+
+A lock-step run over several processes must give exactly the same results.
+"""
 
 from __future__ import annotations
 
@@ -61,11 +64,9 @@ class InProcess:
             self.simulators.append(core)
             self.nodes.append((core, bus))
 
-    def run(self, max_turns: int = 10**9) -> None:
-        """Call :meth:`turn` until the learner is done, at most ``max_turns`` times."""
-        for _ in range(max_turns):
-            if self.learner.done:
-                return
+    def run(self) -> None:
+        """Call :meth:`turn` until the learner is done."""
+        while not self.learner.done:
             self.turn()
 
     def turn(self) -> None:

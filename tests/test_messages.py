@@ -165,7 +165,7 @@ def test_every_field_has_a_wire_type_and_a_meaning(message: type[Message]) -> No
 
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=list(MESSAGES))
 def test_longest_fields_fit_into_the_message(message: type[Message]) -> None:
-    """Text and bytes of the greatest length, at four bytes a character, fit into MAX_BYTES."""
+    """Text and bytes of the greatest length fit into MAX_BYTES. A character of a text has up to four bytes."""
     total = 16
     for name, wire in wire_fields(message).items():
         total += len(name) + 10

@@ -15,7 +15,7 @@ from td3_robot.operators import Takeover, make_command
 
 
 class FakeBus:
-    """A connection to a policy server that only sends Heartbeats. Waiting advances the clock."""
+    """A connection to a policy server. The server sends only Heartbeats. Waiting advances the clock."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -17,7 +17,7 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from run import DATA, rows
+from run import result_file, rows
 
 from td3_robot.runtime.arguments import Parser
 
@@ -58,7 +58,7 @@ def main() -> int:
 
 def read(row: str) -> list[Result]:
     """Return the existing results of a row."""
-    files = (DATA / f"{row}-{seed}.json" for seed in rows()[row]["seeds"])
+    files = (result_file(row, seed) for seed in rows()[row]["seeds"])
     return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
 
 

@@ -126,7 +126,7 @@ def collect(row: dict[str, Any], seed: int, folder: Path, result: Path) -> None:
 
 
 def evaluate(policy: Path, episodes: int) -> dict[str, Any]:
-    """Evaluate a policy without noise. Return mean, standard deviation and returns, and its steps and updates."""
+    """Evaluate a policy without noise. Return its mean return, standard deviation, returns, steps and updates."""
     command = [sys.executable, "-m", "td3_robot.cli.main", "eval", str(policy), "--json", "--seed", "1"]
     done = subprocess.run([*command, "--episodes", str(episodes)], capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)

@@ -1,6 +1,7 @@
 """``td3-robot bench sim``: simulation speed of this machine, and memory of a robot.
 
-All contestants with the same number of robots execute the same random actions. The benchmark counts a reset as a step.
+All contestants with the same number of robots execute the same random actions. In a vector environment, the benchmark
+counts a reset as a step.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ SEED = 0
 Contestants = dict[tuple[str, int], Any]
 """Maps name and size to robots, which have ``close()`` and ``step(action)``. The action is float32[N, A].
 
-``step`` steps each robot, or resets it if its episode has ended.
+In a vector environment, ``step`` steps each robot, or resets it if its episode has ended. With one robot alone, the
+call that ends an episode also resets the robot.
 """
 
 

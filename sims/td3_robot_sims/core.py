@@ -56,7 +56,7 @@ class SimulatorCore(SourceCore):
         self.rewind(state.incarnation, transitions, newest)
         self.counters["episodes_not_restored"] += len(reasons)
         if reasons:
-            log.warning("state not restored: %d robots begin a new episode; %s", len(reasons), reasons[0])
+            log.warning("%d robot(s) cannot be restored and begin a new episode: %s", len(reasons), reasons[0])
 
     def _state(self, payload: bytes) -> SimulatorState:
         return SimulatorState(self.source, self.incarnation, self.next_sequence, payload)

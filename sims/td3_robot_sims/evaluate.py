@@ -38,7 +38,7 @@ _EXAMPLES = """examples:
 MAX_STEPS = EvaluationConfig().max_steps
 _FAST = {"libx264": ["-preset", "veryfast"], "libvpx-vp9": ["-deadline", "realtime", "-cpu-used", "8"]}
 """Fast settings of the encoders. With the default settings, half of the time for a video is encoding."""
-_FRAME_RATE = 30.0  # highest frame rate of a video, frames per second
+_FRAME_RATE = 30.0  # frames per second; a video has about this frame rate, or less
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +146,9 @@ def _parser() -> argparse.ArgumentParser:
         "--seed", type=integer(), default=0, metavar="S", help="seed of the starting states (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--video", type=Path, metavar="FILE", help="write the first episode as a video (.mp4)")
+    parser.add_argument(
+        "--video", type=Path, metavar="FILE", help="write the first episode as a video: .mp4, .mkv, .webm or .gif"
+    )
     return parser
 
 
@@ -208,7 +210,7 @@ def _plain(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]:
-    """Open a video. Yield a function that adds a picture. Call it after each reset and each step."""
+    """Open a video. Yield a function that adds every n-th picture. Call it after each reset and each step."""
     import imageio.v2 as imageio  # imported here, because only a video needs it
 
     period = environment.spec.control_period

@@ -24,11 +24,11 @@ from td3_robot_sims.rollout import SEED_OFFSET, Episode, episodes
 
 log = logging.getLogger(__name__)
 
-_STEPS = 20  # environment steps in one call of EvaluatorCore.step()
+_STEPS = 20  # maximum number of environment steps in one call of EvaluatorCore.step()
 
 
 class EvaluatorCore:
-    """Evaluates the received Weights one after the other. It ignores Weights whose version already waits.
+    """Evaluates the received Weights one after the other. It ignores Weights whose version already waits or runs.
 
     Args:
         seed: seed of the starting states, the same for all Weights.

@@ -36,7 +36,7 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
 
     Raises:
         ConfigError: ``randomization`` has an unknown key, or a value that is not allowed.
-        ValueError: ``render_mode`` is none of these.
+        ValueError: ``render_mode`` has another value.
     """
 
     metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 60}  # noqa: RUF012 - as Gymnasium declares it

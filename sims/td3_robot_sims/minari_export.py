@@ -50,12 +50,12 @@ def export(session: Session, root: Path, name: str) -> Counter[str]:
     """Write the dataset ``root/name``; ``root`` is Minari's MINARI_DATASETS_PATH.
 
     A missing Step splits an episode into two parts. The metadata ``begun`` and ``end`` of the parts show this. The
-    first part ends with a truncation, because the robot did not fail. Minari's own collector also truncates such
-    an episode.
+    first part ends with a truncation, because the robot did not fail. Minari's own collector also truncates an
+    episode that has no end.
 
     Returns:
-        The numbers of episodes, of whole episodes (with beginning and end), of steps, and of the Steps that are not
-        part of an episode (see :meth:`~td3_robot.recording.episodes.Episodes.lost`).
+        The numbers of episodes, of whole episodes (with beginning and end) and of steps, and the counts of
+        :meth:`~td3_robot.recording.episodes.Episodes.lost`.
 
     Raises:
         SessionError: the recording is damaged, holds two kinds of robots, or has no two consecutive Steps.

@@ -12,7 +12,7 @@ from td3_robot_sims import simulator, tasks
 from td3_robot_sims.core import SimulatorCore
 
 TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, SimulatorState.NAME)
-"""The topics to compare: those of all messages that a simulator sends."""
+"""The topics to compare: those of all messages that the simulator's core can send."""
 
 
 def replay(session: Session) -> Outcome:

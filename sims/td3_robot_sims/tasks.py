@@ -88,7 +88,8 @@ def refuse_import(task: str, file: str, remedy: str) -> None:
     Args:
         task: name of the task.
         file: name of the file in the error.
-        remedy: how to allow the import, for the error. ``{task}`` and ``{module}`` stand for the names of both.
+        remedy: how to allow the import, for the error. ``{task}`` stands for the task's name, and ``{module}`` for the
+            module's name.
 
     Raises:
         ConfigError: the task's name contains a module that this process has not imported.

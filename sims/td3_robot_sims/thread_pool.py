@@ -32,7 +32,7 @@ class ThreadPool:
         Raises:
             BaseException: the exception that interrupted the wait. After an interrupt, no further call begins. Without
                 an interrupt, the exception of the failed call with the lowest number. Exceptions such as
-                KeyboardInterrupt, which are not an Exception, have priority.
+                KeyboardInterrupt, which are no subclasses of Exception, have priority.
         """
         numbers = iter(range(count))  # next() is atomic
         failures: dict[int, BaseException] = {}

@@ -47,7 +47,8 @@ DEMANDS = {
     "transitions": "the field transitions grows by the number of robots that are not at FIRST (section 5)",
     "episodes": "the phases are FIRST, MID, …, TERMINATED or TRUNCATED; then FIRST of the next episode (section 5)",
     "origin": "origin is 0 if all robots are at FIRST, else 1 to 4; not 5, because no operator acts (section 5)",
-    "answered": "with origin 1, version and noise are those of the Action for the previous Step, else 0 (section 5)",
+    "answered": "with origin 1, answered, version and noise are those of the Action for the previous Step; "
+    "else answered is the Step's own sequence, and version and noise are 0 (section 5)",
     "action": "a Step reports the Action, clipped to the limits; with origin 2, the last action again (section 5)",
     "answers": "the driver applies the Actions that answer its newest Step (section 5)",
     "unknown field": "a message with an additional, unknown field is valid (section 2)",
@@ -151,7 +152,7 @@ class _Examination:
         count = len(self.hellos)
         self._until(3.0, lambda: len(self.hellos) >= count + 2)
         expect.require(
-            "hello again", len(self.hellos) > count, "the kit answered Hello with a Heartbeat; no Hello came after it"
+            "hello again", len(self.hellos) > count, "the kit answered Hello with a Heartbeat; no other Hello came"
         )
         expect.expect("wait", True, "")
         assert self.steps
@@ -159,7 +160,7 @@ class _Examination:
         return self.steps
 
     def _welcome(self, session: int, rules: StepRules, steps: int, check: str) -> None:
-        """Send a Welcome, and wait for some more Steps."""
+        """Send a Welcome, and wait for this number of new Steps."""
         begin, self.session, self.greets = rules.count, session, True
         self._send(Welcome(PROTOCOL_VERSION, "policy", session))
         joined = self._until(conformance_wire.PATIENCE, lambda: rules.count >= begin + steps)

@@ -44,7 +44,7 @@ DEMANDS = {
     "stranger": "a message before the Hello gets Refused with code hello, and no other answer (section 3)",
     "welcome": "a Hello gets a Welcome with protocol 1; all Welcomes have the same session (section 3)",
     "refusals": "a Hello that does not fit gets Refused with the right code and a reason (section 3)",
-    "name": "a second driver with the same name gets no Welcome while the first driver sends (section 3)",
+    "name": "a second driver with the same name gets no Welcome while the first driver is alive (section 3)",
     "heartbeat": "a Heartbeat comes back with its stamp and the session (section 3)",
     "answer": "each Step gets one Action with its source, incarnation, sequence and stamp (sections 4 and 5)",
     "policy": "an active server answers with its policy: weights_version is above 0 (section 8)",

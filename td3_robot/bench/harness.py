@@ -48,7 +48,7 @@ class Options(Parser):
         self.add_argument("--json", action="store_true", help="print one JSON object")
 
     def number(self, flag: str, default: Any, metavar: str, purpose: str, *, low: float = 1) -> None:
-        """Add an option that takes a number from ``low``, or a list of such numbers if ``default`` is a list."""
+        """Add an option for a number of at least ``low``, or for a list of such numbers if ``default`` is a list."""
         several = isinstance(default, list)
         kind = integer(int(low)) if isinstance(default[0] if several else default, int) else real(low)
         shown = " ".join(map(str, default)) if several else default
@@ -82,7 +82,7 @@ def run_script(main: Callable[[], int]) -> NoReturn:
 
 
 def describe(*packages: str) -> dict[str, Any]:
-    """Describe this machine, with the versions of those packages that are installed. ``load`` is that at the start."""
+    """Describe this machine and the installed ones of ``packages``. ``load`` is the load when the benchmark started."""
     return {**machine.describe([name for name in packages if machine.version(name)]), "load": _LOAD}
 
 

@@ -1,8 +1,8 @@
 """``td3-robot bench learner``: TD3 updates per second of the learner on this machine.
 
 Batches of 256 come from a full replay buffer of random transitions of Walker2D's sizes. The time includes sampling.
-Each kind of update has its own process. ``fp32`` and ``bf16`` compute each critic in a separate thread. ``operators``
-and ``compiled`` use all threads inside operators.
+Each kind of update has its own process. On a CPU with two threads or more, ``fp32`` and ``bf16`` compute each critic in
+a separate thread. ``operators`` and ``compiled`` use all threads inside operators.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def replay_policy(arguments: Sequence[str]) -> int:
 def _options(name: str, description: str) -> harness.Options:
     parser = harness.Options(f"td3-robot bench {name}", description, ("", f"--json > {name}.json"))
     parser.number("--steps", 6000, "N", "Steps to record")
-    parser.number("--rounds", 5, "N", "measurements of each kind")
+    parser.number("--rounds", 5, "N", "repetitions of each measurement")
     return parser
 
 
@@ -164,7 +164,7 @@ class _Records:
 
 
 def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) -> float:
-    """Return the seconds that a tap needs for all messages, with or without a recorder. It sends nothing."""
+    """Return the seconds that a tap needs for all messages, with or without a recorder. The tap sends nothing."""
     link = ClientLink("recorder", handshake.hello("node", "bench", client=0), ())
     link.state = "welcome" if recorder else "connecting"
     tap = Tap(link, lambda name, payload: bool(name) and bool(payload))

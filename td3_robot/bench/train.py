@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def options(command: str, description: str) -> harness.Options:
     parser = harness.Options(command, description, ("", "--json > train.json", "--threads 1 --steps 10000 --rounds 5"))
-    parser.number("--steps", 3000, "N", "environment steps in one turn")
+    parser.number("--steps", 3000, "N", "measured environment steps in one turn")
     parser.number("--rounds", 3, "N", "turns of each contestant")
     parser.number("--threads", [1, 2], "N", "measure with each of these numbers of threads")
     parser.number("--hidden", list(example.HIDDEN), "N", "widths of the networks")

@@ -114,7 +114,7 @@ def _create(options: argparse.Namespace) -> int:
         run = RunFolder.open(source)
         source = run.best_file if options.best else run.policy_file
         bundle = Bundle.load(source)
-    elif source.name.startswith("checkpoint-"):
+    elif source.name.startswith("checkpoint-") and not source.is_dir():
         bundle = _from_checkpoint(source)
     else:
         source = find_policy(options.source)

@@ -66,11 +66,11 @@ def _parser() -> Parser:
     kind.add_argument(
         "--server",
         choices=LINKS,
-        help="the server of this link must have this key; this alone does not let the key connect",
+        help="the server of this link must have this key; this option alone does not let the key connect",
     )
     shown = commands.add_parser("list", help="show this machine's key and the known keys")
     shown.add_argument("--json", action="store_true", help="print one JSON object")
-    revoke = commands.add_parser("revoke", help="forget a key; running processes disconnect it")
+    revoke = commands.add_parser("revoke", help="forget a key; running processes disconnect its owner")
     revoke.add_argument("name", metavar="NAME", help="the name given to td3-robot keys allow")
     for command in (create, allow, shown, revoke):
         command.add_argument(

@@ -62,7 +62,9 @@ def _tasks() -> Rows:
     for name in tasks.names():
         spec = tasks.spec(name)
         sizes = str(spec.observation_size), str(spec.action_size)
-        rows.append((name, *sizes, f"{spec.control_period * 1e3:g} ms", "a walking robot in PyBullet"))
+        backend, colon, _ = name.partition(":")
+        description = f"a task of the backend {backend}" if colon else "a walking robot in PyBullet"
+        rows.append((name, *sizes, f"{spec.control_period * 1e3:g} ms", description))
     rows += [
         ("gymnasium:ID", "", "", "", "a Gymnasium environment with continuous actions"),
         ("gymnasium:MODULE:ID", "", "", "", "a Gymnasium environment that your module registers"),

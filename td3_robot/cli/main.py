@@ -94,9 +94,8 @@ def _complete() -> None:
     groups = {"bench": BENCHMARKS, "ros2": NODES}
     table, depth = (groups[words[0]], 1) if words and words[0] in groups else (COMMANDS, 0)
     known = len(words) > depth and words[depth] in table
-    os.environ[COMPLETING] = str(
-        depth + 1 + known
-    )  # argcomplete takes this word, counted from 1, as the program's name
+    # argcomplete takes the word with this number, counted from 1, as the program's name.
+    os.environ[COMPLETING] = str(depth + 1 + known)
     if known:
         table[words[depth]].run([])
     parser = argparse.ArgumentParser()

@@ -148,7 +148,7 @@ def _command(parsed: argparse.Namespace) -> Command:
 
 
 def _ask(operators: Sequence[Operator], command: Command, show: Callable[[Reply], None]) -> int:
-    """Send a command to each policy server, and show the replies. Raise an error if a server raised one."""
+    """Send a command to each policy server, and show the replies. Raise an error if a request failed."""
     answers = ask_each(operators, lambda operator: operator.ask(command))
     replies = [answer.reply for answer in answers if answer.reply]
     for reply in replies:

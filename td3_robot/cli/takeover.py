@@ -16,7 +16,7 @@ from td3_robot.operators import Takeover
 from td3_robot.util.output import say
 from td3_robot.util.text import one_line
 
-_PATIENCE = 2.0  # this command sends actions for this time (s) after the newest input
+_PATIENCE = 2.0  # this command sends actions for this time (s) after the newest key
 _PRESSES = 20  # key presses from the lower to the upper limit of a channel
 _KEYS = f"""keys:
   left, right  choose a channel
@@ -99,7 +99,7 @@ class Keyboard:
         return [min(max(0.0, channel["low"]), channel["high"]) for channel in self.channels]
 
     def _show(self) -> None:
-        """Print the chosen channel. The text replaces the newest line of the terminal."""
+        """Print the chosen channel. The text replaces the current line of the terminal."""
         channel, value = self.channels[self._chosen], self._values[self._chosen]
         text = one_line(f"{channel['name']} {value:+.3f} {channel['unit']}", 70)
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

@@ -159,7 +159,10 @@ def _measure(node: Node, options: argparse.Namespace) -> None:
 
 
 def rate(stamps: Sequence[int]) -> dict[str, float]:
-    """The rate (Hz) and the periods (ms) between the times ``stamps`` (ns). The map is empty if no time passes."""
+    """The rate (Hz) of the times ``stamps`` (ns), and facts about the periods (ms) between them.
+
+    The map is empty if no time passes.
+    """
     periods = [(later - earlier) * 1e-6 for earlier, later in pairwise(stamps)]
     if not periods or sum(periods) <= 0:
         return {}

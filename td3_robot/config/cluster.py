@@ -19,7 +19,7 @@ class ClusterConfig(Section, frozen=True):
             With ``[low, high]``, the cores of the hosts determine the number: new hosts get more simulators, and if a
             host is lost, the run continues as long as at least ``low`` simulators remain.
         simulator_cpus, learner_cpus: processor cores that Ray reserves for each simulator and for the learner.
-        wait_s: the longest time to wait at the start, in seconds, for hosts with cores for the lowest number of
+        wait_s: the longest time in seconds that the start waits until the hosts have cores for the lowest number of
             simulators.
         addresses: maps the address that Ray shows for a host to the address at which other hosts reach this host. Set
             it only where the two addresses differ.

@@ -36,11 +36,12 @@ class LearnerConfig(Section, frozen=True):
         target_noise, target_noise_clip: standard deviation and clip of the target policy's noise.
         policy_delay: critic updates for each actor update.
         learning_rate: step size of Adam at the start.
-        learning_rate_falls_from: fraction of ``total_steps`` after which the learning rate falls linearly.
-        learning_rate_end: the learning rate at ``total_steps``, as a fraction of ``learning_rate``.
-        policy_average: if above 0, evaluations and policy files use a moving average of the actor's weights. At each
-            actor update, the average moves by this fraction towards the actor (Polyak and Juditsky 1992; Izmailov et
-            al. 2018). Exploration and learning use the actor itself.
+        learning_rate_falls_from: fraction of ``total_steps`` after which the learning rate falls linearly. With
+            ``a2c``: fraction of ``a2c.episodes``.
+        learning_rate_end: the learning rate at the end of this fall, as a fraction of ``learning_rate``.
+        policy_average: if above 0, evaluations and policy files use a moving average of the actor's weights. At
+            actor update n, the average moves towards the actor by this fraction, or by 1/n if that is larger (Polyak
+            and Juditsky 1992; Izmailov et al. 2018). Exploration and learning use the actor itself.
         layer_norm: layer normalisation in the hidden layers of the critics.
         n_step: number of rewards in a target, R = r₀ + γ r₁ + … + γⁿ⁻¹ rₙ₋₁ + γⁿ Q(sₙ, aₙ). A target has fewer rewards
             at the end of an episode and before a gap.
@@ -48,7 +49,7 @@ class LearnerConfig(Section, frozen=True):
         gradient_clip: the largest Euclidean norm of a gradient, for the actor and for each critic.
         normalise_observations: networks get (observation - mean) / deviation. Mean and deviation are those of all
             observations so far.
-        replay: ``uniform``, or ``lap`` for loss-adjusted prioritised replay (Fujimoto, Fu and Meger 2020). ``lap``
+        replay: ``uniform``, or ``lap`` for loss-adjusted prioritised replay (Fujimoto, Meger and Precup 2020). ``lap``
             draws transitions in proportion to max(|δ|, 1)^``priority_exponent`` and needs the Huber loss.
         priority_exponent: exponent of a transition's priority, see ``replay``.
         buffer_size: transitions that the buffer holds.

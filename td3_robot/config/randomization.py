@@ -1,8 +1,8 @@
 """Domain randomization: a simulator draws properties of the robot and its world for each episode.
 
 A policy then learns to act with unknown properties. Each key is a range ``[low, high]`` for a uniform draw, or null for
-off. All keys are off by default. With all keys off, the robots are bit for bit the same as the published robots. The
-first Step of an episode reports the drawn values.
+off. All keys are off by default. With all keys off, the walking robots are bit for bit those of
+``pybullet_envs_gymnasium``. The first Step of an episode reports the drawn values.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PushConfig(Section, frozen=True):
 
 
 class RandomizationConfig(Section, frozen=True):
-    """Properties that change from episode to episode. Evaluations do not change them, so scores stay comparable.
+    """Properties that change from episode to episode. Evaluations ignore this section, so scores stay comparable.
 
     Attributes:
         mass: factor of the mass and the inertia of every part of the robot.

@@ -10,7 +10,7 @@ from td3_robot.config.section import Fraction, Natural, Section
 
 
 class RealtimeConfig(Section, frozen=True):
-    """Real-time settings of the policy server. The settings of the operating system are off by default.
+    """Real-time settings of the policy server. All of them except ``missed_share`` are off by default.
 
     Attributes:
         processors: numbers of the processors that the server may run on.

@@ -57,8 +57,8 @@ class ExplorationConfig(Section, frozen=True):
             ``ornstein_uhlenbeck`` draw the same numbers as earlier versions. They draw robot by robot, which is slower.
         noise: standard deviation, as a fraction of half the action range. With ``[low, high]``, the robots of a source
             get values spread over this range, so that some explore more than others.
-        theta: parameter of ``ornstein_uhlenbeck_v2``. x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), and x is 0 at
-            each reset. Lillicrap et al. 2016 use ``theta`` 0.15 and ``noise`` 0.2.
+        theta: parameter of the Ornstein-Uhlenbeck noises. x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), and x is 0
+            at each reset. Lillicrap et al. 2016 use ``theta`` 0.15 and ``noise`` 0.2.
         parameters: parameters by name, for a kind of noise from an installed package.
     """
 
@@ -150,7 +150,7 @@ class A2CConfig(Section, frozen=True):
 
     Attributes:
         episodes: number of episodes after which the training ends, unless ``total_steps`` ends it first. There is one
-            update for each episode. The learning rate falls over these episodes.
+            update for each episode. If the learning rate falls, it falls over these episodes.
         entropy: weight of the policy's entropy in the loss.
         gradient_norm: the largest norm of a gradient, for the actor and for the critic.
     """

@@ -23,7 +23,7 @@ _STEPS = 1000  # maximum number of Steps of a source that are kept for a snapsho
 
 
 def keep(newest: dict[str, Any], name: str, value: Any) -> None:
-    """Set a value, and forget the oldest names."""
+    """Set a value, and forget the oldest names if there are more than SOURCES."""
     newest[name] = value
     while len(newest) > SOURCES:
         del newest[next(iter(newest))]

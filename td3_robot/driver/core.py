@@ -313,7 +313,7 @@ class SourceCore:
     def _operated(self, origin: ActionOrigin) -> dict[str, str]:
         """Return ``operated`` of the next Step: the operator of each robot that is taken over.
 
-        The text is "" if the robot did not apply the operator's action.
+        The name is empty if the robot did not apply the operator's action.
         """
         received, before = self._exchange.action, self._exchange.step
         if received:

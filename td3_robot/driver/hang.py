@@ -73,7 +73,7 @@ class HangWatch:
             thread.start()
             thread.join(self._limit)
             outcome = outcomes[-1]
-        # Do not use logging: the hanging thread may hold its lock. Writing may hang, too, so another thread writes.
+        # Do not use logging: the hanging thread may hold logging's lock. A write may hang, too: another thread writes.
         line = f"HUNG: {what}() has not returned for {self._limit * 1e3:.0f} ms; {outcome}; the driver ends\n"
         writer = threading.Thread(target=self._write, args=(line,), daemon=True, name="log")
         writer.start()

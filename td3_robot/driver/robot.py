@@ -180,7 +180,7 @@ class RobotBody(OneRobot):
     def _log(problem: str, times: int, error: Exception) -> None:
         """Log the 1st, 2nd, 4th, 8th, … occurrence, so that a problem that comes and goes does not fill the disk."""
         if times & (times - 1) == 0:
-            again = f" (for the {times}th time)" if times > 2 else ""
+            again = f" ({times} times so far)" if times > 1 else ""
             log.warning("%s%s", problem, again, exc_info=times == 1 and not isinstance(error, ValueError))
 
     def _ask(self, what: str, call: Callable[[], Answer]) -> Answer | None:

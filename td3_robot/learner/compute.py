@@ -22,7 +22,11 @@ CPU = torch.device("cpu")
 
 
 def device(wanted: str) -> torch.device:
-    """The device to learn on. ``auto`` means a CUDA GPU if torch sees one, else the processor."""
+    """The device to learn on. ``auto`` means a CUDA GPU if torch sees one, else the processor.
+
+    Raises:
+        ConfigError: ``wanted`` is cuda, and torch sees no GPU.
+    """
     seen = wanted != "cpu" and torch.cuda.is_available()
     if wanted == "cuda" and not seen:
         built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
@@ -82,8 +86,12 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
     """The precision to use. ``auto`` means the faster precision on a CPU, and fp32 on a GPU.
 
     Args:
-        begins: whether the run chooses its precision now. Then bf16 must be faster than fp32 on a CPU. Otherwise, a
-            configured precision needs no measurement, because other processes could disturb the measurement.
+        begins: whether the run chooses its precision now. Then bf16 must be faster than fp32 on a CPU. Otherwise, the
+            function does not measure a configured precision: other processes could disturb the measurement, and the
+            run could not continue.
+
+    Raises:
+        ConfigError: ``wanted`` is bf16, and the device lacks bf16 or is slower with it.
     """
     # On a GPU, bf16 is slower for networks of this size: kernel launches limit the speed, and bf16 needs more launches.
     if wanted == "fp32" or (wanted == "auto" and device.type != "cpu"):

@@ -49,7 +49,7 @@ class Learning:
         """Create the training for this robot. With a bundle, the training starts from the bundle's policy."""
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)
         self.training = self._make_training(spec)
-        # The configuration cannot check these two rules, because it must not import the algorithm's class.
+        # The configuration does not load the class of an algorithm of another package, and so cannot check these rules.
         if self.training.algorithm.exploration is not None and not self.config.exploration.is_default:
             raise ConfigError("exploration is set, but the algorithm sets its own exploration; leave exploration out")
         if not self.training.on_policy and (problem := self.config.replay_ratio_problem()):

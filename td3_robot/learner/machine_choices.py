@@ -33,8 +33,8 @@ Sizes = tuple[int, int]
 class Resolved(NamedTuple):
     """The result of :func:`resolve`."""
 
-    config: Config  # without ``auto``; on a cluster, the learner may still replace ``auto``
-    device_memory: int | None  # free bytes of the GPU; None without a GPU
+    config: Config  # without ``auto``, except on a cluster where the learner replaces ``auto`` at each start
+    device_memory: int | None  # free bytes of the GPU; None without a GPU, or if the learner chooses later
     notices: list[str]  # lines for the user: the value of each replaced ``auto``, and the measured speeds
 
 

@@ -79,7 +79,7 @@ class Publisher:
         return Exploration(noises.like("uniform", asked.kind))
 
     def final_bundle(self) -> Bundle:
-        """The policy to keep at the end. It gets a new version if it differs from the last published policy."""
+        """The policy to keep at the end. It gets a new version if it may differ from the last published one."""
         if self._learning.updates > self.published_at or self._config.learner.policy_average:
             self.version += 1
         return self.bundle(averaged=True)

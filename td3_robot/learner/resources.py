@@ -74,7 +74,7 @@ def needs(
     apart = row * demonstrations(learner) if learner.operator_share else 0
     lap, in_file = learner.replay == "lap", learner.replay_storage == "file"
     tree = _DOUBLE * sum(tree_levels(capacity)) if lap else 0
-    # In lock-step, the file can have newer rows than the checkpoint, so the checkpoint contains its rows.
+    # In lock-step, the file can have newer rows than the checkpoint, so the checkpoint contains the rows, too.
     rows_in_checkpoint = not in_file or config.timing == "lockstep"
     low_precision = _HALF * networks.parameters if learner.precision == "bf16" else 0
     # Each trained parameter also has a gradient and Adam's two moments. A checkpoint contains no gradient.
@@ -119,7 +119,7 @@ def announce(
     networks = networks or estimated(config, observation_size, action_size)
     held = config.learner.buffer_size
     in_file = files.allocated(run.replay / ROWS)
-    # A process that saves only at its end deletes the checkpoints of earlier processes after this save.
+    # A process that saves only at its end deletes earlier checkpoints after this save, which cannot use their space.
     saved = run.checkpoints.glob("*.safetensors") if _saves_often(config) else ()
     in_checkpoints = sum(map(files.allocated, saved))
 

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 UNLIMITED = 2**63
 _STALLED = 5.0  # seconds; if a source sends no Step for so long, other sources get its unused steps
-_ACKNOWLEDGE = 100  # after so many processed Steps, a source gets a Throttle even without new steps
+_ACKNOWLEDGE = 100  # after so many processed Steps, a source gets a Throttle, even if it gets no new steps
 
 
 @dataclass(eq=False)

@@ -64,7 +64,7 @@ def begin(core: LearnerCore) -> None:
         path = find_policy(file)
         bundle = Bundle.load(path)
         core.start(bundle.spec, bundle)
-        log.info("starts with the actor of %s", path)
+        log.info("the learner starts with the actor of %s", path)
     if not recordings:
         return
     from td3_robot.recording import experience  # imported here, because it needs the extra for recordings

@@ -1,4 +1,4 @@
-"""The policy server without I/O. It takes Steps, Weights and Commands, and returns Actions and states.
+"""The policy server without I/O. It takes Steps, Weights and Commands, and returns Actions and Replies.
 
 The core joins five parts:
 
@@ -48,7 +48,7 @@ _REASON = 200  # maximum number of characters of a watch's reason in a Reply
 
 
 def make(config: Config, name: str, *, exploring: bool, frozen: bool = False, examine: Examine = examine) -> PolicyCore:
-    """The core of the policy server ``name`` with this configuration. ``frozen`` freezes the server in any case."""
+    """The core of the policy server ``name``. ``frozen`` freezes the server even if the configuration does not."""
     return PolicyCore(
         config.seed,
         exploring=exploring,

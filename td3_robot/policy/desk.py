@@ -113,7 +113,8 @@ class Desk:
     def _to_absent(self, command: Command, now: float) -> Reply:
         """The Reply to a Command for a robot that is not connected.
 
-        The Reply is an error even if the server keeps the stop: a mistyped name must not look like a stopped robot.
+        For a ``reset`` that ends a stop, the Reply is not an error. For any other Command it is an error, even if the
+        server keeps the stop: a mistyped name must not look like a stopped robot.
         """
         ends_stop = command.verb == "reset" and command.target in self._safety.stopped
         watched = ends_stop or command.verb in ("estop", "deactivate")

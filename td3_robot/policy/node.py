@@ -59,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--state",
         type=Path,
         metavar="FILE",
-        help="with --config: file that keeps stops, faults and a freeze across a restart (default: the bundle's name "
-        "with .state added; a second server of the same bundle gets its own file)",
+        help="with --config: file that keeps stops, faults, takeovers and a freeze across a restart (default: the "
+        "bundle's name with .state added; a second server of the same bundle gets its own file)",
     )
     parsed = parser.parse_args(arguments)
     return run_node("policy", parsed, lambda node: _serve(node, parsed))
@@ -153,7 +153,7 @@ class _Server:
         return {"resumed": now, "latches": state_file.kept.stored()}
 
     def _after(self) -> bool:
-        """Pass the core's changes to links, files and recorder. Return whether the server is finalized."""
+        """Pass the core's changes to links, state file and recorder. Return whether the server is finalized."""
         core = self.core
         answers = core.store.serving is not None and core.lifecycle.state is not State.UNCONFIGURED
         self.rates.answered(time.monotonic(), answers=answers)

@@ -11,7 +11,7 @@ package adds the row with an entry point in the group ``td3_robot.noises``::
         NUMBER = 1000
 
         def block(self, generator):
-            return generator.laplace(size=self.shape)
+            return generator.laplace(scale=0.5**0.5, size=self.shape)  # standard deviation 1
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ class _Takeover:
 
     Attributes:
         operator: the operator's process; ("", 0, "") after a restart of the server.
+        here: whether the operator is connected.
+        sequence: number of the newest Teleop; 0 before the first.
         action: float32[A] of the newest Teleop; None if the operator has sent no action, or has left.
         received: when the newest Teleop arrived (s); before the first Teleop: when the Command ``takeover`` arrived.
     """

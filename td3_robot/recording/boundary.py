@@ -1,7 +1,7 @@
 """Records the inputs of a core, and the outputs that ``step`` does not return. The core does not use the recorder.
 
 The outputs of a core depend only on its construction arguments, its turns and, for a driver, what its robot observes
-and reports. The messages on links and these messages are enough to replay a core bit for bit:
+and reports. The messages on links and the following messages are enough to replay a core bit for bit:
 
 =============== =====================================================================================================
 Start           construction arguments, and state restored from disk; the node records one Start

@@ -21,7 +21,7 @@ class ChunkIndexFile:
         path: the recording. The temporary file is in its folder, has no name, and needs 0.3 kB for each chunk.
 
     Raises:
-        OSError: the temporary file cannot be written. Every method raises it.
+        OSError: the temporary file cannot be written. Every method can raise it.
     """
 
     def __init__(self, path: Path) -> None:

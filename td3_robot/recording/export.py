@@ -157,7 +157,10 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
 
 
 def check_one_kind(session: Session, topics: Sequence[str]) -> dict[str, Names]:
-    """Check the tables of these topics, or all tables if ``topics`` is empty. Returns the channel names of each source.
+    """Check that one table of each topic can hold all robots. Returns the channel names of each source.
+
+    Args:
+        topics: topics of the tables; empty for all topics.
 
     Raises:
         SessionError: a table has channels as columns, and the robots have different channels.

@@ -1,4 +1,4 @@
-"""Finds faults in messages, and counts the different faults of a recording."""
+"""Finds faults in messages, and counts how often each fault occurs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def failure_in(entry: Entry) -> str | None:
 
 
 def lost(name: str, bye: Bye) -> str | None:
-    """Text about the loss of the client ``name``; None if the client left normally.
+    """Text about the loss of the client ``name``; None if the client left normally or reconnected.
 
     If a client disappears without a Bye, the link makes a Bye with the reason.
     """

@@ -73,7 +73,7 @@ class Draft(NamedTuple):
         return Schema(schema.name, schema.encoding, schema.data)
 
     def data(self) -> bytes:
-        """Return the serialized message. NaN and infinity become null, because JSON does not have them."""
+        """Return the serialized message. In JSON, NaN and infinity become null."""
         return msgspec.json.encode(self.message) if isinstance(self.message, dict) else bytes(self.message.encode())
 
 

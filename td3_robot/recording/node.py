@@ -150,7 +150,7 @@ def _drain(node: Node, recorder: Recorder, seconds: float) -> None:
     for _ in range(_DRAIN_CALLS):  # messages may still wait if this process was paused until the deadline
         recorder.step(node.bus.receive(0.0), time.monotonic())
     if node.supervised and (silent := sorted(peer.name for peer in node.bus.peers(RECORDER))):
-        log.warning("no Bye from %s: its last messages may be missing", ", ".join(silent))
+        log.warning("no Bye from %s: the last messages may be missing", ", ".join(silent))
 
 
 def _settings(config: RecordConfig, options: argparse.Namespace) -> RecordConfig:

@@ -125,7 +125,7 @@ class Player:
         return sorted(missing)
 
     def silent_since(self, then: float) -> str:
-        """The first link whose server has been silent since ``then`` (s, of ``time.monotonic``); empty if none.
+        """Text that names a server that has been silent since ``then`` (s, ``time.monotonic``); empty without one.
 
         This method ignores the link to a monitor, because a monitor may leave.
         """

@@ -27,7 +27,7 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 def _begins(path: Path) -> int:
-    """The received time (ns) of the first message of a part whose topic is not in REPEATED. It is no repetition."""
+    """The received time (ns) of the first message of a part whose topic is not in REPEATED: it repeats no message."""
     received = 0
     for entry in SessionFile(path).entries():
         received = entry.received

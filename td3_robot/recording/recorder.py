@@ -30,7 +30,7 @@ class Recorder:
         epoch: the time when the clock of :meth:`step` was 0, in ns since 1970.
 
     Raises:
-        OSError: a file cannot be written. Every method raises it.
+        OSError: a file cannot be written. Every method can raise it.
     """
 
     def __init__(self, path: Path, facts: Facts, config: RecordConfig, epoch: int) -> None:
@@ -84,7 +84,7 @@ class Recorder:
             self.counters["triggers"] += 1
 
     def close(self, now: float, attachments: Sequence[Attachment] = ()) -> None:
-        """Add these attachments and close the file. With a ring: write the ring if a trigger is pending."""
+        """Add these attachments and close the file. With a ring: only write the ring if a trigger is pending."""
         if self._writer:
             for attachment in attachments:
                 self._writer.attach(attachment, self._epoch + int(now * 1e9))

@@ -33,7 +33,7 @@ class Draft(NamedTuple):
     Attributes:
         type: name of the type, for example ``std_msgs/msg/Float64``.
         message: the message, in the classes of rosbags.
-        latched: whether a new subscriber also gets the last message from before. Rare messages need this.
+        latched: whether a new subscriber gets the newest earlier message at once. Rare messages need this.
     """
 
     topic: str
@@ -178,7 +178,7 @@ def ros_name(text: str) -> str:
     """Return a valid ROS name for a text. ``/`` separates its parts.
 
     A part has letters, digits and single underscores. It begins with a letter, because ROS tools hide topics that begin
-    with an underscore. ROS limits the length of topics.
+    with an underscore. The name has at most 90 characters, because ROS limits the length of topics.
     """
     parts = (re.sub(r"[^A-Za-z0-9]+", "_", part).strip("_") for part in text.split("/"))
     return "/".join(part if part[:1].isalpha() else f"x{part}" for part in parts)[:_LONGEST].rstrip("/")

@@ -1,7 +1,7 @@
 """Makes a JSON Schema for each message from its declaration, for MCAP viewers.
 
-Arrays and other bytes are msgpack ``bin``. JSON has no such type, so the schema describes them as binary strings, with
-dtype, shape and unit.
+Arrays and other bytes are msgpack ``bin``. JSON has no such type, so the schema describes them as binary strings. For
+an array, it also gives dtype and shape.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Reads one file, whole or damaged. The reader checks every length and checksum before it uses the data."""
+"""Reads one file of a recording, whole or damaged.
+
+The reader checks every length, and the checksum of a chunk or an attachment, before it uses the data.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from td3_robot.util import process_lock
 
 _MAGIC = b"\x89MCAP0\r\n"
 _HEAD = struct.Struct("<BQ")  # of a record: opcode, length of the body
-_FOOTER = struct.Struct("<BQQQI8s")  # record head, offset of the index, offset of its summary, checksum, magic
+_FOOTER = struct.Struct("<BQQQI8s")  # head, offset of the index, offset of its table of groups, checksum, magic
 _MESSAGE = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
 _MAX_CHUNK = 1 << 28  # unpacked bytes; a recorder closes chunks at 4 MiB, and a message has at most 64 MiB
 
@@ -63,8 +66,9 @@ class SessionFile:
         self.size = self.read = 0
         self._channels: dict[int, tuple[str, int, str, str]] = {}
         self._references: set[int] = set()  # channels of references to policies
-        self._policies: dict[str, tuple[int, int, int]] = {}  # offset of the chunk, and begin and end of the Weights
-        self._allowance = 0  # bytes that references in this chunk may still copy
+        # By SHA-256 of a policy: offset of the chunk with its Weights, and begin and end of the Weights in the chunk.
+        self._policies: dict[str, tuple[int, int, int]] = {}
+        self._allowance = 0  # bytes of chunks that references in this chunk may still read
 
     @property
     def all_damages(self) -> list[Damage]:

@@ -18,7 +18,7 @@ _CHANNELS = {"O": "observations", "A": "actions"}
 
 
 def robot_of(message: Message) -> RobotSpec | None:
-    """The robot in the Hello of a source; None if the message has another type, or a server would refuse the Hello."""
+    """The robot in the Hello of a source; None for any other message, and for a specification that is not valid."""
     if not isinstance(message, Hello) or message.role not in ROBOT_ROLES:
         return None
     with contextlib.suppress(ConfigError):

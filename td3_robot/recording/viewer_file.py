@@ -42,11 +42,11 @@ class Draft(Protocol):
 
 
 class Converter(ABC):
-    """Converts the messages of a run, in their order.
+    """Converts the messages of a recording, in their order.
 
     Attributes:
         profile: the MCAP profile of the file.
-        converted: types of the messages to convert. A Hello also gives the names of channels.
+        converted: types of the messages to convert.
     """
 
     profile: ClassVar[str] = ""
@@ -61,7 +61,7 @@ class Converter(ABC):
         """Yield the viewer's messages for a recorded message. Yield nothing if its type is not in ``converted``."""
 
     def layout(self) -> bytes | None:
-        """Return a file with panels for the converted messages; None if the viewer has no such file."""
+        """Return a layout file: the viewer's panels for the converted messages. None if the viewer has no such file."""
         return None
 
     def remarks(self) -> list[str]:
@@ -84,7 +84,8 @@ def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[
     if not recorded & sources:
         allowed = ", ".join(sorted(sources))
         raise SessionError(f"{str(session.paths[0])!r} holds no message to convert; it must hold one of {allowed}")
-    for _, hello in reversed(list(session.robots())):  # the first Hello may come after the first Step
+    # The first Step may come before the first Hello. So learn all Hellos here, and last the one for the first Step.
+    for _, hello in reversed(list(session.robots())):
         converter.learn(hello)
     counts: Counter[str] = Counter()
     with files.creating(path), path.open("xb") as file:

@@ -1,4 +1,4 @@
-"""Writes one recording. The writer closes a chunk every CHUNK_S, so that a crash loses at most one chunk."""
+"""Writes one file of a recording. The writer closes a chunk every CHUNK_S, so that a crash loses at most one chunk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from td3_robot.recording.entries import METADATA, Attachment, Entry, Facts
 from td3_robot.recording.policies import REFERENCE, StoredPolicies
 from td3_robot.util import files, process_lock
 
-CHUNK_S = 0.5  # maximum time in s that data stays in this process; a crash does not lose older data
+CHUNK_S = 0.5  # time in s after which the writer closes a chunk; a crash loses only newer data
 _CHUNK_BYTES = 4 << 20
 PROFILE = "td3-robot"
 _NO_SCHEMA = 0  # for a topic that this version does not know; ``recover`` and ``replay --update`` copy its messages
@@ -34,7 +34,7 @@ class _File(io.FileIO):
 class SessionWriter:
     """One MCAP file. A reader can read complete chunks at any time. :meth:`close` adds the index.
 
-    Each topic of a publisher and link is a channel, so that viewers show each robot separately: ``sim-0/step``.
+    Each topic of a publisher and link is a channel. Its name, such as ``sim-0/step``, shows the publisher in viewers.
 
     Args:
         path: the file to write; it must not exist.
@@ -42,7 +42,7 @@ class SessionWriter:
         now: time in seconds, on the same clock as in :meth:`turn`.
 
     Raises:
-        OSError: the file exists, or cannot be written. Every method raises it.
+        OSError: the file exists, or cannot be written. Every method that writes raises it, too.
     """
 
     def __init__(self, path: Path, facts: Facts, now: float) -> None:
@@ -75,7 +75,7 @@ class SessionWriter:
         self._writer.add_attachment(time_ns, time_ns, attachment.name, attachment.media_type, attachment.data)
 
     def turn(self, now: float) -> None:
-        """Close the chunk if it is CHUNK_S old. Call this at least every CHUNK_S, even without messages."""
+        """Close the chunk if it is time. Call this at least every CHUNK_S, even without messages."""
         if now >= self._due:
             self._due = now + CHUNK_S
             self._writer.flush()

@@ -137,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _replay(paths: Sequence[Path], options: argparse.Namespace) -> tuple[int, bool, dict[str, Any]]:
-    """Replay one session and print its report. Returns the exit code, whether it passed, and the JSON report."""
+    """Replay one session and print its report. Returns the exit code, whether replay passed, and the JSON report."""
     try:
         with Working(f"replay {paths[0]}") as working:
             session = Session(paths)

@@ -1,8 +1,8 @@
 """Compares recorded messages with replayed messages, field by field.
 
-Messages with the same key, for example the same version, form a pair. On the same kind of machine all bits must be
-equal. On another machine, numbers may differ by the tolerance of their field in ``messages.py``. All other values
-(flags, versions, identities) must always be equal.
+Messages with the same key, for example the same version, form a pair. On the same kind of machine, all bits of an
+array must be equal. On another machine, the numbers of an array may differ by the tolerance of their field in
+``messages.py``. All other values (flags, versions, identities) must always be equal.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Comparison:
 
     Attributes:
         compared: number of pairs of messages.
-        first: the first differences, in recorded order.
+        first: the first differences that the comparison found. It checks the order of the messages first.
         counts: number of messages that differ, by field name, or by ``missing``, ``not expected`` or ``order``.
         places: the Step at which the node sent each message, by the key of the message.
         errors: for each field that differs, the largest error in each compared message; 0 without a difference,
@@ -120,8 +120,8 @@ def compare(
     """Compare messages of one topic.
 
     Args:
-        exact: True requires equal bits. False allows numbers to differ by the tolerance of their field.
-        where: the Step at which the node sent a message, by ``id`` of the message. Only the report uses it.
+        exact: True requires equal bits. False allows numbers of arrays to differ by the tolerance of their field.
+        where: the Step at which the node sent a message, by Python's ``id`` of the message. Only the report uses it.
     """
     ours, theirs = _keyed(topic, got), _keyed(topic, expected)
     result = Comparison(topic)

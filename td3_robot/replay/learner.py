@@ -1,8 +1,9 @@
 """Replays the learner's core. The core must produce the recorded weights, Throttles, losses and transitions.
 
-Start and Turns determine these outputs of a new learner, also without lock-step: a Turn shows which Steps came before
-an update. Some computations, for example on a GPU, cannot be repeated on this machine. Then replay uses a learner that
-only stores transitions, and compares transitions and counters. If turns are missing, replay rebuilds them from Steps.
+The Start and the Turns determine these outputs of a new learner, also without lock-step: a Turn shows which Steps came
+before an update. Some computations, for example on a GPU, cannot be repeated on this machine. Then replay uses a
+learner that only stores transitions, and compares transitions and counters. If turns are missing, replay rebuilds them
+from Steps.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _COUNTED = ("begun", "transitions", "gaps", "missed", "cut")
 _NEVER = 2**40  # environment steps; no recording has so many
 _PACKAGES = ("numpy", "torch")
 _TIMED = ("wall_s", "steps_per_s", "updates_per_s")
-_CONTINUED = "it continued from a checkpoint or a replay file, which the recording does not contain"
+_CONTINUED = "the learner continued from a checkpoint or a replay file, which the recording does not contain"
 
 
 class Losses(Message, frozen=True):
@@ -241,8 +242,8 @@ class _Learner:
             return  # the comparison of Weights reports the damage
         if then != [now, now]:
             self.problem = (
-                f"its {'first or last ' * (now in then)}updates were {'not ' * now}compiled; replay's updates are"
-                f"{' not' * (not now)} compiled"
+                f"the learner's {'first or last ' * (now in then)}updates were {'not ' * now}compiled; "
+                f"replay's updates are{' not' * (not now)} compiled"
             )
 
 
@@ -272,9 +273,9 @@ def _not_learned(session: Session, life: Life) -> str:
     if not life.setting("new", bool):
         return _CONTINUED
     if learner.recordings:
-        return "it began with transitions of other recordings"
+        return "the learner began with transitions of other recordings"
     if learner.start_from:
-        return "it began with the actor of another policy"
+        return "the learner began with the actor of another policy"
     if learner.device == "cuda" or compute.device(learner.device).type != "cpu":
         return "they were computed on a GPU, or replay would compute them on a GPU"
     if other := machines.difference(session.metadata, _PACKAGES):
@@ -283,7 +284,7 @@ def _not_learned(session: Session, life: Life) -> str:
 
 
 def _as_recorded(part: Replayed) -> Replayed:
-    """Remove the policies that the recording leaves out from the replayed Weights. Replay compares their SHA-256."""
+    """The part, without the replayed policies that the recording leaves out. Replay compares only their SHA-256."""
     left_out = {message.version for _, message in part.expected if isinstance(message, Weights) and not message.payload}
     got, where = [], dict(part.where)
     for message in part.got:
@@ -307,10 +308,10 @@ def _compare_counters(
     elif life and not life.setting("new", bool):
         why = _CONTINUED
     elif life and learner:
-        why = "its last Status may count turns that replay did not reach" if life.stopped else None
+        why = "the learner's last Status may count turns that replay did not reach" if life.stopped else None
         counted = learner.counted
     elif not alone:
-        why = "its beginning is not recorded"
+        why = "the beginning of this learner is not recorded"
     elif not (why := recording.not_counted()):
         counted = recording.rebuilt.counted
     if why or status is None:

@@ -20,7 +20,7 @@ class Replayed:
         got: the replayed messages.
         reference: the attachment that ``--update`` writes; only for topics that are not in MESSAGES.
         stream: ``PUBLISHER/INCARNATION``, or ``all``.
-        where: maps the ``id`` of a message to the Step at which the node sent the message, as text.
+        where: maps Python's ``id`` of a message to the Step at which the node sent the message, as text.
         older: True if the recorded node did not offer this topic. Then replay can compare only with a reference.
         made: metadata of the machine that made the reference, if known.
     """
@@ -44,7 +44,7 @@ class Outcome:
         parts: recorded and replayed messages, by topic and stream.
         turns: number of replayed turns.
         notes: texts about messages that replay did not compare, with the reasons.
-        comparisons: a comparison for each topic, with a text that says whether numbers had a tolerance, and why.
+        comparisons: a comparison for each topic, with a text that says how exact it is.
         recorded_s: time from the first to the last expected message of the longest stream, in seconds.
         taken_s: duration of the replay in seconds.
     """

@@ -49,7 +49,7 @@ _LEFT = (_NO_STEPS, _NO_WEIGHTS, _SAFE, _OPERATED)  # Actions that replay cannot
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every policy server of a session. If turns are lost, rebuild a turn from each recorded Action."""
+    """Replay every policy server of a session. If turns are lost, rebuild them from the Actions that followed."""
     found, notes = lives.replay(session, "policy", TOPICS, _make)
     outcome = lives.outcome(found.values(), TOPICS, notes)
     servers = {(name, incarnation) for name, incarnation, topic in session.counts if topic == Action.NAME}

@@ -54,8 +54,8 @@ def _folders(config: pytest.Config) -> Sequence[Path]:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    folders = _folders(parent.config)
-    if file_path.suffix == ".mcap" and any(folder in file_path.resolve().parents for folder in folders):
+    place = file_path.parent.resolve()  # the recording itself may be a link to a file elsewhere
+    if file_path.suffix == ".mcap" and any(folder in (place, *place.parents) for folder in _folders(parent.config)):
         return SessionCollector.from_parent(parent, path=file_path)
     return None
 

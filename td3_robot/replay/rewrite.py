@@ -2,7 +2,7 @@
 
 The recorded messages do not change, because they are inputs of other cores. For each topic and stream that differs,
 an attachment (the *reference*) holds the new expected messages. A second attachment describes the machine that made the
-reference. Replay uses this machine to decide how exactly to compare the stream.
+reference. From this description, replay decides how exactly to compare the stream.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
 
     Raises:
         SessionError: the recording holds no configuration.
+        ConfigError: this version does not understand the configuration.
         OSError: the file cannot be written. The old file does not change.
     """
     path = session.paths[0].resolve()  # the target of a symbolic link

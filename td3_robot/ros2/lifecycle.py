@@ -9,11 +9,11 @@ unconfigured  unconfigured  ``configure`` asks for configure
 inactive      inactive      ``activate`` asks for activate
 active        active        ``deactivate`` asks for deactivate
 fault         inactive      ``activate`` asks for activate
-finalized     finalized     ``shutdown`` asks for shutdown
+finalized     finalized     none
 ============= ============= ====================================
 
-If the driver refuses a request, the transition fails in ROS, and the ROS node keeps its state. The driver
-refuses ``cleanup``, because it keeps its configuration.
+In every other state, ``shutdown`` asks for shutdown. If the driver refuses a request, the transition fails in ROS, and
+the ROS node keeps its state. The ROS node refuses ``cleanup``, because a driver keeps its configuration.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
             if error := refusal if verb == "cleanup" else self._desk.request(verb):
                 log.warning("the ROS transition %s fails: %s", verb, error)
                 return TransitionCallbackReturn.FAILURE
-            self.executor.create_task(self.mirror)  # follow the driver if it has already left the state
+            self.executor.create_task(self.mirror)  # follow the driver if it has already left the new state
         self._ros_state = target
         return TransitionCallbackReturn.SUCCESS
 

@@ -77,7 +77,7 @@ class Publishers:
         self.topics: dict[str, Any] = {}
 
     def publish(self, draft: Draft) -> None:
-        """Publish a message. Without a subscriber, make only a message that later subscribers get."""
+        """Publish a message. Without a subscriber, publish only a latched message, which later subscribers get."""
         publisher = self.topics.get(draft.topic)
         if publisher is None:
             publisher = self.topics[draft.topic] = self._create(draft)

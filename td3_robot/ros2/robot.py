@@ -38,7 +38,7 @@ class Inputs:
         topics: the kind of each topic.
 
     Raises:
-        ConfigError: a channel has no source, a source has no channel, or a topic has messages of two types.
+        ConfigError: a channel has no source, a source names an unknown channel, or a topic has messages of two types.
     """
 
     def __init__(self, spec: RobotSpec, config: Ros2Config, clock: Callable[[], float] = time.monotonic) -> None:

@@ -20,11 +20,11 @@ def compare(folder: Path) -> dict[str, Any]:
     """Return ``title``, ``runs``, the configuration ``keys`` in which the runs differ, and ``bands`` of curves."""
     runs = [_facts(path) for path in runs_in(folder)]
     names = {name for run in runs for name in run["config"]}
-    differ = sorted(name for name in names if len({json.dumps(run["config"].get(name)) for run in runs}) > 1)
+    differ = sorted(name for name in names if len({_key(run["config"].get(name)) for run in runs}) > 1)
     groups: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         others = {name: run["config"].get(name) for name in differ if name != "seed"}
-        groups.setdefault(json.dumps(others), []).append(run)
+        groups.setdefault(_key(others), []).append(run)
     bands = [
         {"label": _label(json.loads(key), group), **band([run["curve"] for run in group])}
         for key, group in groups.items()
@@ -106,8 +106,13 @@ def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
+def _key(value: Any) -> str:
+    """The JSON text of a value. YAML may also hold dates, which become text."""
+    return json.dumps(value, default=str)
+
+
 def _label(differences: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> str:
-    """A label for a group of runs: the settings that differ from other groups, or the names of its runs."""
+    """A label for a group of runs: up to 3 settings that differ from other groups, or else the names of its runs."""
     if len(group) == 1:
         return str(group[0]["name"])
     if len(differences) > 3:

@@ -217,7 +217,7 @@ def _check_installed(config: Config) -> None:
 
 
 def _check(config: Config) -> None:
-    """Check packages, task, recordings and endpoints before the processes need them."""
+    """Check packages, recorder, keys, endpoints, task and recordings before the processes need them."""
     _check_installed(config)
     if config.record.enabled and _RECORDER not in _modules(config):
         raise UsageError(
@@ -252,7 +252,7 @@ def _modules(config: Config) -> list[str]:
 
 
 def thread_notices(learner: LearnerConfig, cores: int) -> Sequence[str]:
-    """Return warnings for the user if the learner has too many threads for this machine."""
+    """Return warnings for the user if the learner's threads do not fit this machine."""
     if learner.device == "cuda":
         return []
     count = learner.thread_count

@@ -44,7 +44,7 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
     bus = Bus()
     folder: RunFolder | None = None
     node: Node | None = None
-    by_hand = LIFELINE not in os.environ and role != "driver"  # a driver is a program of the user
+    by_hand = LIFELINE not in os.environ and role != "driver"  # a driver is a program of the user with its own name
     who = getattr(arguments, "prog", arguments.name) if by_hand else arguments.name
     try:
         check_name("--name", arguments.name)

@@ -6,8 +6,8 @@
                                      └─ reset, deactivate ─ fault ── activate ──► active
     any ── estop ──► fault, which only reset and shutdown leave   any ── shutdown ──► finalized
 
-Nothing here reads a clock: callers pass the time. FAULT corresponds to the error processing of ROS 2. A policy moves
-the robot only in ``active``.
+A finalized node never leaves its state. Nothing here reads a clock: callers pass the time. FAULT corresponds to the
+error processing of ROS 2. A policy moves the robot only in ``active``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Cause(str, Enum):
 
     STOP = "stop"  # an emergency stop: only a reset ends it
     FAULT = "fault"  # an error, or missing data
-    INACTIVE = "inactive"  # no person has activated the node
+    INACTIVE = "inactive"  # the node waits until a person activates it
 
     __str__ = str.__str__
 
@@ -69,7 +69,7 @@ _COMMANDS: dict[str, dict[State, State]] = {
 """Maps each command except estop to its changes of state, from old to new. In other states, the node refuses it."""
 _REFUSED_WHILE_STOPPED = ("configure", "activate", "deactivate")
 _LONGEST_REASON = 2000  # characters
-_KEPT = 100  # changes to keep for :meth:`Lifecycle.changes`
+_KEPT = 100  # older changes to keep for :meth:`Lifecycle.changes`
 
 
 class Lifecycle:

@@ -44,7 +44,7 @@ class SafetyConfig(Section, frozen=True):
         low_pass: cut-off frequency of a first-order filter over the actions, in Hz.
         safe_action: ``hold`` (the last applied action), ``zero`` (or the limit nearest to it), or a map from channel
             name to value, with zero for the others. The default is ``hold``.
-        refuse_out_of_range: no policy answers an observation outside the specification's range.
+        refuse_out_of_range: ``true``: no policy answers an observation outside the specification's range.
         frozen_ms: no policy answers an observation in which no bit has changed for longer than this time.
         observation_deadline_ms: the policy server's watchdog: FAULT after this time without a valid observation.
         reset_timeout_ms: the longest time that ``reset()`` of a robot takes. Between the last Step of an episode and

@@ -19,8 +19,8 @@ class SafetyState:
 
     Attributes:
         server: an emergency stop of the server, or its state ``inactive``; None if there is neither.
-        sources: maps the name of a robot to the reason why the server's watch over this robot is not active.
-        stopped: names of the robots that a person stopped individually.
+        sources: maps the name of a source to the reason why the server's watch over this source is not active.
+        stopped: names of the sources that a person stopped individually.
         frozen: whether the server refuses the weights of learners.
         withdrawn: SHA-256 of the policies that a rollback withdrew and that no person has chosen again.
         operated: maps the name of a source to the indices of its robots that operators have taken over.

@@ -124,8 +124,10 @@ def _folder() -> Path:
 
 
 def _is_private(folder: Path) -> bool:
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    with contextlib.suppress(OSError):  # another program may delete the folder at any time
+        found = folder.lstat()
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return False
 
 
 def _is_ours(path: Path) -> bool:

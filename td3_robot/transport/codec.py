@@ -173,7 +173,7 @@ class _Plan:
     Attributes:
         arrays: for each array: its name, the type of its numbers, and the letters of its shape.
         trees: for each map and list: its name, and the allowed depth and number of parts.
-        floats: indices of the arrays of floating-point numbers. All these arrays have the type ``float``.
+        floats: indices of the arrays of floating-point numbers. All these arrays have the dtype ``self.float``.
         optional: indices of the arrays with a default.
         layouts: known shapes of the arrays. A key holds the lengths of the arrays and the sizes from the handshake.
     """
@@ -242,7 +242,7 @@ def _layout(topic: str, plan: _Plan, contents: Sequence[bytes], dims: Dims) -> l
 
 
 def _check_tree(label: str, tree: Any, deepest: int, most: int) -> None:
-    """Check, level by level, that a map or list holds only text, numbers, maps and lists."""
+    """Check, level by level, the types, number and depth of the values in a map or list."""
     level, depth, parts = [tree], 0, 1
     while level:
         within: list[Any] = []
@@ -256,7 +256,7 @@ def _check_tree(label: str, tree: Any, deepest: int, most: int) -> None:
                     raise ProtocolError("fields", f"{label}: a key has the type {kind.__name__}; allowed: text")
             if others := {*map(type, items)} - _SIMPLE:
                 for kind in others - {dict, list}:
-                    text = f"{label}: holds {kind.__name__}; allowed: text, numbers, maps and lists"
+                    text = f"{label}: holds {kind.__name__}; allowed: text, numbers, booleans, nil, maps and lists"
                     raise ProtocolError("fields", text)
                 within += [item for item in items if type(item) not in _SIMPLE]
             if depth == deepest and part:

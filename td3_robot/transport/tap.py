@@ -1,6 +1,6 @@
-"""Copies a node's messages to a recorder or monitor.
+"""Copies a node's messages to a listener: a recorder or a monitor.
 
-The node never waits for the recorder or the monitor. It counts the messages that the recorder misses.
+The node never waits for a listener. It counts the messages that a recorder misses.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Tap:
     """Makes one Record of each message that a node sends, even if the node sends it to several subscribers.
 
     Args:
-        session: the handshake with the recorder. If the recorder refuses a node, the node runs without recording.
-        post: sends a topic name and a payload to the recorder. It returns False if there is no recorder or no room.
+        session: the handshake with the listener. If the listener refuses a node, the node runs without this listener.
+        post: sends a topic name and a payload to the listener. It returns False if there is no listener or no room.
         expected: whether the run has a recorder. If True, the first messages wait until the recorder connects, and the
             tap counts missed messages from the start.
     """
@@ -182,9 +182,9 @@ class Tap:
         return self._before_first or self._reconnect_until is not None
 
     def receive(self, frames: Frames, now: float) -> list[Input]:
-        """Take a message from the recorder at ``now`` (s). Send the kept messages to a new recorder.
+        """Take a message from the listener at ``now`` (s). Send the kept messages to a new listener.
 
-        The result is always empty, because a recorder sends no message to the core.
+        The result is always empty, because a listener sends no message to the core.
         """
         state, server = self._session.state, self._session.session
         if self._deaf:  # the monitor missed kept messages while it was suspended
@@ -229,13 +229,13 @@ class Tap:
         self._note_loss(state, now)
 
     def leave(self, reason: str, now: float) -> None:
-        """Send the remaining messages and a Bye at ``now`` (s), if there is a recorder."""
+        """Send the remaining messages and a Bye at ``now`` (s), if there is a listener."""
         if self._greet(now) or self._session.state == "welcome" or self._reconnect_until is not None:
             self._send(now)
             self._post(Bye.NAME, codec.encode(Bye(reason)))
 
     def _greet(self, now: float) -> bool:
-        """Send Hello after a long silence: the recorder may have forgotten this node. Returns whether Hello was due."""
+        """Send Hello after a long silence: the listener may have forgotten this node. Returns whether Hello was due."""
         if not self._session.needs_hello(now):
             return False
         self._note_loss("welcome", now)

@@ -51,7 +51,7 @@ NEEDED = {
     "bundle export --onnx": ("onnx",),
     "bundle import": ("torch",),
 }
-"""Maps a command or a kind of task to the modules that it needs in addition to the base install."""
+"""Maps a command, a kind of task or a method to the modules that it needs in addition to the base install."""
 
 
 def missing(error: ModuleNotFoundError, command: str = "") -> str | None:

@@ -87,6 +87,6 @@ def test_percentiles_of_nanoseconds_are_in_microseconds() -> None:
     assert harness.percentiles([1000, 2000, 3000]) == {"p50": 2.0, "p99": 3.0, "p999": 3.0, "max": 3.0}
 
 
-def test_the_load_is_that_before_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reported_load_is_the_load_before_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (1e6, 0.0, 0.0))
     assert harness.describe()["load"] < 1e6

@@ -99,7 +99,7 @@ def test_the_size_of_an_export_for_foxglove() -> None:
     (row,) = report("foxglove_size.py", str(file))["results"]
     assert row["bytes"] == file.stat().st_size
     assert row["larger"] == pytest.approx(row["foxglove_bytes"] / row["bytes"])
-    assert 0.1 < row["larger"] < 2  # more than a tenth, so recordings hold no messages for Foxglove
+    assert 0.1 < row["larger"] < 2  # Foxglove messages would add more than a tenth, so recordings hold none
 
 
 @pytest.mark.parametrize(

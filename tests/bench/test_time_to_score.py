@@ -33,7 +33,7 @@ def test_unknown_contestant_is_refused(capsys: pytest.CaptureFixture[str], monke
 def test_an_evaluation_after_the_last_callback_gets_the_time_of_the_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The learner starts its clock 5 s after the begin. The final evaluation takes 100 s."""
+    """The learner starts its clock 5 s after the training begins. The final evaluation takes 100 s."""
     clock, made = SimpleNamespace(now=1000.0), []
 
     def evaluate(wall_s: float, final: bool = False) -> None:

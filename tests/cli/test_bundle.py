@@ -223,4 +223,6 @@ def test_a_policy_is_given_by_shipped_name_or_run_folder(run: Any, file: Path, t
     folder = RunFolder.create(tmp_path / "run", configuration.parse({}))
     folder.policy_file.write_bytes(file.read_bytes())
     assert "policy for Toy" in run("show", tmp_path / "run")[1]
+    named = folder.path.rename(tmp_path / "checkpoint-run")
+    assert run("create", named, tmp_path / "toy.safetensors")[0] == 0
     assert run("create", "ant", tmp_path / "ant.safetensors")[0] == 0

@@ -15,7 +15,7 @@ from td3_robot.transport.keys import KeyFolder
 
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Returns a function that runs ``td3-robot keys`` on a folder and gives its exit code, output and errors."""
+    """A function that runs ``td3-robot keys`` and returns the exit code, the output and the errors."""
 
     def call(*words: str) -> tuple[int, str, str]:
         code = cli.main(["keys", *words, "--keys", str(tmp_path / "keys")])

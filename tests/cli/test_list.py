@@ -6,6 +6,7 @@ import json
 
 import msgspec
 import pytest
+from td3_robot_sims import tasks
 
 from td3_robot.cli.main import main
 from td3_robot.config import reference
@@ -32,7 +33,16 @@ def test_list_configs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     found = {row["task"]: row for row in rows("tasks", capsys)}
     assert (found["Walker2D"]["observations"], found["Walker2D"]["actions"]) == ("22", "6")
+    assert found["Walker2D"]["description"] == "a walking robot in PyBullet"
     assert "gymnasium:ID" in found
+
+
+def test_list_tasks_of_an_installed_backend(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tasks.BACKENDS.rows, "toy", "tests.contract.point_mass:PointMassBackend")
+    described = {row["task"]: row["description"] for row in rows("tasks", capsys) if row["task"].startswith("toy:")}
+    assert set(described.values()) == {"a task of the backend toy"}
 
 
 def test_list_policies(capsys: pytest.CaptureFixture[str]) -> None:

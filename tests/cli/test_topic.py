@@ -1,4 +1,7 @@
-"""Test ``td3-robot topic list`` and ``show``. tests/process/test_topic.py tests ``echo``."""
+"""Test ``td3-robot topic list`` and ``show``, and wrong arguments of ``echo``.
+
+tests/process/test_topic.py tests the output of ``echo``.
+"""
 
 from __future__ import annotations
 

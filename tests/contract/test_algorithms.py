@@ -1,4 +1,4 @@
-"""Contract tests for every algorithm, with and without its engine, for a subclass and for an example package."""
+"""Contract tests for every algorithm, the engine of TD3 and DDPG, a subclass and an example package."""
 
 from __future__ import annotations
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.bullet.backend import BulletBackend
-from td3_robot_sims.backends.bullet.robots import RobotModel
+from td3_robot_sims.backends.bullet.robots import MODELS, RobotModel, specification
 
 from tests.contract.simulator_backend import SimulatorBackendContract
 
@@ -62,6 +63,21 @@ class TestOwnRobot(SimulatorBackendContract):
         assert observation[names.index("left_leg.contact")] == 1
         assert abs(observation[names.index("torso.height")]) < 0.05
         environment.close()
+
+
+def test_an_own_robot_with_a_published_name_is_not_the_published_robot() -> None:
+    class Heavy(BulletBackend):
+        models = {"Ant": replace(MODELS["Ant"], power=1.0)}  # noqa: RUF012
+
+    assert BulletBackend("bullet").gymnasium_id("Ant") == "td3_robot/Ant-v0"
+    assert Heavy("own").gymnasium_id("Ant") is None
+    assert OwnRobots("own").gymnasium_id("TwoLegs") is None
+
+
+@pytest.mark.parametrize(("height", "meaning"), [(None, "its height at reset"), (0.8, "0.8 m"), (1.25, "1.25 m")])
+def test_the_specification_names_the_zero_of_the_observed_height(height: float | None, meaning: str) -> None:
+    spec = specification(replace(TWO_LEGS, start_height=height))
+    assert spec.observations[0].meaning == f"height of the torso above {meaning}"
 
 
 @pytest.mark.usefixtures("installed")

@@ -153,7 +153,7 @@ def test_damaged_data_is_refused(tmp_path: Path, spec: RobotSpec, rewrite: Calla
 def test_a_damaged_file_is_refused_or_read_completely(
     tmp_path: Path, spec: RobotSpec, rng: np.random.Generator
 ) -> None:
-    """A truncated file is an error. A file with one flipped bit is an error or gives a complete policy."""
+    """A missing or truncated file is an error. A file with one flipped bit is an error or gives a complete policy."""
     whole = saved(tmp_path).read_bytes()
     damaged = tmp_path / "damaged.zip"
     for cut in (0, 10, len(whole) // 2, len(whole) - 1):
@@ -196,7 +196,7 @@ def saved_by_torch(content: Any) -> bytes:
 
 
 def test_tensors_that_require_gradients_are_read(tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path]) -> None:
-    """One flipped bit in a file can set this flag of a tensor."""
+    """One flipped bit in a file can set the flag ``requires_grad`` of a tensor."""
     model = saved(tmp_path)
     state = torch.load(io.BytesIO(zipfile.ZipFile(model).read("policy.pth")), weights_only=True)
     marked = saved_by_torch({name: tensor.requires_grad_() for name, tensor in state.items()})

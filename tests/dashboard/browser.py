@@ -108,7 +108,7 @@ class Page:
 
 @contextlib.contextmanager
 def chromium(folder: Path) -> Iterator[Page]:
-    """Start a browser with an empty profile in ``folder``. Skip the test if there is no browser."""
+    """Start a browser with an empty profile in ``folder``. Skip the test without a browser or websockets."""
     if not PROGRAM:
         pytest.skip("needs Chromium, which is not installed")
     client = pytest.importorskip("websockets.sync.client", reason="needs websockets, which is not installed")

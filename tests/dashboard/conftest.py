@@ -41,7 +41,7 @@ class Site(NamedTuple):
     def get(
         self, path: str, headers: dict[str, str] | None = None, method: str = "GET", body: bytes | None = None
     ) -> tuple[int, Any, bytes]:
-        """Send a request with only these headers. Return the status, the headers and the body of the answer."""
+        """Send a request, without a cookie by default. Return the status, the headers and the body of the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             connection.request(method, path, body, headers=headers or {})

@@ -26,6 +26,7 @@ def robot(tmp_path: Path) -> Iterator[Robot]:
 def test_the_stop_button_stops_a_robot_within_its_deadline(
     page: Page, serve: Callable[..., Site], robot: Robot
 ) -> None:
+    """A viewer cannot stop the robot. An operator can stop it, and then uses the other buttons."""
     robot.configure(**PATIENT)
     server, _ = robot.serve(), robot.drive()
     running = robot.running()
@@ -40,7 +41,7 @@ def test_the_stop_button_stops_a_robot_within_its_deadline(
     page.wait("!document.querySelector('#estop').disabled")
     page.wait("document.querySelector('[data-node=leg]')?.cells[1].textContent === 'active'")
     assert SAFE not in robot.record()[running:]  # a viewer's click did nothing
-    for node, count in (("leg", "steps "), ("policy", "actions ")):  # counters of nodes without a supervisor
+    for node, count in (("leg", "steps "), ("policy", "actions ")):  # these nodes have no supervisor
         page.wait(f"document.querySelector('[data-node={node}] + .more').textContent.includes('{count}')")
     begin = len(robot.record())
     page.click("#estop")

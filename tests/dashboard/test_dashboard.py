@@ -1,4 +1,4 @@
-"""The dashboard's server over real HTTP: who may read it and command, what it sends, and how it ends."""
+"""The dashboard's server over real HTTP: who may read and who may command, what it sends, and how it ends."""
 
 from __future__ import annotations
 

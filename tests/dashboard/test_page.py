@@ -119,7 +119,10 @@ def test_the_page_says_why_it_does_not_draw_a_robot(page: Page, serve: Callable[
     page.run("connect = () => null, show_ = show, show = () => null, true")
 
     def shown(index: int, drawable: str = "['sim-0']") -> list[Any]:
-        """Choose one of five robots. The server draws only robot 3. Return whether the page draws, and its text."""
+        """Choose one of five robots. The snapshot has pictures of robot 3 only.
+
+        Return whether the page draws a robot, and the text that says why not.
+        """
         page.run(f"live = ({SNAPSHOT})(1), live.drawable = {drawable}, true")
         page.run("live.robots = [0, 1, 2, 3, 4].map((index) => ({...live.robots[0], index, robots: 5})), true")
         page.run("live.drawn = live.drawable.length ? {'sim-0/3': live.drawn['sim-0/0']} : {}, true")
@@ -150,7 +153,8 @@ def test_the_page_follows_a_training_and_connects_again_to_the_next_one(
     page.wait("[...document.querySelectorAll('#tiles dt')].some((it) => it.textContent === 'steps/s')")
     page.wait("trend.length > 5 && trend.at(-1).steps_per_s > 0")
     page.wait("document.querySelectorAll('#channels tbody tr').length === 22 + 6")
-    page.wait("document.querySelector('#robot-facts').textContent.includes('action from: policy')")  # none at a start
+    # An episode starts without an action.
+    page.wait("document.querySelector('#robot-facts').textContent.includes('action from: policy')")
     page.wait("document.querySelectorAll('#chart-latency canvas, #chart-channels canvas').length === 2")
     page.wait("!document.querySelector('#body').hidden && body.frame?.length === 7 * 6")  # 7 shapes, 2 ends, x y z
     assert 0.2 < page.run("(body.frame[2] + body.frame[5]) / 2") < 1.6  # height of the torso in m

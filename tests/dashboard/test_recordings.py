@@ -146,7 +146,7 @@ def test_one_replay_runs_at_a_time_and_ends_with_the_dashboard(serve: Callable[.
     status, _, body = site.get(path, here, "POST")
     assert (status, json.loads(body)["running"]) == (200, True)
     dashboard = psutil.Process(site.process.process.pid)
-    poll_until(lambda: [replay.nice() for replay in dashboard.children()] == [19], lambda: "no replay is nice", 60)
+    poll_until(lambda: [replay.nice() for replay in dashboard.children()] == [19], lambda: "no replay has nice 19", 60)
     replays = dashboard.children()
     replays[0].suspend()  # so that it cannot end
     assert replays[0].cmdline()[3] == "replay"

@@ -103,7 +103,7 @@ def test_a_driver_with_a_rival_does_not_move_the_robot(make_core: Make, robot: T
 
 
 def test_a_driver_with_an_earlier_welcome_also_waits(make_core: Make, robot: Toy) -> None:
-    """After a restart or a silence, the server may have welcomed another driver of this name, which moves the robot."""
+    """After a restart of the server, another driver of this name may have a Welcome and move the robot."""
     core = make_core(SAFE, holds_off=True)
     core.step([("policy", Welcome(1, "policy", 5))], 1.0)
     core.step([action(0, 1.5, -0.25)], 1.003)

@@ -32,7 +32,7 @@ def test_an_action_is_applied_at_once_and_reported_in_the_next_step(make_core: M
 
 
 def test_a_held_action_of_an_operator_belongs_to_the_operator(make_core: Make) -> None:
-    """Ann sends no Action for Steps 1 and 2. The Action for Step 3 has no operator, because Ann gave the robot back."""
+    """Steps 1 and 2 get no Action. The Action for Step 3 has no operator, because Ann gave the robot back."""
     core = make_core(SafetyConfig())
     link, first = action(0, 1.5, -0.25, version=0)
     core.step([(link, replace(first, operated={"0": "ann"}))], 0.003)

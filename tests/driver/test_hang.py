@@ -18,7 +18,7 @@ PATIENCE = 60.0  # s
 
 
 class End:
-    """Replaces the function that ends the process: releases the hanging call and records the exit code."""
+    """A stand-in for the function that ends the process. It records the exit code and releases the hanging call."""
 
     def __init__(self) -> None:
         self.codes: queue.Queue[int] = queue.Queue()

@@ -1,4 +1,4 @@
-"""A robot without hardware for tests of the driver, and the messages that the driver gets."""
+"""A robot without hardware for tests of the driver, and helpers for the driver's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Make = Callable[..., SourceCore]
 
 
 class Toy(Robot):
-    """A robot that records its actions. ``observe`` returns ``sees``; it raises ``sees`` if that is an exception."""
+    """A robot that records its actions. ``observe`` returns ``sees``, or raises ``sees`` if it is an exception."""
 
     def __init__(self, spec: RobotSpec) -> None:
         self.spec = spec

@@ -1,8 +1,9 @@
 """Fuzz one target with Atheris, guided by coverage: ``python tests/fuzz/fuzz.py TARGET [SECONDS] [FOLDER]``.
 
-The script needs the package ``atheris``. It begins with the inputs in ``corpus/TARGET``, and writes new inputs into
-FOLDER (default: a temporary folder). At a defect, the script prints the traceback, writes the input to ``crash-…`` in
-the working folder, and ends with an error. Move the input to ``corpus/TARGET``, so that test_corpus.py tests it.
+The script needs the package ``atheris``. It runs for SECONDS (default: 15), begins with the inputs in
+``corpus/TARGET``, and writes new inputs into FOLDER (default: a temporary folder). At a defect, the script prints the
+traceback, writes the input to ``crash-…`` in the working folder, and ends with an error. Move the input to
+``corpus/TARGET``, so that test_corpus.py tests it.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 def decode(data: bytes) -> None:
-    """Decode Records, and a message whose topic is the first byte. A valid message can be encoded and decoded again."""
+    """Decode Records and a message. The first byte chooses the topic. A valid message survives a round trip."""
     topic = _TOPICS[data[0] % len(_TOPICS)] if data else ""
     try:
         codec.decode_records(data[1:])
@@ -53,7 +53,7 @@ def decode(data: bytes) -> None:
 
 
 def server(data: bytes) -> None:
-    """Give the server of a link messages of up to four unknown clients."""
+    """Give the server of a link messages of up to four clients."""
     link = ServerLink("policy", "policy", policy_core.ACCEPTS, {}, session=1)
     for now, (client, topic, payload) in enumerate(_messages(data)):
         link.receive(bytes([client % 4]), [topic, payload], float(now))

@@ -35,7 +35,7 @@ CONFIGS = {
     "Huber": LearnerConfig(critic_loss="huber", learning_rate=1e-3),
     "clipped": LearnerConfig(gradient_clip=0.2, learning_rate=1e-3),
     "average": LearnerConfig(policy_average=0.1, learning_rate=1e-3),
-    "critic warm-up": LearnerConfig(critics_first=5, learning_rate=1e-3),
+    "critics first": LearnerConfig(critics_first=5, learning_rate=1e-3),
     "all at once": LearnerConfig(
         critic_loss="huber", gradient_clip=0.3, layer_norm=True, policy_delay=1, learning_rate=1e-3
     ),
@@ -84,7 +84,7 @@ def noise_to_come(algorithm: Algorithm) -> Tensor:
 
 
 def tensors_of(td3: Algorithm, role: str = "online") -> dict[str, Tensor]:
-    """The tensors of all networks, named ``HEAD.LAYER.weight``. These are not copies.
+    """The tensors of all networks, with names such as ``critic1.0.weight``. These are not copies.
 
     Args:
         td3: the plain algorithm or its engine.

@@ -26,7 +26,7 @@ MANY = 1_000_000  # rows of 3 + 2 + 1 + 1 + 3 = 10 float32 numbers: 40 MB
 
 CHILD = """
 import ctypes, sys
-ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: otherwise the kernel may round up to 2 MB
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: otherwise the kernel may use pages of 2 MB
 from pathlib import Path
 import numpy as np
 from td3_robot.config import loading as configuration
@@ -248,7 +248,7 @@ def test_existing_files_and_loaded_arrays_do_not_count_again(machine_of: Any, tm
     with pytest.raises(ConfigError, match="needs 2,744 bytes of memory"):
         announce(config, 3, 2, run, loaded=1_000)
     machine_of(None, None)
-    gpu = small("learner.replay_storage=file", "learner.device=cuda")  # all that the memory must hold is already in it
+    gpu = small("learner.replay_storage=file", "learner.device=cuda")  # needs less memory than is loaded
     assert announce(gpu, 3, 2, run, loaded=10_000).endswith(
         "checkpoints: 4.0 MB of the GPU's memory (free space unknown)"
     )

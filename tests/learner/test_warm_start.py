@@ -75,7 +75,7 @@ def test_a_learner_starts_with_the_served_policy(
         while core.busy:
             core.step([], 1.0)
         unchanged = (actions(core.publisher.bundle()) == actions(served)).all()
-        assert unchanged == (core.updates < 22), core.updates  # every second update changes the actor, first update 22
+        assert unchanged == (core.updates < 22), core.updates  # every second update changes the actor, from 22 on
     assert core.updates == 49  # 59 transitions, and learning starts after 10
 
 

@@ -1,4 +1,4 @@
-"""A robot at a policy server: its commands, and what the server sends."""
+"""A robot at a policy server, an operator's commands, and the messages that the server sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the policy server executes operators' commands, and what stays after weights, restarts and absences."""
+"""How the policy server executes operators' commands, and which states survive new weights, restarts and absences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that examines a learner's weights. The core serves the same weights as without it, only later."""
+"""The thread that examines a learner's weights. It does not change which weights the core serves, only when."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _thread() -> str:
 
 @dataclass
 class Gate:
-    """Replaces ``examine``. Records each call, and blocks it until the test lets it pass with :meth:`open`."""
+    """Replaces ``examine``. Records each call, and blocks the call until the test calls :meth:`open`."""
 
     passes: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     asked: list[tuple[int, str]] = field(default_factory=list)

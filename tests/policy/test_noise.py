@@ -1,4 +1,4 @@
-"""Exploration noise depends only on identity (seed, source, incarnation, robot), episode and step."""
+"""Each exploration noise depends only on seed, source, incarnation, robot, episode and step."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_every_part_of_the_identity_changes_the_noise(kind: type[Noise]) -> None
     ids=["singly", "at once"],
 )
 def test_gaussian_and_ornstein_uhlenbeck_noise_draw_different_numbers(white: type[Noise], process: type[Noise]) -> None:
-    """With θ = 1, Ornstein-Uhlenbeck noise is the normal numbers that drive the process."""
+    """With θ = 1, Ornstein-Uhlenbeck noise equals the normal numbers that drive the process."""
     normal, driving = ask(white(**IDENTITY), [0], [0]), ask(process(**IDENTITY, theta=1.0), [0], [0])
     assert not np.array_equal(normal, driving)
 
@@ -145,11 +145,11 @@ def test_the_distributions_have_the_expected_moments(white: type[Noise], flat: t
 
 
 def test_numbers_drawn_at_once_are_independent_and_normal() -> None:
-    """256 robots draw 16 steps of 6 actions: 24,576 numbers with a fixed seed. Bounds are four standard errors.
+    """256 robots draw 16 steps of 6 actions: 24,576 numbers with a fixed seed.
 
-    The standard error of the mean of n numbers is 1/√n. The mean of their fourth powers is 3, with standard error
-    √(96/n). The standard error of a correlation over m pairs is 1/√m. Kolmogorov's distance is above 1.63/√n with
-    probability 1 %.
+    The bounds of the means are four standard errors. The standard error of the mean of n numbers is 1/√n. The mean of
+    their fourth powers is 3, with standard error √(96/n). The standard error of a correlation over m pairs is 1/√m.
+    Kolmogorov's distance is above 1.63/√n with probability 1 %.
     """
     noise = GaussianV2(7, "sim-0", 0, 256, 6)
     drawn = noise.draw(np.arange(256), np.zeros(256, np.uint64), np.zeros(256, np.uint32)).astype(np.float64)

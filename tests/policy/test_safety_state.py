@@ -14,7 +14,7 @@ from msgspec.structs import replace as changed
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.core_types import Output, Peer
 from td3_robot.errors import ConfigError, UsageError
-from td3_robot.messages import Action, Command, Step
+from td3_robot.messages import Command, Step
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.state_file import StateFile, default_path
 from td3_robot.safety.lifecycle import Cause, Held
@@ -22,7 +22,7 @@ from td3_robot.safety.limits import SafetyConfig
 from td3_robot.safety.state import SafetyState
 from td3_robot.specs import RobotSpec
 from tests.conftest import poll_until
-from tests.policy.served_robot import leg
+from tests.policy.served_robot import actions, command, leg
 
 STOP, INACTIVE = Held(Cause.STOP, "because"), Held(Cause.INACTIVE)
 SAFE = SafetyConfig(observation_deadline_ms=100)
@@ -34,12 +34,8 @@ def peer(spec: RobotSpec) -> Peer:
     return leg(spec)
 
 
-def command(verb: str, target: str = "", payload: bytes = b"") -> Command:
-    return Command(1, target, verb, "because", 0, sha256(payload) if payload else "", payload)
-
-
 def versions(outputs: list[Output]) -> list[int]:
-    return [message.weights_version for _, message in outputs if isinstance(message, Action)]
+    return [action.weights_version for action in actions(outputs)]
 
 
 def begin(bundle: Bundle, state: SafetyState | None = None, **options: Any) -> PolicyCore:
@@ -56,7 +52,7 @@ def test_an_empty_safety_state_changes_nothing(peer: Peer, make_bundle: Made, ma
     assert core.safety_state == SafetyState()
     before = core.safety_state
     core.step([(peer, make_step(2))], 0.01)
-    assert core.safety_state is before  # a turn without a change returns the same object
+    assert core.safety_state is before  # a turn without a change keeps the object
     restarted = PolicyCore(9, safety=SAFE)
     restarted.load(1, make_bundle(1))
     assert restarted.resume(core.safety_state, 0.0) == []

@@ -113,7 +113,10 @@ def test_a_silent_operator_leads_to_the_safe_action_until_actions_come_again(ser
 def test_a_takeover_obeys_the_rate_limits_but_the_safe_action_after_silence_does_not(
     serve: Callable[..., Server],
 ) -> None:
-    """The action goes from the policy's 1 to the safe action 0 in steps of 0.5 while the operator sends no action."""
+    """Until the first Teleop, the action goes from the policy's 1 to the safe action 0 in steps of 0.5.
+
+    When a driving operator falls silent, the safe action comes at once.
+    """
     server = serve(safety=SafetyConfig(rate=25.0, safe_action="zero"))
     assert server.act().action[0, 0] == 1
     server.command(ANN, "takeover")

@@ -75,13 +75,13 @@ def test_automatic_recovery_after_the_recovery_time(
         actions(core.step([(peer, make_step(6 + number))], 3.0 + number * 0.02))[0].weights_version
         for number in range(5)
     ]
-    assert versions == [0, 0, 0, 1, 1]  # 3.06 is the first Step at least 50 ms after 3.00
+    assert versions == [0, 0, 0, 1, 1]  # the 50 ms begin at 3.00 s and end before 3.06 s
 
 
 def test_a_bad_observation_restarts_the_recovery_time(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """Steps are 20 ms apart. The observation at 3.04 s is bad. 3.12 s is the first at least 50 ms after 3.06 s."""
+    """Steps are 20 ms apart. The observation at 3.04 s is bad. The 50 ms begin at 3.06 s and end before 3.12 s."""
     core = make_core(
         SafetyConfig(observation_deadline_ms=100, recovery="automatic", recovery_ms=50, refuse_out_of_range=True)
     )
@@ -95,7 +95,7 @@ def test_a_bad_observation_restarts_the_recovery_time(
     assert versions == [0, 0, 0, 0, 0, 0, 1]
 
 
-def test_steps_that_queued_during_a_pause_are_answered_by_the_safe_action(
+def test_the_newest_step_that_queued_during_a_pause_is_answered_by_the_safe_action(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core()
@@ -208,7 +208,7 @@ def test_a_non_finite_action_is_replaced_by_the_safe_action(
 def test_memory_does_not_grow(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step], rng: np.random.Generator
 ) -> None:
-    """With limits, filters and watchdogs, memory grows by less than 2,000 bytes in 2,000 Steps, after 1,000 Steps.
+    """After 1,000 Steps, memory grows by less than 2,000 bytes in 2,000 Steps, with limits, filters and watchdogs.
 
     One of four measurements must pass, because a leak appears in all of them and other allocations do not.
     """
@@ -284,7 +284,7 @@ def test_an_unconfigured_server_reports_no_missing_observations(
 def test_at_the_start_of_an_episode_rate_limit_and_safe_action_use_the_held_action(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """The held action is 1.5. The rate allows a change of 0.1 in a period. In FAULT the safe action is 1.5."""
+    """The robot holds the action 1.5. The rate allows a change of 0.1 in a period. In FAULT the safe action is 1.5."""
     core = make_core(SafetyConfig(rate=5.0, observation_deadline_ms=100))  # the toy robot's period is 0.02 s
     held = np.array([[1.5, 0.25]], np.float32)
     step = make_step(3, phase=np.zeros(1, np.uint8), action=held)

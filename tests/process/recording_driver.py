@@ -1,4 +1,4 @@
-"""The example driver. It writes a record of its calls, and a test can switch on sensor faults.
+"""The example driver. It writes a record of its calls, and a test can switch on faults.
 
 python recording_driver.py RECORD FAULT EXAMPLE ARGUMENTS…
 

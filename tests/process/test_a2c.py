@@ -1,4 +1,4 @@
-"""A2C, the on-policy algorithm, trains with the learner, policy server and simulator as three processes."""
+"""A2C, the on-policy algorithm, trains with the learner, the policy server and the simulators as processes."""
 
 from __future__ import annotations
 

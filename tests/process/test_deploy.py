@@ -207,7 +207,7 @@ class Site:
                 self.start_service(name)
             self.wait("the robot", lambda: self.state()["connected"] == ["leg"])
         elif program == "find" or program.startswith("/opt/"):
-            pass  # tests/process/test_install.py tests the trimmed install
+            pass  # tests/process/test_install.py tests the smaller installation
         elif program == "rm":
             self.run("root", line.removeprefix("# "))
         else:

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.slow
 PYTHONS = ("3.10", "3.11", "3.12", "3.13") if "ALL_PYTHONS" in os.environ else ("3.10", "3.13")
 """The oldest and the newest supported Python. ALL_PYTHONS=1 adds the versions between them: about 20 s per version."""
 BASE = {"numpy", "pyzmq", "msgspec", "pyyaml", "safetensors", "td3-robot"}
-NUMPY = 60e6  # limit in bytes without .pyc files (8 to 14 MB); numpy takes 53 to 59 MB; half of this is OpenBLAS
+NUMPY = 60e6  # limit in bytes without .pyc files; numpy takes 53 to 59 MB; half of this is OpenBLAS
 BEYOND_NUMPY, BEYOND_NUMPY_COMPILED = 9.8e6, 13.4e6
-"""Limits in bytes for td3-robot and the small libraries, without and with .pyc files. They take 9.6 MB without .pyc
-files (0.6 MB of this is policies), and 11.3 to 12.8 MB with .pyc files."""
+"""Limits in bytes for td3-robot and the small libraries, without and with .pyc files. These packages take 9.6 MB
+without .pyc files (0.6 MB of this is policies), and 11.3 to 12.8 MB with .pyc files."""
 DEPLOY = ROOT / "docs" / "how-to" / "deploy.md"
 RESIDENT = 60e6  # limit in bytes for the memory of a policy server after its first answers
 START = 0.5  # limit in CPU seconds until the first action; the test raises it if numpy's import takes more than IMPORT
@@ -189,7 +189,7 @@ def test_every_robot_side_module_imports(installed: Environment) -> None:
     code = (
         "import importlib, pkgutil, sys, td3_robot\n"
         "extra = ('td3_robot.learner', 'td3_robot.runtime.learning_curve', 'td3_robot.convert',"
-        " 'td3_robot.data', 'td3_robot.recording', 'td3_robot.replay',"
+        " 'td3_robot.recording.', 'td3_robot.replay',"
         " 'td3_robot.cluster.connection', 'td3_robot.cluster.host', 'td3_robot.cluster.sweep_hosts',"
         " 'td3_robot.cluster.members', 'td3_robot.cluster.question', 'td3_robot.cluster.training',"
         " 'td3_robot.cluster.learner_files',"

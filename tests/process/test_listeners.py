@@ -38,7 +38,7 @@ def robot(tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_many_listeners_attach_to_a_running_robot_and_leave_no_files(robot: Watched) -> None:
+def test_many_listeners_attach_to_a_running_robot_and_delete_their_sockets(robot: Watched) -> None:
     """While a monitor pauses, the robot has no fault, and the server's memory does not grow.
 
     Listeners that end delete their sockets. A killed listener cannot delete its socket.

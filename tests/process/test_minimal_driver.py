@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
-import queue
 import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +16,12 @@ import pytest
 import yaml
 
 import td3_robot as tr
+from td3_robot import messages
 from td3_robot.core_types import Peer
-from td3_robot.messages import Action, Command, LifecycleChange, Phase, Reply, Step
+from td3_robot.messages import Action, LifecycleChange, Phase, Reply, Step
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ServerLink
-from tests.conftest import poll_until
+from tests.conftest import Command, poll_until
 from tests.process.conftest import ROOT
 from tests.process.test_faults import bundle
 
@@ -30,48 +29,10 @@ EXAMPLE = ROOT / "examples" / "minimal_driver.py"
 DEADLINE = "5"  # seconds; long, because test machines are shared
 
 
-class Process:
-    """A process and the lines that it prints."""
-
-    def __init__(self, words: list[str], cwd: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", *words], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self._lines: queue.Queue[str] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout
-        with self.process.stdout:
-            for line in self.process.stdout:
-                self._lines.put(line.rstrip("\n"))
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-
-    def wait_for(self, text: str) -> None:
-        while text not in self._lines.get(timeout=60):
-            pass
-
-
-Start = Callable[..., Process]
-
-
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Returns a function that starts a process in a temporary folder. After the test, all processes are killed."""
-    started: list[Process] = []
-
-    def begin(*words: str) -> Process:
-        started.append(Process(list(words), tmp_path))
-        return started[-1]
-
-    yield begin
-    for item in started:
-        item.kill()
+def start(command: Callable[..., Command]) -> Callable[..., Command]:
+    """Returns a function that starts a Python program in a temporary folder."""
+    return functools.partial(command, program=(sys.executable,))
 
 
 @pytest.fixture
@@ -80,8 +41,8 @@ def endpoint(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def drive(start: Start, endpoint: str) -> Callable[..., Process]:
-    def begin(*options: str) -> Process:
+def drive(start: Callable[..., Command], endpoint: str) -> Callable[..., Command]:
+    def begin(*options: str) -> Command:
         return start(str(EXAMPLE), endpoint, "--action-deadline", DEADLINE, *options)
 
     return begin
@@ -95,7 +56,7 @@ def test_driver_imports_only_pyzmq_msgpack_and_the_standard_library() -> None:
 
 
 def test_driver_follows_a_policy_server_and_its_operator(
-    start: Start, drive: Callable[..., Process], endpoint: str, tmp_path: Path
+    start: Callable[..., Command], drive: Callable[..., Command], endpoint: str, tmp_path: Path
 ) -> None:
     bundle().save(tmp_path / "policy.safetensors")
     settings = {"endpoints": {"policy": endpoint}, "safety": {"observation_deadline_ms": 5000}}
@@ -122,7 +83,7 @@ def test_driver_follows_a_policy_server_and_its_operator(
     operator.activate()
     driver.wait_for("inactive -> active")
     with pytest.raises(tr.CommandError, match="no verb 'freeze'; allowed: estop, reset, configure, activate"):
-        operator.ask(Command(1, "leg", "freeze", "", 0, "", b""))
+        operator.ask(messages.Command(1, "leg", "freeze", "", 0, "", b""))
 
     def policy_actions() -> int:
         counters = operator.state().detail["counters"]
@@ -130,24 +91,24 @@ def test_driver_follows_a_policy_server_and_its_operator(
 
     begin = policy_actions()  # the driver's deadline begins with the first Action after activate
     poll_until(lambda: policy_actions() > begin + 2, lambda: "the server does not answer")
-    server.kill()
+    server.kill_all()
     driver.wait_for(f"active -> fault: no Action for {DEADLINE} s")
     start(*serve)
     poll_until(connected, lambda: "the driver did not connect again")
     assert operator.activate(target="leg").state == "active"
 
     other = drive()
-    other.wait_for("refused (name)")
+    other.wait_for(r"refused \(name\)")
     assert other.process.wait(60) == 2
     driver.process.send_signal(signal.SIGTERM)
     assert driver.process.wait(60) == 0
     poll_until(lambda: operator.state().detail["connected"] == [], lambda: "the driver did not say Bye")
 
 
-def test_steps_of_the_driver_follow_the_protocol(drive: Callable[..., Process], endpoint: str) -> None:
+def test_steps_of_the_driver_follow_the_protocol(drive: Callable[..., Command], endpoint: str) -> None:
     """The server in this test does not answer Step 3. It answers Step 5 with the safe action."""
     bus = Bus()
-    receives = (Step, Command, Reply, LifecycleChange)
+    receives = (Step, messages.Command, Reply, LifecycleChange)
     bus.serve(endpoint, ServerLink("policy", "policy", {"driver": receives}, {}, session=7))
     driver = drive("--autostart")
     steps: list[Step] = []

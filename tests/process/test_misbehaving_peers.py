@@ -1,4 +1,4 @@
-"""If a peer breaks the protocol, a real policy server refuses it or drops its messages. The operator sees why."""
+"""If a peer breaks the protocol, a real policy server refuses the peer or drops its messages. The operator sees why."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_monitor_shows_every_message_of_a_played_recording(
     monitor.interrupt()
     assert monitor.finish() == 130
     assert report["unreadable"] == 0
-    assert {name for name, topic in report["topics"].items() if topic["missing"]} == set()  # also across a restart
+    assert {name for name, topic in report["topics"].items() if topic["missing"]} == set()  # also between loops
 
 
 def test_wrong_arguments_give_one_line_of_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

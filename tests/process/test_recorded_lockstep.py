@@ -37,7 +37,10 @@ def compared(report: replay.Outcome) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_replay_of_a_run_that_lost_a_simulator(train: Any, tmp_path: Path) -> None:
-    """Replay compares the policy server, both simulator processes, and the learner up to its return to a checkpoint."""
+    """Replay compares the policy server, the killed simulator and the new simulator.
+
+    It compares the learner up to its return to a checkpoint.
+    """
     run = train(2000, *LOCKSTEP, options=("--lockstep",))
     made = run.wait_for_steps(600)
     run.children()["sim-0"].kill()
@@ -59,7 +62,7 @@ def test_replay_of_a_run_that_lost_a_simulator(train: Any, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_replay_of_a_resumed_run(train: Any, command: Any, tmp_path: Path) -> None:
-    """Replay of the second half starts from the simulator state that the learner restored."""
+    """Replay of the second part starts from the simulator state that the learner restored."""
     run = train(2000, *LOCKSTEP, options=("--lockstep",))
     run.wait_for_steps(600)
     run.interrupt()
@@ -75,7 +78,7 @@ def test_replay_of_a_resumed_run(train: Any, command: Any, tmp_path: Path) -> No
     assert compared(reports["simulator"])["step"] == recorded(path, "step") > 0
     assert compared(reports["policy"])["action"] == recorded(path, "action") > 0
     notes = [note.partition(": ") for note in reports["learner"].notes]
-    continued = "it continued from a checkpoint or a replay file, which the recording does not contain"
+    continued = "the learner continued from a checkpoint or a replay file, which the recording does not contain"
     assert [what for what, _, why in notes if why == continued] == [
         "weights, Throttles and losses",
         "the learner's counters",

@@ -57,7 +57,7 @@ def test_recorded_training_is_complete_and_replays(train: Any, tmp_path: Path, c
     offline = [(line["updates"], line["env_steps"]) for line in lines if line["kind"] == "offline"]
     assert offline == [(1000, 0), (1100, 0)]
     assert main(["replay", str(tmp_path / "second" / "session.mcap")]) == 0
-    assert "it began with transitions of other recordings" in capsys.readouterr().out
+    assert "the learner began with transitions of other recordings" in capsys.readouterr().out
     final = json.loads((tmp_path / "second" / "final.json").read_text())
     # One Step of two robots adds one or two environment steps.
     assert 300 <= final["learner"]["figures"]["env_steps"] <= 301
@@ -136,7 +136,7 @@ def test_replay_of_a_killed_learner_ends_at_the_kill(train: Any, tmp_path: Path,
     assert compared.keys() == {"weights", "throttle", "status"}
     assert compared["weights"] >= 2  # the initial weights, and those after at least (700 - 500) · 0.1 updates
     assert compared["status"] == 1
-    why = "it continued from a checkpoint or a replay file, which the recording does not contain"
+    why = "the learner continued from a checkpoint or a replay file, which the recording does not contain"
     # One note is about the learned results, the other is about the learner's counters.
     assert sum(why in note for note in report.notes) == 2
     update = Training.update

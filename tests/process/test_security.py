@@ -88,7 +88,7 @@ class Thief(Peer):
         self.socket.connect(server.endpoint)
 
     def answer(self, topic: str, content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the first answer that is not a Heartbeat. A Heartbeat asks whether this client is alive."""
+        """Send a message. Return the first answer other than a Heartbeat, which asks whether this client is alive."""
         kind, answer = self.ask(topic, content)
         while kind == "heartbeat":
             kind, answer = self.receive()

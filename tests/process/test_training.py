@@ -259,7 +259,7 @@ def test_replay_ratio_stays_in_its_band(
     figures = json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["figures"]
     assert figures["lead_min"] >= 0
     assert figures["lead_max"] <= band
-    if slow == "learner":  # the band slowed the simulator, so the lead reached the edge of the band
+    if slow == "learner":  # the lead reached the edge of the band, where the simulator must wait
         assert figures["lead_max"] > band - 4
 
 

@@ -1,7 +1,7 @@
-"""Run every block of the tutorials, in order, in a folder that holds only the pendulum files of ``examples/``.
+"""Run the blocks of the tutorials, in order, in a folder that holds only the pendulum files of ``examples/``.
 
-A ``sh`` block runs in bash; all blocks of a page share one shell. The title of a block names the file to write.
-The test skips other blocks, such as ``console`` blocks for commands that take long.
+A ``sh`` block runs in bash; all such blocks of a page share one shell. A block with a title is written to
+the file that the title names. The test skips other blocks, such as ``console`` blocks for commands that take long.
 """
 
 from __future__ import annotations

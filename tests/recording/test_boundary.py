@@ -39,7 +39,7 @@ SAFE = SafetyConfig(observation_deadline_ms=100)
 
 
 class Records:
-    """A sink that keeps the messages it receives."""
+    """A sink that keeps the messages that it receives."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []

@@ -62,7 +62,7 @@ def test_the_pose_equals_that_of_pybullet(environment: Locomotion) -> None:
 
 
 def test_the_place_on_the_floor_follows_the_torso(environment: Locomotion) -> None:
-    """The sum of velocities ignores changes within a step of 16.5 ms. At 3 m/s, the error is up to 5 cm."""
+    """The sum of velocities ignores changes of velocity within a step of 16.5 ms. The error is up to 5 cm at 3 m/s."""
     random, poses = np.random.default_rng(SEED), Poses(environment.spec)
     observation = environment.reset(SEED)
     poses.step(observation, first=True)

@@ -270,7 +270,9 @@ def test_steps_without_a_matching_specification_have_numbered_channels(
     assert "leg: no specification names its channels" in capsys.readouterr().err
 
 
-def test_rewards_episodes_states_and_evaluations(make_step: Make, exported: Callable[..., dict[str, Any]]) -> None:
+def test_rewards_episodes_states_and_evaluations_are_exported(
+    make_step: Make, exported: Callable[..., dict[str, Any]]
+) -> None:
     spec = robot({"a": "1"}, {"b": "1"})
     step = one_step(
         make_step,

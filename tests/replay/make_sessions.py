@@ -5,7 +5,7 @@
 Two sessions are trainings with real processes; in one of them the policy server is killed. The others run in one
 process with a simulated clock and simulated links, so that messages can be lost or late and deadlines can be missed.
 
-If the protocol changes, make the sessions again. If you change only the behaviour on purpose,
+If the protocol changes, make the sessions again. If you change only the behaviour, on purpose,
 `td3-robot replay FILE --update` shows the change and stores it.
 """
 

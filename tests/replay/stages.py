@@ -1,4 +1,4 @@
-"""Recorded runs for the replay tests, in one process with a simulated clock and links or as real processes."""
+"""Recorded runs for the replay tests, in one process with a simulated clock and links, or as real processes."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Tape:
 
 
 class TapSink:
-    """Passes what a RecordedCore records to a tap."""
+    """Passes the records of a RecordedCore to a tap."""
 
     def __init__(self, tap: Tap) -> None:
         self._tap = tap
@@ -280,7 +280,7 @@ class Deployed:
         return self._policy
 
     def serve(self, bundle: Bundle | None, *, safety_state: SafetyState | None = None, learner: bool = False) -> None:
-        """Start the policy server, with or without its learner. Its first turn gets the messages that wait for it."""
+        """Start the policy server. ``learner``: connect it to the learner. Its first turn gets the waiting messages."""
         start, now = self._starts["policy"], self.tape.now * 1e-9
         core = self._policy = policy_core.make(self._config, "policy", exploring=learner)
         settings: dict[str, Any] = {"exploring": learner, "frozen": False}

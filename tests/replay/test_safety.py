@@ -327,12 +327,12 @@ def a_freeze_does_nothing(patch: Patch) -> None:
     patch.setattr(PolicyStore, "frozen", property(lambda _: False, lambda *_: None), raising=False)
 
 
-def a_roll_back_does_not_freeze(patch: Patch) -> None:
+def a_rollback_does_not_freeze(patch: Patch) -> None:
     back = PolicyStore.roll_back
     patch.setattr(PolicyStore, "roll_back", lambda self, *it: [back(self, *it), setattr(self, "frozen", False)][0])
 
 
-def a_roll_back_selects_a_learners_policy(patch: Patch) -> None:
+def a_rollback_selects_a_learners_policy(patch: Patch) -> None:
     patch.setattr(PolicyStore, "loaded", property(lambda _: [], lambda *_: None), raising=False)
 
 
@@ -362,7 +362,7 @@ def a_restart_does_not_restore_stops_by_name(patch: Patch) -> None:
 
 
 def without(state: SafetyState, cause: Cause) -> SafetyState:
-    """Return the state. Remove the server's fault if the fault has this cause."""
+    """Return the state. If the server's stop, fault or inactivity has this cause, remove it."""
     return dataclasses.replace(state, server=None) if state.server and state.server.cause is cause else state
 
 
@@ -448,8 +448,8 @@ def test_replay_finds_a_mistake_in_the_safety_code(
         ("policy", older_weights_are_accepted),
         ("policy", settings_of_the_deployed_policy_do_not_apply),
         ("policy", a_freeze_does_nothing),
-        ("policy", a_roll_back_does_not_freeze),
-        ("policy", a_roll_back_selects_a_learners_policy),
+        ("policy", a_rollback_does_not_freeze),
+        ("policy", a_rollback_selects_a_learners_policy),
         ("policy", a_withdrawn_policy_is_not_stored),
         ("policy", a_withdrawn_policy_is_served_again),
         ("policy", a_restart_restores_nothing),

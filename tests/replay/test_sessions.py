@@ -81,7 +81,7 @@ def test_a_recorded_session_replays_without_a_difference(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_later_parts_of_a_session_show_no_difference(path: Path, tmp_path: Path) -> None:
-    """Split a session into three or more parts. The parts without the beginning show no difference, either."""
+    """Split a session into three or more parts. The parts without the beginning show no difference."""
     whole = Session([path])
     seconds = (whole.end - whole.begin) * 1e-9
     facts = Facts(whole.metadata, [item for item in whole.attachments.values() if item.name == CONFIG])
@@ -102,7 +102,7 @@ def test_later_parts_of_a_session_show_no_difference(path: Path, tmp_path: Path)
     assert compared > 20
 
 
-def test_replay_compares_all_messages_except_those_of_around() -> None:
+def test_replay_compares_all_topics_except_those_in_around() -> None:
     """Replay does not compare handshakes, some Statuses, and messages of nodes without a core.
 
     On another kind of machine, replay does not compare learned results. Notes in the report name these results.
@@ -132,7 +132,8 @@ def test_compiled_updates_are_not_compared_with_uncompiled_updates(name: str, tm
     write(tmp_path / "a.mcap", facts, entries())
     [report] = replay.check(Session([tmp_path / "a.mcap"]), ["learner"])
     assert report.same
-    assert "weights, Throttles and losses: its updates were compiled; replay's updates are not compiled" in report.notes
+    why = "the learner's updates were compiled; replay's updates are not compiled"
+    assert f"weights, Throttles and losses: {why}" in report.notes
     topics = {comparison.topic for comparison, _ in report.comparisons}
     assert "transition" in topics
     assert not topics & {"weights", "throttle", "loss statistics"}
@@ -155,7 +156,7 @@ class Held:
     stops: int = 0
     rolled_back: int = 0
     missing_observations: int = 0
-    commands: set[tuple[str, bool, bool]] = field(default_factory=set)  # (verb, it names a robot, the operator sent it)
+    commands: set[tuple[str, bool, bool]] = field(default_factory=set)  # (verb, it has a target, the operator sent it)
     roles: set[str] = field(default_factory=set)
     drivers: int = 0
     resumed: int = 0
@@ -218,7 +219,7 @@ NEEDED: dict[str, Callable[[Held], bool]] = {
     "a fault": lambda it: ("active", "fault") in it.states,
     "a recovery": lambda it: ("fault", "active") in it.states,
     "a fault because observations are missing": lambda it: it.missing_observations > 0,
-    "a roll-back": lambda it: it.rolled_back > 0,
+    "a rollback": lambda it: it.rolled_back > 0,
     "an emergency stop": lambda it: it.stops > 0,
     "an operator's emergency stop of all robots": lambda it: ("estop", False, True) in it.commands,
     "an operator's emergency stop of one robot": lambda it: ("estop", True, True) in it.commands,

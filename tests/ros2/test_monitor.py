@@ -135,7 +135,7 @@ def test_a_robot_appears_as_ros_topics(ros: World, command: Callable[..., Comman
 def test_a_remark_that_comes_after_the_last_new_topic_is_printed(
     ros: World, command: Callable[..., Command], make_step: Callable[..., Step], save: Callable[..., Path]
 ) -> None:
-    """The robot starts again without one of its channels. Its topics are the same as before."""
+    """The robot starts again without one of its channels. This gives a new remark, but no new topic."""
     hip, height = Channel("hip.position", "rad", -9.0, 9.0), Channel("torso.height", "m", -9.0, 9.0)
     messages: list[tuple[str, Message]] = []
     for channels in ((hip, height), (height,)):

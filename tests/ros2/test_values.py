@@ -32,7 +32,7 @@ SOURCES: list[dict[str, Any]] = [
 
 
 def section(**keys: Any) -> Ros2Config:
-    """Return a section ``ros2``. Unless a key says otherwise, values stay fresh, because a test may be slow."""
+    """Return a section ``ros2``. By default, no value becomes stale within a test."""
     return configuration.parse({"ros2": {"observations": SOURCES, "stale_ms": 1e6, **keys}}).ros2
 
 

@@ -1,8 +1,8 @@
 """A ROS 2 node that prints the messages of topics, or plays messages as ``ros2 bag play`` does.
 
     python topics_node.py listen TOPIC=TYPE …    prints a JSON list for each message: topic and fields
-    python topics_node.py play FILE              publishes a message for each line of FILE, which is a JSON list: topic,
-                                                 type and bytes (hexadecimal)
+    python topics_node.py play FILE              publishes a message for each line of FILE. A line is a JSON list:
+                                                 topic, type and bytes (hexadecimal)
 
 If TOPIC ends with ``+``, the node also prints the newest message from before its subscription.
 """

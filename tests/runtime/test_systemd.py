@@ -74,7 +74,7 @@ def test_notification_is_sent_later_if_the_socket_was_full(tmp_path: Path, watch
 def test_without_the_socket_of_systemd_nothing_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
-    """The address of a socket of systemd is absolute or abstract."""
+    """systemd gives an absolute path, or an abstract name that begins with @."""
     monkeypatch.chdir(tmp_path)
     with listening("relative") as server:
         notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000"})

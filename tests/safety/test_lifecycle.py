@@ -165,7 +165,7 @@ def test_after_a_suspension_the_last_feed_is_too_old() -> None:
 
 
 def test_a_refusal_in_the_log_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """A peer chooses the reason of a stop, so it can contain control characters."""
+    """A peer chooses the reason of a stop, so the reason can contain control characters."""
     lifecycle = Lifecycle("policy")
     verbs = {"activate": lambda command, now: lifecycle.command(command.verb, now)}
     lifecycle.stop("x\ny\x1b[31m", 0.0)

@@ -89,7 +89,7 @@ def test_the_core_ignores_messages_for_another_step_or_incarnation(make_core: Ca
     assert core.body.action.tolist() == [[0.5, 0.5]]
 
 
-def test_the_core_sends_unhandled_steps_again_to_a_new_server(make_core: Callable[..., SourceCore]) -> None:
+def test_the_core_sends_unprocessed_steps_again_to_a_new_server(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     outputs = core.step([welcome("policy"), welcome("learner")], 0.0)
     assert [(to, message.state) for to, message in outputs if isinstance(message, LifecycleChange)] == [
@@ -102,27 +102,27 @@ def test_the_core_sends_unhandled_steps_again_to_a_new_server(make_core: Callabl
     core.step([action(0)], 0.2)
     core.step([action(1)], 0.2)  # the core has the Action, but waits for the learner
     assert core.step([welcome("policy")], 0.3) == []
-    again = core.step([welcome("learner")], 0.4)  # the new learner has handled no Step
+    # The new learner has processed no Step. What the previous learner allows does not count.
+    again = core.step([throttle(2), welcome("learner")], 0.4)
     assert [step.sequence for step in steps(again)] == [0, 1]
     assert {to for to, _ in again} == {"learner"}
-    # Transitions that the previous learner allowed do not count.
     assert core.step([throttle(1)], 0.5) == []
     assert len(steps(core.step([throttle(2)], 0.6))) == 1
 
 
-def test_the_core_keeps_steps_until_the_learner_has_handled_them(make_core: Callable[..., SourceCore]) -> None:
-    """The core keeps all Steps that the learner has not handled, and one Step before them."""
+def test_the_core_keeps_steps_until_the_learner_has_processed_them(make_core: Callable[..., SourceCore]) -> None:
+    """The core keeps all Steps that the learner has not processed, and one Step before them."""
     core = make_core()
     core.step([throttle(2000)], 0.0)
     for number in range(6):
         core.step([action(number)], 0.1)
     assert [step.sequence for step in steps(core.step([welcome("learner")], 0.2))] == [0, 1, 2, 3, 4, 5, 6]
-    core.step([throttle(2000, answers=4)], 0.3)  # the learner has handled 0 to 3
+    core.step([throttle(2000, answers=4)], 0.3)  # the learner has processed Steps 0 to 3
     assert [step.sequence for step in steps(core.step([welcome("learner")], 0.4))] == [3, 4, 5, 6]
 
 
-def test_the_core_waits_while_too_many_steps_are_unhandled(make_core: Callable[..., SourceCore]) -> None:
-    """The core waits as soon as it keeps QUEUE_LENGTH + 1 Steps that the learner has not handled."""
+def test_the_core_waits_while_too_many_steps_are_unprocessed(make_core: Callable[..., SourceCore]) -> None:
+    """The core waits as soon as it keeps QUEUE_LENGTH + 1 Steps that the learner has not processed."""
     core = make_core()
     core.step([throttle(10**6)], 0.0)
     number = 0
@@ -146,6 +146,6 @@ def test_a_lockstep_step_names_the_weights_version_of_the_throttle(make_core: Ca
     core = make_core(lockstep=True)
     [first] = steps(core.step([throttle(9, answers=0, version=4)], 0.0))
     assert first.needs_version == 4
-    assert core.step([action(0)], 0.1) == []  # the learner has not handled Step 0 yet
+    assert core.step([action(0)], 0.1) == []  # the learner has not processed Step 0 yet
     [second] = steps(core.step([throttle(9, answers=1, version=5)], 0.2))
     assert (second.sequence, second.needs_version) == (1, 5)

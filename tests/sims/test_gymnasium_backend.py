@@ -23,7 +23,7 @@ TASKS = ["Pendulum-v1", "MountainCarContinuous-v0", pytest.param("LunarLanderCon
 
 
 class Asymmetric(gymnasium.Env[np.ndarray[Any, Any], np.ndarray[Any, Any]]):
-    """An environment with different bounds in each dimension and reward terms, but no rate and no pictures."""
+    """An environment with reward terms and with different bounds in each dimension. It has no rate and no pictures."""
 
     observation_space = spaces.Box(np.array([-np.inf, 0.0], np.float32), np.array([np.inf, 3.0], np.float32))
     action_space = spaces.Box(np.array([-1.0, 2.0], np.float32), np.array([5.0, 2.5], np.float32))
@@ -127,13 +127,13 @@ def test_endless_episodes_continue_and_can_be_saved() -> None:
 @pytest.mark.parametrize(
     ("task", "text"),
     [
-        ("CartPole-v1", r"actions Discrete\(2\); supported: vectors"),
-        ("Blackjack-v1", "actions Discrete"),
+        ("CartPole-v1", r"Discrete\(2\) as actions; supported: vectors"),
+        ("Blackjack-v1", "Discrete.* as actions"),
         ("Nothing-v7", "does not exist"),
         ("no_such_module:X-v0", "cannot be imported: ModuleNotFoundError"),
         ("Pendulum-v9", "does not exist"),
         ("", "cannot be made"),
-        pytest.param("CarRacing-v3", "observations images; supported: ", marks=needs_box2d),
+        pytest.param("CarRacing-v3", "images as observations; supported: ", marks=needs_box2d),
     ],
 )
 def test_the_error_for_a_refused_task_names_the_reason_in_one_line(task: str, text: str) -> None:
@@ -175,7 +175,7 @@ def test_a_task_that_draws_only_a_window_has_no_pictures(monkeypatch: pytest.Mon
     ("task", "identity"), [("gymnasium:m:Pendulum-v1", "Pendulum-v1"), ("discrete:CartPole-v1", None)]
 )
 def test_only_a_continuous_task_equals_gymnasiums(task: str, identity: str | None) -> None:
-    """The actions of a discrete task are scores, and those of Gymnasium's environment are numbers of actions."""
+    """An action of a discrete task is a list of scores. Gymnasium's environment takes the index of an action."""
     backend, name = tasks.find(task)
     assert backend.gymnasium_id(name) == identity
 

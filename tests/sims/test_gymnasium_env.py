@@ -101,7 +101,7 @@ import ctypes, gymnasium, numpy, time, td3_robot_sims.gymnasium_env
 from td3_robot_sims.backends.bullet import c_api as b3
 from td3_robot.errors import ConfigError
 
-class Camera(ctypes.Structure):  # b3OpenGLVisualizerCameraInfo; the camera looks at the point target
+class Camera(ctypes.Structure):  # b3OpenGLVisualizerCameraInfo; target is the point that the camera looks at
     _fields_ = (("size", ctypes.c_int * 2), ("others", ctypes.c_float * 47), ("target", ctypes.c_float * 3))
 
 ask = b3._function("b3InitRequestOpenGLVisualizerCameraCommand", ctypes.c_void_p, result=ctypes.c_void_p)

@@ -1,4 +1,4 @@
-"""A run in one process begins with the policy of ``learner.start_from``, as in a run of several processes."""
+"""A run in one process begins with the policy of ``learner.start_from``, like a run of several processes."""
 
 from __future__ import annotations
 

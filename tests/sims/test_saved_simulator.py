@@ -104,7 +104,7 @@ def test_an_episode_that_cannot_be_repeated_is_reported_and_replaced(
     monkeypatch.setattr(other.envs._environments[1], "step", elsewhere)
     with caplog.at_level(logging.WARNING):
         other.step([("learner", state)], 0.0)
-    assert "1 robots begin a new episode; robot 1: saved state of gymnasium:Pendulum-v1" in caplog.text
+    assert "1 robot(s) cannot be restored and begin a new episode: robot 1: saved state of" in caplog.text
     assert other.counters["episodes_not_restored"] == 1
     _, _ = drive(other, 1)
     assert other.envs.phase.tolist() == [Phase.MID, Phase.FIRST]

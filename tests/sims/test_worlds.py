@@ -129,7 +129,7 @@ def test_nothing_is_printed() -> None:
     assert (child.stdout, child.stderr) == ("", "")
 
 
-def test_the_floor_of_a_picture_has_square_metres_as_tiles() -> None:
+def test_each_tile_of_the_floor_is_one_square_metre() -> None:
     """A camera 2 m above the origin looks down. Four tiles meet in the middle of the picture."""
     view = pybullet.computeViewMatrix((0.01, 0.01, 2.0), (0.01, 0.01, 0.0), (0.0, 1.0, 0.0))
     lens = pybullet.computeProjectionMatrixFOV(fov=90.0, aspect=1.0, nearVal=0.1, farVal=100.0)

@@ -40,7 +40,7 @@ def test_a_search_does_not_read_a_folder_that_is_unchanged_for_two_seconds(
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     search = Search(f"ipc://{tmp_path}/monitor", skip=False)
     assert search.look() == set()
-    now[0] += 1.9  # another change could have the same time stamp
+    now[0] += 1.9  # a second change of the folder could have the same time stamp
     assert search.look() == set()
     now[0] += 0.1
     assert search.look() is None
@@ -69,3 +69,5 @@ def test_listeners_of_a_tcp_server_use_a_folder_of_this_user(tmp_path: Path, mon
         assert Search(endpoint, skip=False).look() == set()
         with pytest.raises(EndpointError, match="another user can write"):
             attach.prepare(endpoint)
+        monkeypatch.setattr(Path, "lstat", lambda _: os.lstat(tmp_path / "missing"))
+        assert Search(endpoint, skip=False).look() == set()  # the folder disappears during the search

@@ -207,7 +207,7 @@ def test_messages_of_a_closed_client_are_read_before_its_bye(
 def test_a_silent_client_expires_only_when_its_queue_is_empty_or_after_a_second_timeout(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, emptied: bool
 ) -> None:
-    """The queue may hold messages of a silent client. So a queue with messages delays the expiry, by PEER_TIMEOUT."""
+    """The server's queue may hold messages of a silent client. Such a queue delays the expiry by up to PEER_TIMEOUT."""
     with monkeypatch.context() as patch:
         patch.setattr(Bus, "_has_more", staticmethod(lambda _: True))
         for seconds in (PEER_TIMEOUT + 1.0, *[PEER_TIMEOUT / 10] * 10):

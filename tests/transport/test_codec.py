@@ -104,7 +104,7 @@ def sizes_of(message: Message) -> dict[str, int]:
     return sizes
 
 
-def assert_stated(error: ProtocolError) -> None:
+def assert_documented(error: ProtocolError) -> None:
     assert error.kind in KINDS
     assert len(str(error)) < 8192
 
@@ -149,7 +149,7 @@ def test_field_order_and_integer_width_do_not_matter(message: Message, random: A
 def test_random_bytes_are_a_protocol_error(name: str, payload: bytes) -> None:
     with pytest.raises(ProtocolError) as caught:
         codec.decode(name, payload)
-    assert_stated(caught.value)
+    assert_documented(caught.value)
 
 
 @settings(max_examples=300, deadline=None, print_blob=True)
@@ -169,7 +169,7 @@ def test_damaged_messages_raise_only_protocol_errors(message: Message, data: st.
     try:
         result = codec.decode(message.NAME, bytes(payload), {"N": 2} if data.draw(st.booleans()) else None)
     except ProtocolError as error:
-        assert_stated(error)
+        assert_documented(error)
     else:
         assert_same(codec.decode(message.NAME, codec.encode(result), sizes_of(result)), result)
 
@@ -196,7 +196,7 @@ def test_valid_msgpack_with_a_wrong_value_raises_only_protocol_errors(message: M
     try:
         codec.decode(message.NAME, msgpack.packb(content))
     except ProtocolError as error:
-        assert_stated(error)
+        assert_documented(error)
 
 
 def heartbeat(**change: Any) -> bytes:

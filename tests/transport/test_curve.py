@@ -55,7 +55,7 @@ def make_locked() -> Iterator[Callable[[KeyFolder | None], Bus]]:
 
 @pytest.fixture
 def stranger() -> Iterator[Make]:
-    """Returns a function that makes plain DEALER sockets; for a server's public key, with a new key pair."""
+    """Returns a function that makes plain DEALER sockets. With a server's public key, a socket has a new key pair."""
     with zmq.Context() as context, ExitStack() as stack:
 
         def make(server: str | None = None) -> Any:
@@ -278,7 +278,7 @@ def test_a_robots_name_belongs_to_its_key(
     other.allow("server", folders[0].identity().public, "server:policy")
     client = make_locked(other)
     client.connect(bound, make_client("sim-0", client=8, incarnation=99))
-    with pytest.raises(Exception, match="name 'sim-0' is taken by a simulator with another key"):
+    with pytest.raises(HandshakeError, match="name 'sim-0' is taken by a simulator with another key"):
         pump(lambda _: False, server, client)
     exchange(server, robot, make_step, pump, of)
 

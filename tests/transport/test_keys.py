@@ -74,7 +74,7 @@ def test_a_folder_that_others_can_write_is_refused(folder: KeyFolder, writable: 
     for use in [*uses, lambda: folder.allow("b", public()), lambda: folder.revoke("a")]:
         with pytest.raises(KeysError, match=line):
             use()
-    folder.allowed_file.touch()  # a running process reads the allow-list again
+    folder.allowed_file.touch()  # so that a running process reads the allow-list again
     assert "no other machine may connect: key folder" in str(keys.refresh())
     folder.path.chmod(0o755)  # others may read the folder, but not the secret file
     assert folder.identity().name == "robot-7"

@@ -215,7 +215,7 @@ def test_a_specification_with_only_a_name_is_refused_with_the_missing_field(
     refused = refusal(make_server(), changed(make_hello(), spec={"name": "Toy"}))
     assert refused.code == "spec"
     assert refused.reason == (
-        "robot specification: Object missing required field `observations`; see the protocol page"
+        "robot specification: Object missing required field `observations`; see docs/reference/protocol.md"
     )
     assert "\n" not in refused.reason
 
@@ -344,7 +344,7 @@ def test_the_newest_of_several_hellos_counts(make_server: MakeServer, make_hello
 def test_a_repeated_hello_after_other_messages_makes_the_client_join_again(
     make_server: MakeServer, make_hello: MakeHello
 ) -> None:
-    """A Welcome restarts the client's core. The server's core must restart too, or each core waits for the other."""
+    """A Welcome makes the client's core start again. The server's core must start again too, or both cores wait."""
     server = make_server()
     hello = make_hello()
     ((first, _),), _ = server.receive(b"a", frames(hello), 0.0)
@@ -390,7 +390,7 @@ def test_a_driver_that_still_sends_is_not_replaced(
 
 
 def must_wait(server: ServerLink, message: Hello, key: bytes, now: float) -> bool:
-    """Check that the server answers with a Heartbeat, and also sends a Heartbeat to the first client."""
+    """Return whether the server answers only with a Heartbeat, and also sends a Heartbeat to the first client."""
     inputs, replies = server.receive(key, frames(message), now)
     return not inputs and [(to, reply.NAME) for to, reply in replies] == [(key, "heartbeat"), (b"1", "heartbeat")]
 

@@ -118,7 +118,7 @@ def test_a_late_recorder_gets_the_hello_and_the_newest_weights(
     late.offer(make_hello(), make_step(0), *weights)
     late.there = True
     late.tap.turn(1.0)
-    assert late.topics() == [("hello", 0), ("weights", 1), ("weights", 2)]  # the newest two weights
+    assert late.topics() == [("hello", 0), ("weights", 1), ("weights", 2)]  # the newest two Weights
     late.offer(make_step(1))
     assert late.topics()[3:] == [("step", 1)]
 
@@ -141,7 +141,7 @@ def test_a_late_monitor_gets_the_states_and_its_losses_are_not_counted(make_clie
 
 @pytest.mark.parametrize(("link", "topics"), [("recorder", ["turn", "command"]), ("monitor", ["command"])])
 def test_commands_are_recorded_by_the_node_that_receives_them(make_client: Make, link: str, topics: list[str]) -> None:
-    """Only a recorder gets the turns, for replay."""
+    """Only a recorder gets the Turns, because only a replay needs them."""
     listener = Recorder(make_client(link=link))
     listener.tap.turn(0.0)
     operator = Peer("policy", b"o", hello("operator", "operator", client=7), {})
@@ -151,7 +151,7 @@ def test_commands_are_recorded_by_the_node_that_receives_them(make_client: Make,
 
 
 def test_a_lost_command_and_its_turn_are_counted(make_client: Make) -> None:
-    """The numbers of the Records then show a gap."""
+    """The sequence numbers of the later Records show the gap."""
     absent = Recorder(make_client(link="recorder"))
     absent.tap.turn(0.0)
     absent.tap._gathered_bytes = 1 << 25  # no room

@@ -131,7 +131,7 @@ function showRobots(live) {
     return;
   }
   $("robot-facts").textContent = `action from: ${robot.origin}. Episode ${robot.episode}, step ${robot.episode_step}, ${robot.phase}. Reward ${number(robot.reward)}`;
-  showChannels(robot, live.specs[robot.source] ?? {}, live.point.time); // first, because it may forget the pictures
+  showChannels(robot, live.specs[robot.source] ?? {}, live.point.time); // first, because showChannels may forget the pictures
   $("undrawn").textContent = whyUndrawn(robot, live.drawable);
   $("undrawn").hidden = !$("undrawn").textContent;
   const drawn = live.drawn?.[keyOf(robot)];
@@ -201,7 +201,7 @@ function show(live) {
     $("training").hidden = false;
     showFigures(live.figures);
   }
-  if (trend.at(-1)?.time !== live.point.time) trend.push(live.point); // the history may hold it already
+  if (trend.at(-1)?.time !== live.point.time) trend.push(live.point); // the history may hold this point already
   if (trend.length > about.history) trend.shift();
   showHistory();
   showNodes(live);

@@ -49,7 +49,7 @@ class TD3(Algorithm):
         self.actor_optimiser, self.critics_optimiser = self.adam(self.actor), self.adam(*self.critics)
 
     def update(self, batch: Batch) -> Metrics:
-        """Make one step of algorithm 1, lines 6 to 15."""
+        """Make one step of algorithm 1, from the targets of the critics to the update of the target networks."""
         config, clip = self.config, self.config.target_noise_clip
         s, a, r, s2, discount = batch
 
@@ -74,7 +74,7 @@ class TD3(Algorithm):
 
         # Delayed policy and target updates
         if self.due(config.policy_delay):
-            if self.updates > config.critics_first:  # before this, only the critics learn
+            if self.updates > config.critics_first:  # the first updates train only the critics
                 pi = self.actor(s)
                 actor_loss = -self.critics.first(s, pi).mean()
                 metrics["actor_gradient_norm"] = self.minimise(actor_loss, self.actor_optimiser)
@@ -93,7 +93,7 @@ class TD3(Algorithm):
 
     @torch.no_grad()
     def values(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
-        """Q1(s, a), or Q1(s, π(s)): float32[B, 1] on the device."""
+        """Q1(s, a), or Q1(s, π(s)) without ``action``: float32[B, 1] on the device."""
         s = observation.to(self.device)
         return self.critics.first(s, self.actor(s) if action is None else action.to(self.device))
 

@@ -103,7 +103,7 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
 
 
 def of_another_program(path: Path) -> bool:
-    """Whether another program wrote this checkpoint. Version 0.1.0 had a second program that wrote checkpoints."""
+    """Whether the on-policy program of version 0.1.0 wrote this checkpoint; False if the file is damaged."""
     try:
         return "parts" not in json.loads(_header(path, path.name)["scalars"])
     except (BundleError, KeyError, TypeError, ValueError):  # the file is damaged

@@ -31,6 +31,10 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
     """Everything that a restarted learner needs: named arrays, and plain JSON values.
 
     Arrays can be views of arrays in the core. Write them to a file or copy them before the core continues.
+
+    Raises:
+        BundleError: no simulator has joined.
+        DivergenceError: training has diverged.
     """
     if core.spec is None:
         raise BundleError("the learner has nothing to save yet: no simulator has joined")

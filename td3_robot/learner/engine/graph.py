@@ -48,8 +48,9 @@ class CapturedUpdate:
     """Makes the updates of :meth:`FastTD3.improve` with two graphs. Only one of them contains the policy update.
 
     The first updates run without a graph. Graphs start when the weight of ``policy_average`` is constant and the
-    critics' warm-up (``critics_first``) is over. The first launch of a graph must give the same result as the update
-    without a graph. If capture or this check fails, a warning gives the reason, and later updates use no graph.
+    updates that train only the critics (``critics_first``) are over. The first launch of a graph must give the same
+    result as the update without a graph. If capture or this check fails, a warning gives the reason, and later updates
+    use no graph.
 
     Attributes:
         problem: the reason why no update can use a graph; None if there is none.
@@ -66,7 +67,7 @@ class CapturedUpdate:
         self._noise: Tensor | None = None
 
     def __call__(self, batch: Batch) -> Sequence[Tensor]:
-        """Make one update. The result contains no TD errors, because reading them would wait for the device."""
+        """Make one update. The result is empty: it has no TD errors, because reading them would wait for the device."""
         engine = self._engine
         noise = engine.draw_noise(len(batch.action))
         if self.problem is not None or engine.updates < self._from:
@@ -124,7 +125,7 @@ class CapturedUpdate:
 def difference(
     before: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]], found: Mapping[str, NDArray[Any]]
 ) -> str | None:
-    """The place where ``found`` differs from ``expected``; None if all arrays are equal up to rounding.
+    """The first difference of ``found`` from ``expected``, as text; None if all arrays are equal up to rounding.
 
     The limit is 1 % of the largest change since ``before``, plus two float32 rounding steps of the largest value.
     """

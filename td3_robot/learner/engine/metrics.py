@@ -18,12 +18,13 @@ _SATURATED = 0.99  # a normalised action is saturated if its absolute value is l
 
 
 class EngineMetrics(RunningMetrics):
-    """The metrics of TD3 in fixed memory, so that a CUDA graph can write to it.
+    """The metrics of TD3. Their memory is fixed, so that a CUDA graph can write to it.
 
     Attributes:
         sums: float32[4], in the order of ``TD3.means``: the sums over the updates after ``since``.
         of_critics, of_actor: views of ``sums``, float32[3] and float32[1]; an update adds to them.
-        gauges: the newest computed values.
+        since: number of updates at the newest :meth:`clear`.
+        gauges: the gauges at the newest :meth:`read`, :meth:`state` or :meth:`restore`.
     """
 
     def __init__(self, engine: FastTD3) -> None:
@@ -66,7 +67,10 @@ class EngineMetrics(RunningMetrics):
         self.since, self.gauges, self._from = int(scalars["sums_since"]), gauges, int(scalars["updates"])
 
     def _read_gauges(self) -> dict[str, float]:
-        """The gauges of the newest update. After a restore, they are the saved gauges until the next update."""
+        """Each gauge from the newest update that computed it.
+
+        After a restore, a gauge has its saved value until an update computes it.
+        """
         updates = self._engine.updates
         policy_from = max(self._from, self._critics_first)
         if updates > self._from:

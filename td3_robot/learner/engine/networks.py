@@ -74,7 +74,7 @@ class Trace(NamedTuple):
 
     head: int
     inputs: list[Tensor]  # one for each layer, [in, B]; float32 for the last layer
-    norms: list[tuple[Tensor, Tensor, Tensor]]  # LayerNorm's input [B, out], mean, 1/deviation
+    norms: list[tuple[Tensor, Tensor, Tensor]]  # for each LayerNorm: its input [B, out], mean, 1/deviation
 
 
 Gradient = list[Tensor]
@@ -225,7 +225,8 @@ class Adam:
     """Adam (Kingma and Ba 2015, algorithm 1) for all parameters of a network at once.
 
     Args:
-        learning_rate: a number, or float32[] on the network's device. A captured step reads the tensor at each launch.
+        learning_rate: a number, or float32[] on the network's device. A step in a CUDA graph reads the tensor at each
+            launch.
         clip: the largest norm of each head's gradient; None for no limit.
     """
 
@@ -240,7 +241,7 @@ class Adam:
         self._of_parameters = [list(views(vector).values()) for vector in (network.flat, self.mean, self.square)]
         self._counts = [self.count] * len(network.named)
         self._gradient: Gradient = [torch.zeros_like(value) for value in network.named.values()]
-        self._keeps = network.flat.device.type == "cuda"  # a captured step always uses the same memory
+        self._keeps = network.flat.device.type == "cuda"  # a step in a CUDA graph always uses the same memory
         self._norm = torch.zeros_like(self.count)  # gradient norm of the newest step, if ``clip`` is set
 
     def step(self, gradient: Gradient) -> None:

@@ -178,7 +178,7 @@ class FastTD3(Algorithm):
         return [work(0), other.result()]
 
     def _each_half(self, work: Callable[[Tensor], Result], rows: Tensor) -> list[Result]:
-        """The result of ``work`` for all rows. With a second thread, both halves of the rows run in parallel.
+        """The result of ``work`` for all rows. With a second thread, a result for each half, computed in parallel.
 
         A sum over two halves may round differently from a sum over all rows.
         """
@@ -199,13 +199,13 @@ class FastTD3(Algorithm):
         self.actor_target.polyak_update(self.actor, 1.0)
 
     def values(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
-        """Q1(s, a), or Q1(s, π(s))."""
+        """Q1(s, a), or Q1(s, π(s)) without ``action``: float32[B, 1]."""
         s = observation.to(self.device)
         a = self.actor.forward(s)[0].tanh_() if action is None else action.to(self.device)
         return self.critics.forward(torch.cat((s, a), 1), 0)[0]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors of the state. Most names have the form ``ROLE/HEAD.LAYER.weight``."""
+        """All tensors of the state. Most names have the form ``ROLE/HEAD.LAYER.KIND``: ``target/critic1.0.weight``."""
         tensors = {"metrics": self.measured.sums}
         for network, target, optimiser in (
             (self.actor, self.actor_target, self.actor_adam),

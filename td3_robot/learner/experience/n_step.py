@@ -3,8 +3,8 @@
 A row holds R = r₀ + γ r₁ + … + γᵐ⁻¹ rₘ₋₁, the observation m steps later, and the factor γᵐ. The target of the critics
 is R plus the factor times the value of that observation (Sutton and Barto 2018, section 7.1). Usually m is n. For the
 last n - 1 steps before the end of an episode, a gap or a restart of the source, m is smaller. A target with fewer
-rewards is also correct, so every transition gives a row. If the episode terminated, the factor is 0. If the episode was
-truncated or has a gap, the factor is γᵐ.
+rewards is also correct, so every transition gives a row. If a row ends where the episode terminated, its factor is 0.
+At a truncation, a gap or a restart, the factor is γᵐ.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Replayed:
         self.replay.add(*self.n_step.add(step.source, transitions, step))
 
     def take(self) -> Batch:
-        """The batch of the next update. Its last rows are demonstrations, if there are any."""
+        """The batch of the next update. Its last rows are transitions of the second buffer, if it has any."""
         batch = self.replay.sample(self._batch_size)
         if self.demonstrations:
             self._replayed = self._batch_size - self._demonstrated

@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """Transitions drawn from a buffer: torch float32 tensors. Those from :meth:`ReplayBuffer.sample` share one block.
+    """Transitions as torch float32 tensors. The tensors from :meth:`ReplayBuffer.sample` share one block of memory.
 
     ``discount`` is the factor of the next observation's value: γ to the power of the number of steps between the two
     observations. It is 0 where the episode terminated.
     """
 
-    observation: Tensor  # [B, O], in the units of the robot's channels
+    observation: Tensor  # [B, O], in the units of the robot's channels, or normalised
     action: Tensor  # [B, A], normalised to [-1, 1]
     reward: Tensor  # [B, 1], the reward of one step, or the discounted sum of the rewards of several steps
     next_observation: Tensor  # [B, O]
@@ -119,7 +119,7 @@ class ReplayBuffer:
         chosen = self._draw(batch_size)
         if self._on_device:
             on_device = self._on_device.gather(chosen)
-            # A CUDA graph needs the same object for the same memory.
+            # If the update gets the same object for the same memory, a CUDA graph needs no copy.
             if self._device_batch is None or self._device_batch[0] is not on_device:
                 self._device_batch = on_device, self._batch(on_device)
             return self._device_batch[1]
@@ -149,7 +149,7 @@ class ReplayBuffer:
         """
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """The state. ``rows`` is a read-only view of the filled rows. Write or copy it before the next :meth:`add`.
+        """The state. ``rows`` is a read-only view of the filled rows. Save or copy it before the next :meth:`add`.
 
         With a durable storage, the state has no rows, because the storage keeps them.
         """

@@ -1,4 +1,4 @@
-"""Loss-adjusted prioritised replay, LAP (Fujimoto, Fu and Meger 2020, section 4.1). It uses a tree of sums."""
+"""Loss-adjusted prioritised replay, LAP (Fujimoto, Meger and Precup 2020). It uses a tree of sums."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from td3_robot.learner.checkpointing.stateful import Arrays
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.learner.resources import BRANCHES, tree_levels
+from td3_robot.specs import Float64
 
-Float64 = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _LARGEST_ERROR = 1e12  # this limit keeps sums finite until the learner detects divergence
@@ -68,7 +68,7 @@ class PrioritisedReplay(ReplayBuffer):
 
     The priority of a transition is max(|δ|, 1) to the power α. |δ| is the largest absolute TD error of the critics when
     the transition was last sampled. A new transition gets the greatest priority so far. With the Huber loss, LAP needs
-    no importance weights: on average, LAP has the same gradient as the loss PAL with uniform sampling (section 4.2).
+    no importance weights: on average, LAP has the same gradient as the loss PAL with uniform sampling.
 
     Args:
         exponent: α, 0 (uniform) to 1.

@@ -76,8 +76,8 @@ class File(Storage):
         needed: whether missing rows are an error.
 
     Raises:
-        BundleError: the rows are damaged, have another shape, or are ``needed`` but missing. The files are then
-            unchanged.
+        BundleError: the journal is damaged or is of another buffer, the rows have a wrong size, or ``needed`` rows are
+            missing. The files are then unchanged.
         OSError: the disk is full or the folder cannot be written.
     """
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Fraction of the band, or of a source's portion if that is smaller. Smaller grants go only to sources about to wait.
+# Fraction of the band, or of a source's portion if the portion is smaller. Only a source that is about to wait gets a
+# smaller grant.
 _WORTH_A_MESSAGE = 0.25
 _PORTION = 100  # a robot gets at most this many steps in advance, so that steps are left for sources that join later
 _START_TIME = 10.0  # seconds after the first join; usually all simulators of a run have joined by then
@@ -78,7 +79,7 @@ class FreeRunning(Scheduler):
         the run's simulators that have not joined yet. A source that joins later, or that sent no Steps for a while,
         gets an equal share from then on (start-time fair queueing, Goyal et al. 1996).
 
-        A source without new steps also gets a Throttle from time to time. The Throttle contains the number of the
+        A source that gets no new steps also gets a Throttle from time to time. The Throttle contains the number of the
         newest processed Step, so that the source can delete the processed Steps.
         """
         learning, limiter = self.core.learning, self.core.learning.limiter

@@ -141,7 +141,7 @@ def test_clipping_keeps_the_direction_and_bounds_the_norm(kind: Any) -> None:
 
 
 def test_the_averaged_policy_matches_a_hand_calculation(kind: Any, seed: int) -> None:
-    """With ``policy_average`` 0.4, the average gives the actor weight 1 at update 1, 1/2 at update 2, and then 0.4."""
+    """With ``policy_average`` 0.4, the newest actor's share of the average is 1 at update 1, then 1/2, then 0.4."""
     config = LearnerConfig(batch_size=8, policy_delay=1, policy_average=0.4)
     td3 = kind(3, 2, (4,), config, seed=1)
     plain = kind(3, 2, (4,), LearnerConfig(batch_size=8, policy_delay=1), seed=1)
@@ -168,8 +168,8 @@ def test_the_averaged_policy_matches_a_hand_calculation(kind: Any, seed: int) ->
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_actor_does_not_change_during_the_critics_warm_up(kind: Any, precision: Any) -> None:
-    """With policy_delay 2 and 5 warm-up updates, update 6 is the first that changes the actor and its target."""
+def test_the_actor_does_not_change_while_only_the_critics_learn(kind: Any, precision: Any) -> None:
+    """With policy_delay 2 and critics_first 5, update 6 is the first that changes the actor and its target."""
     td3 = kind(O, A, (16,), LearnerConfig(critics_first=5, precision=precision), seed=1)
     start = weights_of(td3)
     for batch in batches(5, seed=2):
@@ -189,7 +189,7 @@ def test_the_actor_does_not_change_during_the_critics_warm_up(kind: Any, precisi
 
 
 def test_the_mean_actor_loss_counts_only_the_updates_of_the_actor(kind: Any) -> None:
-    """The first 5 of 8 updates are warm-up, so the actor changes at updates 6 and 8. Every update has a critic loss."""
+    """With critics_first 5, the actor changes at updates 6 and 8 of 8. Every update has a critic loss."""
     stream, losses, critic_losses = batches(8, seed=2), [], []
     one_by_one, together = (kind(O, A, (16,), LearnerConfig(critics_first=5), seed=1) for _ in range(2))
     for batch in stream:

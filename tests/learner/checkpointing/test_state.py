@@ -193,7 +193,7 @@ OPTIONS = {
 }
 
 
-def test_a_learner_with_all_options_restores_bit_exactly(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+def test_a_learner_with_many_options_restores_bit_exactly(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
     """Each episode has 7 steps. When the test saves the state, two n-step returns are incomplete."""
 
     def step(sequence: int) -> Step:

@@ -1,4 +1,7 @@
-"""Compiled updates equal plain updates. tests/process/test_training.py covers a machine without a compiler."""
+"""Compiled updates equal plain updates up to rounding.
+
+tests/process/test_training.py covers a machine without a compiler.
+"""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_captured_updates_equal_plain_updates(
 
 
 class Graph:
-    """A stand-in for a graph. Its launches change memory but no Python attributes, as those of a real graph do."""
+    """A stand-in for a graph. As with a real graph, a launch changes memory but no Python attributes."""
 
     def __init__(self, td3: FastTD3) -> None:
         self._td3 = td3

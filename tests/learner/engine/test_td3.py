@@ -76,7 +76,7 @@ def test_the_engine_equals_the_plain_algorithm_in_float64(
 
 def test_a_subclass_runs_its_own_update(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(TD3):
-        """TD3 with a change."""
+        """A user's variant of TD3."""
 
     found = {}
     for kind in (TD3, DDPG, Mine):

@@ -123,7 +123,7 @@ def test_rows_equal_those_of_a_slow_reference(data: st.DataObject, robots: Any, 
 
 
 def test_restored_returns_continue_bit_exactly() -> None:
-    """The test saves and restores the state before every Step. Then the source repeats its newest Step."""
+    """The test saves and restores the state after each Step except the last. The source repeats its newest Step."""
     stream = history([[(3, True), (5, False)], [(4, False)]], 20, 7)
     through = run(3, 0.9, stream)
     for cut in range(1, len(stream)):

@@ -35,7 +35,9 @@ class BulletBackend(Backend):
     def gymnasium_id(self, name: str) -> str | None:
         from td3_robot_sims import gymnasium_env
 
-        return f"{gymnasium_env.NAMESPACE}/{name}-v0" if name in MODELS else None
+        # A package's own robot may have the name of a published robot.
+        published = name in MODELS and self.models.get(name) is MODELS[name]
+        return f"{gymnasium_env.NAMESPACE}/{name}-v0" if published else None
 
     def _model(self, name: str) -> RobotModel:
         if name in self.models:

@@ -95,6 +95,8 @@ class Client:
 
     Raises:
         ConfigError: ``show`` requests a window, but DISPLAY is not set (on Linux) or a window is already open.
+        RuntimeError: PyBullet creates no world. Every method except :meth:`close` raises this error if the world is
+            closed.
     """
 
     def __init__(self, show: bool = False) -> None:

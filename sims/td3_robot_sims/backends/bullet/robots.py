@@ -173,7 +173,7 @@ def specification(model: RobotModel) -> RobotSpec:
     def channel(name: str, meaning: str, unit: str = "1", limit: float = OBSERVATION_LIMIT) -> Channel:
         return Channel(name, unit, -limit, limit, meaning)
 
-    zero = "0.8 m" if model.start_height is not None else "its height at reset"
+    zero = "its height at reset" if model.start_height is None else f"{model.start_height:g} m"
     observations = [
         channel("torso.height", f"height of the torso above {zero}", "m"),
         channel("target.sin", "sine of the direction to the target, seen from the torso", limit=1.0),

@@ -46,9 +46,9 @@ _LOAD_FLAGS = (
 class Body(NamedTuple):
     """Pose and velocity of the robot.
 
-    ``x`` and ``y`` are means over all parts, in m. As in the published robots, the floor counts as a part at 0. All
-    other values are those of the torso. The height ``z`` is in m, ``roll``, ``pitch``, ``yaw`` in rad, and
-    ``velocity`` is x, y, z in m/s.
+    ``x`` and ``y`` are means over all parts, in m. The floor counts as a part at 0, as in
+    ``pybullet_envs_gymnasium``. All other values are those of the torso. The height ``z`` is in m, ``roll``, ``pitch``,
+    ``yaw`` in rad, and ``velocity`` is x, y, z in m/s.
     """
 
     x: float
@@ -110,8 +110,8 @@ class World:
             self.client.release(self._robot, joint)
             parts[joint.link] = index
             if index == 0:
-                # The torso is the second part, because the order of the parts affects the rounding of their mean. It is
-                # the root link, unless a later link has the name "torso".
+                # Insert the torso as the second part, because the order of the parts affects the rounding of their
+                # mean. The torso is the root link, unless a later link has the name "torso".
                 parts.setdefault(TORSO, BASE)
             if joint.velocity_at >= 0 and not joint.name.startswith(("ignore", "jointfix")):
                 driven[index] = joint
@@ -238,7 +238,7 @@ class World:
             del xs[torso], ys[torso]
         xs.insert(self._torso_place, x)
         ys.insert(self._torso_place, y)
-        # Add the floor as a part at the origin, as the published robots do.
+        # Add the floor as a part at the origin, as ``pybullet_envs_gymnasium`` does.
         xs.append(0.0)
         ys.append(0.0)
         roll, pitch, yaw = pybullet.getEulerFromQuaternion(orientation)

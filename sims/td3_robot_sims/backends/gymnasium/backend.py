@@ -41,5 +41,5 @@ class DiscreteBackend(GymnasiumBackend):
     environment = "DiscreteEnvironment"
 
     def gymnasium_id(self, name: str) -> None:
-        """Return None, because Gymnasium's environment takes other actions than the task."""
+        """Return None, because Gymnasium's environment takes integers as actions, and the task takes scores."""
         del name

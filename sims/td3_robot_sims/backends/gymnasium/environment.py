@@ -31,8 +31,8 @@ With logits of 10 and -10, one action is e^20 times more probable than the other
 class GymnasiumEnvironment(Environment):
     """A Gymnasium task with continuous actions and its registered time limit.
 
-    The task draws from this environment's random stream. If the task uses another random generator,
-    :meth:`restore_state` raises BundleError.
+    The task draws from this environment's random stream. If the task draws from another random generator,
+    :meth:`restore_state` cannot repeat the episode, and raises BundleError.
 
     The attribute ``robot_spec`` of Gymnasium's environment may hold the specification of a robot, as a
     :class:`RobotSpec` or as the map that :meth:`RobotSpec.describe` returns. The task then has this specification, and
@@ -151,7 +151,7 @@ def _channels(task: str, kind: str, space: spaces.Space[Any]) -> tuple[Channel, 
     vector = isinstance(space, spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
     if not vector:
         found = "images" if isinstance(space, spaces.Box) and len(space.shape) > 1 else str(space)
-        raise ConfigError(f"task {task!r} has {kind}s {found}; {_SUPPORTED}")
+        raise ConfigError(f"task {task!r} has {found} as {kind}s; {_SUPPORTED}")
     assert isinstance(space, spaces.Box)
     low, high = space.low.astype(float).tolist(), space.high.astype(float).tolist()
     if kind == "action" and not all(map(math.isfinite, low + high)):
