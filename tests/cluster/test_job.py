@@ -20,8 +20,7 @@ STEPS = re.compile(r"^([\d,]+)/[\d,]+ steps", re.MULTILINE)
 @pytest.fixture
 def head(folder: Path) -> Iterator[Head]:
     """A head with Ray's dashboard, which accepts jobs."""
-    for module in ("aiohttp", "aiohttp_cors", "colorful", "opencensus", "prometheus_client", "smart_open"):
-        pytest.importorskip(module, reason="needs ray[default], which is not installed")
+    pytest.importorskip("aiohttp_cors", reason="needs ray[default], which is not installed")
     port = str(free_port())
     options = ("--num-cpus", "3", "--include-dashboard", "true", "--dashboard-port", port)
     made = Head(folder, free_address(), *options, RAY_JOB_STOP_WAIT_TIME_S="120")
