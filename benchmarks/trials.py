@@ -58,7 +58,8 @@ def train(trial: dict[str, Any], seed: int, folder: Path) -> None:
     """Begin or resume a training; end it after the trial's number of steps."""
 
     def goes_on(progress: tr.TrainingProgress) -> bool:
-        return progress.env_steps < trial["stops_at"]
+        # A whole training ends by itself, after its last evaluation.
+        return progress.env_steps < trial["stops_at"] or trial["stops_at"] == trial["set"]["total_steps"]
 
     if not (folder / "config.yaml").is_file():
         tr.train(trial["config"], seed=seed, out=folder, overrides=trial["set"], callback=goes_on)
@@ -83,7 +84,7 @@ def keep(training: str, points: Curve) -> None:
 def table() -> list[str]:
     """The lines of the table of all trials, in Markdown: evaluations of each training at some numbers of steps."""
     curves = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    columns = (20_000, 30_000, 35_000, 50_000, 100_000)
+    columns = (20_000, 30_000, 35_000, 50_000, 100_000, 200_000, 300_000)
     lines = [
         f"| trial | {' | '.join(f'{steps // 1000}k' for steps in columns)} |",
         f"|---|{'--:|' * len(columns)}",
