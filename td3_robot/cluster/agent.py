@@ -1,4 +1,4 @@
-"""Starts processes on one host of a Ray cluster. Ray runs an :class:`Agent` as an actor."""
+"""Starts processes on one host of a Ray cluster. An :class:`Agent` is an actor of Ray: an object in its own process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -21,7 +21,9 @@ from td3_robot.util import files
 
 _LONGEST_OUTPUT = 1 << 20  # bytes of output that one report holds
 _WATCHER = """
-import os, shutil, sys
+import os, shutil, signal, sys
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
 os.read(int(sys.argv[1]), 1)
 for folder in sys.argv[2:]:
     shutil.rmtree(folder, ignore_errors=True)
@@ -35,8 +37,8 @@ print(process.wait(), flush=True)
 """
 """A program that starts another program, and prints its process number and later its exit code.
 
-When an actor ends, Ray kills its child processes, but not their child processes. So a learner can save its
-checkpoint.
+When an actor ends, Ray kills its child processes, here this program, but not the child processes of this program. So a
+learner can still save its checkpoint.
 """
 _KILLED = -int(signal.SIGKILL)
 
@@ -74,20 +76,17 @@ class Report(NamedTuple):
 
 
 class Agent:
-    """The processes on one host. They end with the agent. Ray ends the agent when the program that made it ends.
+    """The processes on one host. They end with the agent. Ray ends the agent when the program that made it ends."""
 
-    Args:
-        hidden: names of environment variables that the processes do not get.
-    """
-
-    def __init__(self, hidden: Collection[str]) -> None:
+    def __init__(self) -> None:
         # Not in the user's runtime folder: systemd removes it at logout, and Ray outlives the login that started it.
         self._folder = Path(tempfile.mkdtemp(prefix=endpoints.SOCKETS_PREFIX))
         self._lifeline = Lifeline()
         ended, alive = os.pipe()  # the pipe closes when the agent and its processes have ended
         self._inherited = (self._lifeline.read_end, alive)
         self._nodes: dict[str, _Node] = {}
-        self._environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        # Ray sets OMP_NUM_THREADS, which limits the threads of its actors. The nodes choose their threads themselves.
+        self._environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         output = self._folder / "remover.output"
         self._remover = _Node(remover(ended, self._folder), self._environment, output, (ended,))
 

@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster, and asks its hosts what they can do."""
+"""Connects to a Ray cluster, and asks a host for its version of td3-robot and whether it reads the run folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def connect(address: str) -> None:
     """Connect to the cluster. Ray replaces signal handlers, so this function restores them.
 
     Raises:
-        NodeError: there is no cluster.
+        NodeError: Ray cannot connect.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -54,12 +54,12 @@ def connect(address: str) -> None:
 
 
 def ask_probe(node: str, file: Path, content: str) -> Question:
-    """Run :func:`probe` on a host. ``node`` is the number of the host in Ray."""
+    """Run :func:`probe` on a host. ``node`` is Ray's id of the host."""
     asking: Any = ray.remote(probe)
     where = NodeAffinitySchedulingStrategy(node, soft=False)
     return Question(asking.options(num_cpus=0, scheduling_strategy=where).remote(str(file), content))
 
 
 def probe(file: str, content: str) -> tuple[str, bool]:
-    """Return the version of this program on a host, and whether the host reads the run folder."""
+    """Return the version of td3-robot on this host, and whether this host reads the run folder."""
     return __version__, Agent.sees(file, content)

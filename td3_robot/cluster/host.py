@@ -22,7 +22,6 @@ from td3_robot.runtime.launch import Process
 
 _PERIOD = 0.1  # seconds between two reports of a host
 _KILLED = -int(signal.SIGKILL)
-_THREADS, _GPUS = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"  # environment variables that Ray sets for its actors
 
 
 @dataclass
@@ -30,9 +29,9 @@ class Host:
     """One host of the cluster, with the agent that starts its processes.
 
     Attributes:
-        node: number of the host in Ray.
+        node: Ray's id of the host.
         address: the address at which other hosts reach this host.
-        cpus, gpus: numbers of cores and of GPUs of the host.
+        cpus, gpus: numbers of processor cores and of GPUs of the host.
         sees_run: whether the host can read the run folder.
         lost: whether the host, or its agent, has died.
         simulators: number of simulators that run here.
@@ -80,8 +79,8 @@ class Host:
     def begin(self, cpus: float, gpus: float = 0.0, wait: float = ANSWER) -> bool:
         """Start the agent, and reserve cores and GPUs for its processes.
 
-        If the agent has started before, reserve more if the run needs more in total. The processes do not wait for this
-        reservation: Ray makes it as soon as other jobs leave enough cores free.
+        If an earlier call has started the agent, reserve more if the run needs more in total. The processes do not wait
+        for this reservation: Ray makes it as soon as other jobs leave enough cores free.
 
         Args:
             cpus, gpus: numbers of cores and of GPUs for all processes of the run on this host.
@@ -94,10 +93,7 @@ class Host:
             NodeError: the host has died, has not answered in time, or has too few free cores or GPUs.
         """
         if self._opening is None:
-            # The nodes choose their threads themselves. Without a reserved GPU, Ray hides the host's GPUs from the
-            # agent. A learner that moves here needs them.
-            hidden = (_THREADS, _GPUS) if self.gpus and not gpus else (_THREADS,)
-            self.agent = self._reserve(Agent, cpus, gpus).remote(hidden)
+            self.agent = self._reserve(Agent, cpus, gpus).remote()
             self._opening = Question(self.agent.folder.remote())
         if not self.folder:
             try:
@@ -113,7 +109,10 @@ class Host:
             except RayError as error:
                 self._lose()
                 raise NodeError(f"host {self.address} of the cluster: {first_line(error)}") from None
-        more = [max(0.0, wanted - has) for wanted, has in zip((cpus, gpus), self.reserved, strict=True)]
+        more = [
+            max(0.0, min(wanted, most) - has)
+            for wanted, most, has in zip((cpus, gpus), (self.cpus, self.gpus), self.reserved, strict=True)
+        ]
         if any(more):
             self._reservations.append(self._reserve(Reservation, *more).remote())
         return True

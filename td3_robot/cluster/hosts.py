@@ -1,8 +1,9 @@
 """The hosts of a Ray cluster as hosts of a run.
 
 The learner runs on a host with a GPU, if there is one. Among several such hosts, or without a GPU, it runs on the host
-with the most cores. Each other host that gets simulators has a policy server, too, so observations and actions stay on
-the host. Recorder and evaluator run beside the supervisor.
+with the most processor cores. The other hosts run the simulators. If there is no other host, the learner's host runs
+them. Each host with simulators has its own policy server, so observations and actions stay on the host. Recorder and
+evaluator run beside the supervisor.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class RayHosts:
         self._where: dict[str, Host] = {}  # hosts of the learner and of the policy servers, by process name
         self._policy_of: dict[str, str] = {}  # maps a simulator to its policy server, and a server to itself
         self._endpoints: dict[str, str] = {}
+        self._announced = ""  # endpoint of the learner that the other processes know
         self._policy: Process  # the policy server in the launch description
         self._simulators: dict[str, Process] = {}  # by name
         self._absent: list[Process] = []  # simulators for which the cluster has no room now
@@ -76,7 +78,7 @@ class RayHosts:
             resources.enter_context(self._here)
             resources.callback(ray.shutdown)
             connect(self._address)
-            shutil.rmtree(self._keys.path, ignore_errors=True)  # the machine of an earlier command may have crashed
+            shutil.rmtree(self._keys.path, ignore_errors=True)  # an earlier command may have ended by a crash
             resources.enter_context(self._keys_removed())
             self._keys.create("run")
             self._run.write_run(keys=str(self._keys.path))
@@ -119,6 +121,7 @@ class RayHosts:
         finally:
             lifeline.close()
             process.wait()
+            shutil.rmtree(self._keys.path, ignore_errors=True)  # somebody may have killed the remover
             with contextlib.suppress(OSError):  # a full disk must not hide the original error
                 self._run.write_run(keys=None)
 
@@ -133,6 +136,7 @@ class RayHosts:
             try:
                 cpus, gpus = host.reserved
                 host.begin(cpus + self._config.cluster.learner_cpus, max(gpus, min(host.gpus, 1.0)))
+                host.promised = []  # the simulators promised to this host wait for another host
                 return host
             except NodeError as error:
                 if not self._members.able_to_learn():
@@ -143,7 +147,7 @@ class RayHosts:
         """Return the processes, with one policy server for each host that gets simulators.
 
         Raises:
-            NodeError: the hosts have too few cores, or the launch description has no policy server.
+            NodeError: the hosts have too few processor cores, or the launch description has no policy server.
         """
         names = [process.name for process in processes]
         if POLICY not in names:
@@ -174,7 +178,9 @@ class RayHosts:
             return False
 
     def _shares(self) -> list[tuple[Host, int]]:
-        """Share the simulators among the hosts, and start the agents there. Return each host with its share.
+        """Distribute the simulators over the hosts, and start the agents there.
+
+        Return each host with its number of simulators.
 
         Raises:
             NodeError: the hosts have too few cores.
@@ -193,7 +199,7 @@ class RayHosts:
                 return shares
 
     def _place_on(self, host: Host, simulators: Sequence[Process]) -> list[Process]:
-        """Give a host, whose agent has started, these simulators and a policy server. Return these processes."""
+        """Assign these simulators and a policy server to a host whose agent runs. Return these processes."""
         server = f"{POLICY}-{len(self._where) - 1}"
         self._where[server] = host
         host.simulators += len(simulators)
@@ -244,14 +250,16 @@ class RayHosts:
         if server not in self._where:
             return self._here.start(start)
         while True:
-            with contextlib.suppress(*LOST):  # then choose again
+            with contextlib.suppress(*LOST):  # if the chosen host is lost, too, choose again
                 if self._where[server].lost and server not in self._given_up:
                     self._move(server)
                 if server in self._given_up:
                     raise NoRoomError
                 host = self._where[server]
                 if server == LEARNER:
-                    return self._start_learner(host, start)
+                    running = self._start_learner(host, start)
+                    self._announce_learner()
+                    return running
                 if start.name == server:
                     self._publish(server, _free_endpoint(host))
                 self._write_run(host, server)
@@ -307,7 +315,6 @@ class RayHosts:
                 self._files.claim()
             self._endpoints[LEARNER] = _free_endpoint(self._where[LEARNER])
             self._run.write_run(endpoints=self._endpoints)
-            self._announce_learner()
         elif not self._move_simulators(server):
             return
         self._say(f"host {lost.address} was lost; {server} continues on host {self._where[server].address}")
@@ -329,14 +336,17 @@ class RayHosts:
                 self._absent += [self._simulators[name] for name in mine]
                 return False
             if self._begun(host, host.simulators + len(mine)):
-                host.promised = []  # they wait for another host
+                host.promised = []  # the simulators promised to this host wait for another host
                 host.simulators += len(mine)
                 self._where[server] = host
                 return True
         raise NodeError("no host of the cluster is alive")
 
     def _announce_learner(self) -> None:
-        """Write the learner's new endpoint for policy servers and simulators. They then connect to it."""
+        """If the learner has moved, write its new endpoint for the policy servers and simulators that already run."""
+        known, self._announced = self._announced, self._endpoints[LEARNER]
+        if known in ("", self._announced):
+            return
         for server, host in self._where.items():
             if server != LEARNER and not host.lost:
                 with contextlib.suppress(*LOST):  # the processes of a lost host start again and get the new endpoint
@@ -344,7 +354,7 @@ class RayHosts:
 
 
 def share(count: int, hosts: Sequence[Host], each: float) -> Iterable[Host]:
-    """Yield a host for each of ``count`` simulators: always the one with the most free cores."""
+    """Yield a host for each of ``count`` simulators: the host with the most free processor cores."""
     given = {host.node: host.simulators for host in hosts}
     for _ in range(count):
         host = max(hosts, key=lambda it: it.cpus - given[it.node] * max(each, 1e-9))

@@ -33,7 +33,7 @@ class LearnerFiles:
         self._following = contextlib.ExitStack()  # copies files from the storage to the run folder
 
     def begin(self) -> None:
-        """Copy the run folder to the storage. From then on, copy metrics and policies from there to the run folder."""
+        """Copy the run folder to the storage. Then keep copying its metrics and policies to the run folder."""
         storage, run = self._storage, self._run
         copied: dict[str, str] = {}
 
@@ -58,7 +58,7 @@ class LearnerFiles:
         retried(partial(self._storage.claim, self._run, newer=True))
 
     def end(self) -> str:
-        """After the end of the learner, copy its last files to the storage, and all files from there to the run folder.
+        """After the end of the learner, copy its last files to the storage, and then all files to the run folder.
 
         Returns:
             the reason why the storage lacks the last files; empty if the copy succeeded, or if the host is lost.
@@ -73,7 +73,7 @@ class LearnerFiles:
             except LOST as error:
                 problem = f"host {host.address} could not copy the learner's last files: {first_line(error)}"
                 if kept:
-                    problem += f"; its folder {kept} stays there; copy the files to the storage, then resume"
+                    problem += f"; the host keeps them in {kept}; copy them to the storage, then resume"
         self._complete = not problem and not (host and host.lost)
         self._following.close()
         return problem

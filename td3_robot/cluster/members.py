@@ -20,11 +20,11 @@ from td3_robot.errors import NodeError, exit_code_of
 from td3_robot.util.version import __version__
 
 _SAY = 30.0  # seconds between two messages while the run waits for hosts
-_PAUSE = 1.0  # seconds between two looks while the run waits for hosts
+_PAUSE = 1.0  # seconds between two reads of the list of hosts while the run waits
 
 
 class Members:
-    """Finds the hosts of a Ray cluster, counts their cores, and asks Ray's autoscaler for more.
+    """Finds the hosts of a Ray cluster, counts their processor cores, and asks Ray's autoscaler for more.
 
     Args:
         config: the configuration of the run.
@@ -42,9 +42,9 @@ class Members:
         self._marker = marker
         self._say = say
         self.least, self.most = config.cluster.range(config.simulators)
-        self._hosts: dict[str, Host] = {}  # by number in Ray
+        self._hosts: dict[str, Host] = {}  # by Ray's NodeID
         self._asked: dict[str, tuple[Mapping[str, Any], Question]] = {}  # hosts that have not answered yet
-        self._refused: set[str] = set()  # numbers of hosts that the run cannot use
+        self._refused: set[str] = set()  # NodeIDs of hosts that the run cannot use
         self._requested: list[dict[str, float]] = []  # what Ray's autoscaler was asked for
 
     @property
@@ -93,15 +93,15 @@ class Members:
         return Host(node["NodeID"], address, has.get("CPU", 0.0), has.get("GPU", 0.0), sees)
 
     def wait_for_cores(self, stopped: Callable[[], int]) -> None:
-        """Ask Ray's autoscaler for the cores that the run can use. Wait until the hosts have those that it needs.
+        """Ask Ray's autoscaler for all cores that the run can use. Wait for those that the run needs at least.
 
-        This counts all cores, also those that other jobs use.
+        The wait lasts at most ``cluster.wait_s`` seconds. This method counts all cores, also those that other jobs use.
 
         Args:
             stopped: returns the number of the signal that asked the run to stop; 0 without a signal.
 
         Raises:
-            NodeError: a signal asked the run to stop; or see :meth:`best_for_learner`.
+            NodeError: a signal asked the run to stop, or no host can run the learner.
         """
         begin = now = time.monotonic()
         said = begin - _SAY

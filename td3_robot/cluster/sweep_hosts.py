@@ -18,7 +18,7 @@ from td3_robot.errors import NodeError
 from td3_robot.runtime.hosts import Running
 from td3_robot.util.version import __version__
 
-_CORES = 2  # cores of one training
+_CORES = 2  # processor cores of one training
 
 
 class Training(NamedTuple):
@@ -62,7 +62,7 @@ class SweepHosts:
 
     @property
     def slots(self) -> int:
-        """Number of trainings for which the living hosts have cores."""
+        """Number of trainings for which the living hosts have cores, with at least one for each host."""
         return sum(max(1, int(host.cpus // _CORES)) for host in self._hosts if not host.lost)
 
     def start(self, name: str, arguments: Sequence[str], log: Path) -> Running:

@@ -93,6 +93,7 @@ def _learn(node: Node) -> None:
             node.spin(recorded, busy=lambda: core.busy, report=report, after=after, stops=saver.stops)
             if core.spec:
                 saver.finish()
+                saver.check_successor(at_once=True)
                 core.publisher.final_bundle().save(node.run.policy_file)
         except DivergenceError:  # the run keeps the newest policy from before the divergence
             if core.reports.sound:

@@ -105,7 +105,9 @@ class Node:
         return attach.beside(policy, link) if policy and not self.folder else ""
 
     def listen(self, link: str, accepts: dict[str, tuple[type[Message], ...]]) -> None:
-        """Bind the first free place of a link, as a monitor or a recorder.
+        """Bind the first free socket of a link, as a monitor or a recorder.
+
+        Several monitors or recorders can attach to a node, each with a socket, see :mod:`td3_robot.transport.attach`.
 
         Raises:
             ConfigError, RunFolderError: see :meth:`endpoint`.
@@ -113,7 +115,7 @@ class Node:
         """
         place = self.listeners(link)
         named = getattr(self.config.endpoints, link)
-        only = not self.folder and not self.config.endpoints.policy  # --endpoint names exactly one place
+        only = not self.folder and not self.config.endpoints.policy  # the option --endpoint names exactly one socket
         if only or not place or (named and is_tcp(named)):
             self.serve(link, accepts)
             return
@@ -122,7 +124,7 @@ class Node:
             with contextlib.suppress(EndpointBusyError):
                 self._bind(endpoint, ServerLink(link, self.name, accepts, self.agreement(), secrets.randbits(63)))
                 return
-        raise EndpointError(f"endpoints.{link}: all {attach.PLACES} places of {place!r} are busy")
+        raise EndpointError(f"endpoints.{link}: all {attach.PLACES} sockets of {place!r} are busy")
 
     def agreement(self) -> dict[str, str]:
         """Return the values that must be equal at all peers of a run.
@@ -278,15 +280,16 @@ class Node:
     def _look(self) -> bool:
         """Look at the endpoints of the run, and follow a server that has moved. Return whether the run has ended.
 
-        A supervised node looks only if a server is silent: its supervisor stops the node when the run ends.
+        Only servers of TCP endpoints can move. A supervised node looks only if such a server is silent: its supervisor
+        stops the node when the run ends.
         """
         now = time.monotonic()
         if not self.folder or self.config.endpoints.learner or now < self._next_look:
             return False
         self._next_look = now + _LOOK_PERIOD
-        silent = [client for client in self.bus.clients.values() if now - client.received_at > _SILENCE]
-        for client in silent:
-            self._follow(client)
+        for client in self.bus.clients.values():
+            if is_tcp(client.endpoint) and now - client.received_at > _SILENCE:
+                self._follow(client)
         if self.supervised or self.folder.read_run().get("endpoints"):
             return False
         log.info("the run in %s has ended", self.folder.path)
@@ -294,7 +297,7 @@ class Node:
 
     def _follow(self, client: ClientLink) -> None:
         """Connect a client to its server again if the endpoint in the run folder has changed."""
-        with contextlib.suppress(RunFolderError):  # the run has ended
+        with contextlib.suppress(RunFolderError, EndpointError):  # the run has ended, or another version wrote the file
             endpoint = self.endpoint(client.link)
             if endpoint != client.endpoint:
                 log.info("the server of link %s has moved to %s", client.link, endpoint)

@@ -30,6 +30,7 @@ class RunFolder:
         self.path = path
         self.config_file = path / "config.yaml"
         self.metrics_file = path / "metrics.jsonl"
+        self.learner_file = path / ".learner"
         self.policy_file = path / "policy.safetensors"
         self.best_file = path / "best.safetensors"
         self.checkpoints = path / "checkpoint"
@@ -76,9 +77,10 @@ class RunFolder:
         return run
 
     def config(self) -> Config:
-        """Read the configuration of the run. If ``run.json`` names a folder of keys, use this folder."""
-        keys = self.read_run().get("keys")
-        return configuration.load(self.config_file, [f"endpoints.keys={json.dumps(keys)}"] if keys else [])
+        """Read the configuration of the run. If ``run.json`` names a folder of keys that exists, use this folder."""
+        keys = str(self.read_run().get("keys") or "")
+        there = keys and Path(keys).is_dir()  # if the supervisor was killed, only its keys are gone
+        return configuration.load(self.config_file, [f"endpoints.keys={json.dumps(keys)}"] if there else [])
 
     def trained_with(self) -> Config | None:
         """Read the configuration of the newest training of this run; None if ``run.json`` holds no valid one."""
@@ -163,7 +165,8 @@ class RunFolder:
             return [self.endpoint("policy", config)]
         if target and target not in found:
             known = ", ".join(sorted(found))
-            raise RunFolderError(f"run folder {str(self.path)!r}: no process is named {target!r}; allowed: {known}")
+            what = f"no policy server or simulator is named {target!r}"
+            raise RunFolderError(f"run folder {str(self.path)!r}: {what}; allowed: {known}")
         return [found[target]] if target else list(dict.fromkeys(found.values()))
 
     def _on_cluster(self) -> dict[str, str]:

@@ -150,9 +150,15 @@ class Bus(Transport):
         client, socket = self.clients[link], self._sockets[link]
         with contextlib.suppress(zmq.ZMQError):  # libzmq may have closed the connection already
             socket.disconnect(client.endpoint)
+        for pin in self._pins:
+            if pin.client is client:
+                pin.moved()
         self._set_network(socket, endpoint)
         client.endpoint = endpoint
-        socket.connect(endpoint)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise EndpointError(f"cannot connect to endpoint {endpoint!r}: {error}") from None
         self.join_again(link, client.hello)
 
     def record(self, endpoint: str, client: ClientLink, *, expected: bool = False, like: Tap | None = None) -> Tap:
@@ -161,7 +167,7 @@ class Bus(Transport):
         Args:
             client: the handshake with the recorder or monitor.
             expected: whether the run has this recorder, see :class:`~td3_robot.transport.tap.Tap`.
-            like: an existing tap. The new tap gets its kept messages and continues its sequence numbers.
+            like: an existing tap. The new tap gets the existing tap's kept messages and continues its sequence numbers.
 
         Raises:
             EndpointError: the endpoint is malformed or not allowed.
@@ -177,10 +183,10 @@ class Bus(Transport):
         return tap
 
     def attach(self, search: Search, client: Callable[[], ClientLink], like: Tap | None = None) -> None:
-        """Record for each listener on this machine, while it listens. See :meth:`record`.
+        """Send copies of the messages to each recorder or monitor on this machine while it listens. See :meth:`record`.
 
         Args:
-            search: finds the listeners.
+            search: finds the listeners, that is, the recorders and monitors.
             client: makes the handshake with one listener.
             like: the tap of the listener that the configuration names, if there is one.
         """

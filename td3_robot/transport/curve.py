@@ -77,7 +77,8 @@ class Pin:
     """
 
     def __init__(self, socket: zmq.Socket[bytes], client: ClientLink, keys: AllowList, tally: Tally) -> None:
-        self._socket, self._client, self._keys, self._tally = socket, client, keys, tally
+        self.client = client
+        self._socket, self._keys, self._tally = socket, keys, tally
         self._retry = float("inf")  # time (s) to connect again
         self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(FAILED_HANDSHAKE)
         self._set_keys()
@@ -86,7 +87,7 @@ class Pin:
         """Log failed handshakes at ``now`` (s), and plan the next attempt."""
         while self.monitor.poll(0):
             self._retry = min(self._retry, now + _RETRY)
-            event, link = monitor.recv_monitor_message(self.monitor)["event"], self._client.link
+            event, link = monitor.recv_monitor_message(self.monitor)["event"], self.client.link
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 own = f"td3-robot keys allow {self._keys.identity.name} '{self._keys.identity.public}'"
                 text = f"link {link}: the server does not allow this machine's key; on the server's machine, run: {own}"
@@ -98,18 +99,22 @@ class Pin:
 
     def turn(self, now: float) -> None:
         """Connect again if the next attempt is due, or if the allow-list contains a new key for the server."""
-        if now < self._retry and self._keys.server(self._client.link) == self._key:
+        if now < self._retry and self._keys.server(self.client.link) == self._key:
             return
         self._retry = float("inf")
         with contextlib.suppress(zmq.ZMQError):  # libzmq may have closed the connection already
-            self._socket.disconnect(self._client.endpoint)
+            self._socket.disconnect(self.client.endpoint)
         self._set_keys()
-        self._socket.connect(self._client.endpoint)
-        if self._client.state == "welcome":
-            self._client.state = "connecting"
+        self._socket.connect(self.client.endpoint)
+        if self.client.state == "welcome":
+            self.client.state = "connecting"
+
+    def moved(self) -> None:
+        """Forget failed handshakes at an earlier endpoint."""
+        self._retry = float("inf")
 
     def _set_keys(self) -> None:
-        self._key = self._keys.server(self._client.link)
+        self._key = self._keys.server(self.client.link)
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.identity.public.encode())
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.identity.secret.encode())
         self._socket.setsockopt(zmq.CURVE_SERVERKEY, self._key.encode())

@@ -1,7 +1,9 @@
-"""A Ray cluster on this machine, as a program: ``python ray_machines.py CORES CORES …``, with the cores of each host.
+"""A Ray cluster on this machine, as a program: ``python ray_machines.py CORES CORES …``.
 
-With ``--hide FOLDER`` before the cores, the hosts other than the head see an empty folder there. These hosts have their
-own mount namespace, which only root may make.
+Each CORES is the number of processor cores of one host.
+
+With ``--hide FOLDER`` before the first CORES, the hosts other than the head see an empty folder at FOLDER. These
+hosts have their own mount namespace, which only root may make.
 
 The program first prints a JSON map: the address of the head, and the id of each host. A line ``kill N`` on standard
 input kills all processes of host N at once; the answer is ``killed``. A line ``add CORES`` adds a host; the answer is

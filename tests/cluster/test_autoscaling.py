@@ -35,7 +35,7 @@ UNUSED: dict[str, Any] = {
 
 
 class AutoscalingCluster(Head):
-    """A head with one core and a pretended GPU. Its autoscaler may add one host with two cores."""
+    """A head with one processor core and a pretended GPU. Its autoscaler may add one host with two processor cores."""
 
     def __init__(self, folder: Path) -> None:
         address = free_address()
@@ -71,7 +71,7 @@ def cluster(folder: Path) -> Iterator[AutoscalingCluster]:
 def test_a_training_gets_a_host_from_the_autoscaler(
     command: Callable[..., Command], cluster: AutoscalingCluster, tmp_path: Path
 ) -> None:
-    """The learner runs on the head, because of its GPU. The second host has cores for two simulators."""
+    """Only the head has a GPU, so the learner runs there. The second host has processor cores for two simulators."""
     sets = ("cluster.simulators=2", "cluster.wait_s=120", "evaluation.every=0", "total_steps=1500")
     run = start_training(command, cluster, *sets)
     run.wait_for("waiting for hosts: the cluster has cores for 1 of 2 simulators")
@@ -88,7 +88,10 @@ def test_a_training_gets_a_host_from_the_autoscaler(
 def test_too_few_cores_end_the_run(
     command: Callable[..., Command], cluster: AutoscalingCluster, tmp_path: Path, wait: str
 ) -> None:
-    """The autoscaler may start one host, which is not enough. Ctrl-C ends the wait."""
+    """The simulators need 8 processor cores. With the one host that the autoscaler may add, the cluster has 3.
+
+    With ``cluster.wait_s`` 0, the run ends at once. With 600, it waits until Ctrl-C.
+    """
     run = start_training(command, cluster, "cluster.simulators=8", f"cluster.wait_s={wait}")
     if wait == "0":
         assert run.finish() == 1

@@ -75,7 +75,7 @@ def test_on_a_cluster_the_learner_chooses_its_device_itself(device: str, tmp_pat
 
 
 def test_a_url_is_no_run_folder() -> None:
-    with pytest.raises(UsageError, match="--out is 's3:/bucket/run', which is a URL; it must be a folder"):
+    with pytest.raises(UsageError, match="--out is 's3://bucket/run', which is a URL; it must be a folder"):
         new_run("pendulum", [], Path("s3://bucket/run"))
 
 
@@ -110,12 +110,12 @@ def test_without_ray_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch, t
     ("count", "cpus", "each", "expected"),
     [
         (4, (4, 4), 1.0, [2, 2]),
-        (5, (8, 2), 1.0, [5, 0]),  # 8-5=3 cores stay free there, more than 2
+        (5, (8, 2), 1.0, [5, 0]),  # the first host keeps 8 - 5 = 3 free cores, more than the 2 of the second host
         (3, (2, 2, 2), 1.0, [1, 1, 1]),
         (2, (4, 1), 0.0, [2, 0]),
     ],
 )
-def test_simulators_are_shared_by_free_cores(
+def test_each_simulator_goes_to_the_host_with_the_most_free_cores(
     count: int, cpus: tuple[int, ...], each: float, expected: list[int]
 ) -> None:
     all_hosts = [hosts.Host(str(number), "10.0.0.1", float(cores), 0.0, True) for number, cores in enumerate(cpus)]

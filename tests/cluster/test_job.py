@@ -52,5 +52,6 @@ def test_a_training_is_a_job_of_ray(head: Head, tmp_path: Path) -> None:
     job("stop", "walker")
     assert "STOPPED" in job("status", "walker").upper()
     assert list((run / "checkpoint").glob("checkpoint-*.safetensors"))
+    assert not (run / "keys").exists()
     assert "stopped; everything learned is saved; continue" in job("logs", "walker")
     head.wait_for_removal()

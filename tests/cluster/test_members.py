@@ -54,13 +54,13 @@ def host(number: str, cpus: float, gpus: float = 0.0) -> hosts.Host:
         ([host("a", 8.0)], None),  # a single host runs all processes
     ],
 )
-def test_the_autoscaler_is_asked_once_for_cores_that_the_hosts_lack(
+def test_the_autoscaler_is_asked_once_for_processor_cores_that_the_hosts_lack(
     found: members.Members,
     present: list[hosts.Host],
     expected: list[dict[str, float]] | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The run wants the whole host of the learner, and 5 cores for simulators."""
+    """The run wants the whole host of the learner, and one processor core for each of 5 simulators."""
     requests: list[Any] = []
     monkeypatch.setattr(members, "request_resources", lambda bundles=None: requests.append(bundles))
     found._hosts = {item.node: item for item in present}
@@ -75,7 +75,7 @@ def test_the_autoscaler_is_asked_once_for_cores_that_the_hosts_lack(
     ("cpus", "each", "room"),
     [((3.0, 3.0), 2.0, 2), ((3.0, 3.0), 1.5, 4), ((3.0,), 0.1, 5), ((3.0, 0.5), 0.0, 5), ((1.0, 1.0), 2.0, 0)],
 )
-def test_a_simulator_needs_its_cores_on_one_host(
+def test_a_simulator_needs_all_its_processor_cores_on_one_host(
     found: members.Members, cpus: tuple[float, ...], each: float, room: int
 ) -> None:
     """The run can use up to 5 simulators."""
@@ -120,7 +120,10 @@ def test_a_silent_host_delays_nobody_and_is_left_out(
 def test_hosts_that_join_at_the_same_time_get_different_simulators(
     new: tuple[RunFolder, Config], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run begins with 2 of its 5 simulators. Two hosts with 2 cores join. Their agents start at the second look."""
+    """The run begins with 2 of its 5 simulators. Two hosts with 2 processor cores each join.
+
+    Each host needs an agent, a Ray actor that starts the processes. Here, the agents start at the second look.
+    """
     run, config = new
     ray_hosts = hosts.RayHosts("auto", run, config, "RESUME", said.append)
     monkeypatch.setattr(hosts, "_LOOK", 0.0)
@@ -138,15 +141,18 @@ def test_hosts_that_join_at_the_same_time_get_different_simulators(
     assert [process.name for process in placed if process.name.startswith("sim-")] == ["sim-0", "sim-1"]
     reserved.clear()
     ray_hosts._members._hosts |= {"c": host("c", 2.0), "d": host("d", 2.0)}
+    requests: list[hosts.Host] = []
+    monkeypatch.setattr(ray_hosts._members, "request_cores", requests.append)
     looks = [[process.name for process in ray_hosts.joined()] for _ in range(3)]
+    assert requests == [ray_hosts._where["learner"]] * 2  # until all simulators have a host
     assert looks == [[], ["policy-1", "sim-2", "sim-3", "policy-2", "sim-4"], []]
     assert reserved == [("c", 2.0), ("d", 1.0)] * 2
 
 
-def test_the_run_does_without_a_host_on_which_other_jobs_use_cores(
+def test_the_run_does_without_a_host_on_which_other_jobs_use_processor_cores(
     new: tuple[RunFolder, Config], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hosts b and c have 2 cores each, but another job uses a core of b. The run needs 2 of 5 simulators."""
+    """The hosts b and c have 2 processor cores each, but another job uses one of b. The run needs 2 simulators."""
     run, config = new
     ray_hosts = hosts.RayHosts("auto", run, config, "RESUME", said.append)
 
@@ -168,9 +174,8 @@ def test_the_run_does_without_a_host_on_which_other_jobs_use_cores(
 
 
 def test_a_host_reserves_more_when_processes_move_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent starts with 2 cores. Then a learner moves to the host. It sees the GPU, unlike the agent."""
+    """The agent starts with 2 of 4 cores. Then processes that need 6 cores and a GPU move to the host."""
     reserved: list[tuple[str, float, float]] = []
-    hidden: list[Any] = []
 
     class Remote:
         def __init__(self, kind: type) -> None:
@@ -180,19 +185,17 @@ def test_a_host_reserves_more_when_processes_move_to_it(monkeypatch: pytest.Monk
             reserved.append((self.kind.__name__, num_cpus, num_gpus))
             return self
 
-        def remote(self, *arguments: Any) -> Any:
-            hidden.extend(arguments)
+        def remote(self) -> Any:
             return SimpleNamespace(folder=SimpleNamespace(remote=lambda: None))
 
     question = SimpleNamespace(settled=bool, answer=lambda: "/tmp/agent")
     monkeypatch.setattr(cluster_host.ray, "remote", Remote)
     monkeypatch.setattr(cluster_host, "Question", lambda _: question)
     it = host("a" * 56, 4.0, 1.0)
-    for cpus, gpus in ((2.0, 0.0), (2.0, 0.0), (3.0, 1.0), (3.0, 1.0)):
+    for cpus, gpus in ((2.0, 0.0), (2.0, 0.0), (6.0, 1.0), (6.0, 1.0)):
         assert it.begin(cpus, gpus)
-    assert reserved == [("Agent", 2.0, 0.0), ("Reservation", 1.0, 1.0)]
-    assert hidden == [("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")]
-    assert it.reserved == (3.0, 1.0)
+    assert reserved == [("Agent", 2.0, 0.0), ("Reservation", 2.0, 1.0)]
+    assert it.reserved == (4.0, 1.0)
 
 
 def test_a_launch_description_without_a_policy_server_is_refused(

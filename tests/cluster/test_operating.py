@@ -19,7 +19,7 @@ SERVERS = {"policy-0", "policy-1"}
 
 
 class Tools:
-    """The tools of a person who operates the run in ``run``."""
+    """The tools of a person who operates the run in the folder ``run``."""
 
     def __init__(self, command: Callable[..., Command]) -> None:
         self._command = command
@@ -68,7 +68,8 @@ def test_a_person_watches_and_commands_a_run(
     assert all(SERVERS & row["faults"].keys() for row in tools.node("state", code=1).values())
     nobody = command("node", "estop", "--run", "run", "--target", "sim-9")
     assert nobody.finish() == 2
-    assert "no process is named 'sim-9'; allowed: policy-0, policy-1, sim-0, sim-1, sim-2, sim-3" in nobody.output()
+    unknown = "no policy server or simulator is named 'sim-9'; allowed: policy-0, policy-1, sim-0, sim-1, sim-2, sim-3"
+    assert unknown in nobody.output()
     watch = command("node", "watch", "--run", "run")
     watch.until("the connections", lambda: shows(watch, *[": watching"] * 2))
     tools.node("reset")
@@ -83,13 +84,13 @@ def test_a_person_watches_and_commands_a_run(
 
 
 def shows(command: Command, *texts: str) -> bool:
-    """Whether the output of a command has each text, as often as it is given."""
+    """Whether the output of a command has each text at least as often as ``texts`` has it."""
     command.take_lines()
     return all(command.output().count(text) >= texts.count(text) for text in texts)
 
 
 def _operate_on_the_page(command: Callable[..., Command]) -> None:
-    """Read the live page's data, then stop all robots with its button."""
+    """Read the data of the dashboard's live page. Then stop all robots with the request of its stop button."""
     pytest.importorskip("starlette")
     pytest.importorskip("uvicorn")
     site = command("dashboard", "--run", "run", "--port", "0")

@@ -22,7 +22,7 @@ from tests.conftest import Command, poll_until
 def test_four_simulators_on_two_hosts_learn_the_pendulum(
     train: Callable[..., Command], cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The pendulum hangs down at about -1200 and stands at about -150."""
+    """A pendulum that hangs down has a return of about -1200. One that stands has about -150."""
     run = train("evaluation.every=1000", "evaluation.target_return=-400", "total_steps=40_000", "learner.device=auto")
     run.wait_for("^ready: .*policy-0.*policy-1")
     endpoints = json.loads((tmp_path / "run" / "run.json").read_text())["endpoints"]
@@ -43,7 +43,8 @@ def test_training_survives_the_loss_of_each_host_except_the_head(
 ) -> None:
     """A host with simulators is lost, then the learner's host. After Ctrl-C, another training continues the run.
 
-    The other processes do not start again when the learner moves. So all lost Steps leave gaps in their sequences.
+    The other processes do not start again when the learner moves. So the learner sees each lost Step as a gap in the
+    sequence numbers of its simulator.
     """
     others = [*(f"sim-{number}" for number in range(4)), "policy-0", "policy-1"]
     run = train("evaluation.every=0", "total_steps=100_000")
@@ -109,9 +110,10 @@ def test_nothing_is_left_after_the_death_of_the_supervisor(
 def test_simulators_join_with_a_host_and_leave_with_it(
     train: Callable[..., Command], command: Callable[..., Command], cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The learner runs on the host with 4 cores. So there is room for 2 simulators, and for 2 more on a third host.
+    """The head has 2 processor cores, the second host has 4, and each simulator needs one core.
 
-    Meanwhile a person watches a simulator on another host.
+    The learner takes the second host for itself, so the head runs 2 simulators. A third host with 2 cores adds 2 more.
+    Before it joins, ``td3-robot topic echo`` shows Steps of ``sim-0``.
     """
     run = train("cluster.simulators=[1, 4]", "evaluation.every=0", "total_steps=1_000_000")
     run.wait_for("^ready: .*policy-0.*sim-1$")
@@ -186,7 +188,7 @@ def test_ctrl_c_stops_the_trainings_of_a_sweep(
 
 @pytest.fixture
 def stored(command: Callable[..., Command], blind_cluster: Cluster) -> Callable[..., Command]:
-    """Starts a training whose learner runs on a host that does not see the run folder, with a storage."""
+    """Starts a training with a storage. Its learner runs on a host that does not see the run folder."""
 
     def start() -> Command:
         storage = f"cluster.storage=file://{place(blind_cluster)}"
@@ -216,7 +218,7 @@ def test_a_learner_continues_from_the_storage_on_a_host_without_the_run_folder(
 ) -> None:
     """The learner has no time for a last checkpoint. After Ctrl-C, the run continues on one machine.
 
-    The run counts every lost Step: those that the killed learner received after its newest checkpoint, too.
+    The run counts every lost Step, also each Step that the killed learner received after its newest checkpoint.
     """
     run = stored()
     assert not newest(tmp_path / "run")
@@ -254,7 +256,7 @@ def test_a_learner_continues_from_the_storage_on_a_host_without_the_run_folder(
 def test_the_death_of_the_head_leaves_the_newest_checkpoint_in_the_storage(
     stored: Callable[..., Command], command: Callable[..., Command], blind_cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The learner saves a last checkpoint and copies it. A resume without a cluster fetches it."""
+    """The learner saves a last checkpoint and copies it to the storage. A resume without a cluster fetches the copy."""
     run = stored()
     saved = newest(place(blind_cluster))
     blind_cluster.kill(0)

@@ -132,17 +132,23 @@ class IdleCore:
         return []
 
 
-def test_node_follows_a_server_that_moves(tmp_path: Path) -> None:
-    """The learner is silent, and the run folder names a new endpoint."""
+@pytest.mark.parametrize("supervised", [True, False])
+@pytest.mark.parametrize("silent", [True, False])
+def test_node_follows_a_silent_server_that_moves(tmp_path: Path, *, supervised: bool, silent: bool) -> None:
+    """The run folder names a new endpoint of the learner. A learner that is not silent has not moved."""
+    old, new = "tcp://10.0.0.1:5000", "tcp://10.0.0.2:5000"
     config = configuration.parse({"task": "Pendulum-v1"}, source="test")
     run = RunFolder.create(tmp_path / "run", config)
-    run.write_run(endpoints={"learner": "old", "supervisor": "supervisor"})
+    run.write_run(endpoints={"learner": old, "supervisor": "ipc:///supervisor"})
     network = Network()
     bus, learner = MemoryBus(network, time.monotonic), MemoryBus(network, time.monotonic)
-    node = Node("evaluator", "evaluator", 0, run, config, bus)  # without a supervisor, it reports only to recorders
-    node.connect("learner", ())
-    run.write_run(endpoints={"learner": "new", "supervisor": "supervisor"})
-    learner.serve("new", ServerLink("learner", "learner", {"evaluator": ()}, config.agreement(), 1))
+    node = Node("evaluator", "evaluator", 0, run, config, bus, supervised=supervised)
+    for link in ("learner", "supervisor"):
+        node.connect(link, ())
+    if not silent:
+        bus.clients["learner"].received_at = time.monotonic()
+    run.write_run(endpoints={"learner": new, "supervisor": "ipc:///supervisor"})
+    learner.serve(new, ServerLink("learner", "learner", {"evaluator": ()}, config.agreement(), 1))
 
     def stop() -> bool:
         node.stop_signal = signal.SIGTERM
@@ -150,5 +156,5 @@ def test_node_follows_a_server_that_moves(tmp_path: Path) -> None:
 
     node.spin(IdleCore(), busy=lambda: False, report=Figures, after=stop)
     bus.receive(0.0)
-    assert [type(message) for _, message in learner.receive(0.0)] == [Hello]
-    assert bus.clients["learner"].endpoint == "new"
+    assert [type(message) for _, message in learner.receive(0.0)] == [Hello] * silent
+    assert bus.clients["learner"].endpoint == (new if silent else old)

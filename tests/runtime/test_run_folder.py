@@ -15,7 +15,7 @@ from td3_robot.messages import Status
 from td3_robot.runtime.run_folder import RunFolder
 
 
-def test_create_and_open_a_run_folder(tmp_path: Path) -> None:
+def test_a_created_run_folder_can_be_opened(tmp_path: Path) -> None:
     created = RunFolder.create(tmp_path / "a" / "b", Config(seed=3))
     assert RunFolder.open(created.path).config() == Config(seed=3)
     assert created.checkpoints.is_dir()
@@ -66,7 +66,8 @@ def test_operators_find_each_policy_server_of_a_cluster(tmp_path: Path) -> None:
     run.write_run(endpoints={"learner": "tcp://10.0.0.3:5003", "monitor": "tcp://10.0.0.3:5004", **names})
     assert run.policy_servers(Config()) == [one, two]
     assert [run.policy_servers(Config(), target) for target in ("policy-1", "sim-1")] == [[two], [one]]
-    with pytest.raises(RunFolderError, match="no process is named 'sim-9'; allowed: policy-0, policy-1, sim-0, sim-1"):
+    unknown = "no policy server or simulator is named 'sim-9'; allowed: policy-0, policy-1, sim-0, sim-1, sim-2"
+    with pytest.raises(RunFolderError, match=unknown):
         run.policy_servers(Config(), "sim-9")
 
 
@@ -117,7 +118,10 @@ def test_final_figures_give_the_steps_made(tmp_path: Path) -> None:
 
 
 def test_without_a_clean_end_the_newest_checkpoint_gives_the_steps_made(tmp_path: Path) -> None:
-    """After a full disk or the death of the supervisor, final.json is missing or comes from an earlier start."""
+    """After a full disk or the death of the supervisor, final.json is missing or comes from an earlier start.
+
+    If final.json has more steps than the newest checkpoint, its number counts.
+    """
     run = RunFolder.create(tmp_path / "run", Config())
     assert run.steps_made() == 0
     (run.checkpoints / "checkpoint-000000005000.safetensors").touch()
@@ -127,3 +131,13 @@ def test_without_a_clean_end_the_newest_checkpoint_gives_the_steps_made(tmp_path
     assert run.steps_made() == 5679
     (run.checkpoints / "checkpoint-000000006000.safetensors").touch()
     assert run.steps_made() == 6000
+
+
+def test_only_a_folder_of_keys_that_exists_is_used(tmp_path: Path) -> None:
+    """After the SIGKILL of a command on a cluster, run.json still names the keys, which are gone."""
+    run = RunFolder.create(tmp_path / "run", Config())
+    keys = tmp_path / "run" / "keys"
+    run.write_run(keys=str(keys))
+    assert run.config().endpoints.keys is None
+    keys.mkdir()
+    assert run.config().endpoints.keys == str(keys)

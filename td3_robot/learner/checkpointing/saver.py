@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import secrets
 import sys
 import time
 from collections.abc import Mapping
@@ -17,6 +19,7 @@ from td3_robot.learner.replay_buffer.storage import File, Storage
 from td3_robot.learner.resources import announce
 from td3_robot.runtime.node import Node
 from td3_robot.specs import RobotSpec
+from td3_robot.util import files
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +65,7 @@ class Saver:
 
     def __init__(self, node: Node, core: LearnerCore) -> None:
         self._node, self._core, self._scheduler = node, core, core.scheduler
-        self._start = self._find()
+        self._mine = self._take_over()
         self._next_look = float("-inf")
         self._next = self._after_now()
         self._saved_at = core.env_steps if core.scheduler.simulator_states else -1
@@ -80,31 +83,35 @@ class Saver:
             self._save(last=self._core.done)
             self._scheduler.snapshot_saved()
 
+    def _take_over(self) -> str:
+        """Write a random text into the run folder, and return it. A later learner of this run replaces the text."""
+        mine = secrets.token_hex(8)
+        try:
+            files.write_atomically(self._node.run.learner_file, mine.encode())
+        except OSError as error:  # a full disk
+            log.warning("%s: %s; this learner cannot notice another learner", error.filename, error.strerror)
+            return ""
+        return mine
+
     def check_successor(self, *, at_once: bool = False) -> None:
-        """Check that no other learner continues this run.
+        """Check that no later learner continues this run.
 
         On a cluster, a host can lose its connection to Ray and still reach the run folder. The supervisor then starts
-        a learner on another host, with another endpoint. A later supervisor is no reason to stop: its learner needs the
-        last checkpoint of this one.
+        a learner on another host.
 
         Args:
             at_once: look into the run folder even if the last look was less than a second ago.
 
         Raises:
-            NodeError: another learner continues the run. This learner must write nothing more.
+            NodeError: a later learner continues the run. This learner must write nothing more.
         """
         now = time.monotonic()
         if now < self._next_look and not at_once:
             return
         self._next_look = now + _LOOK_PERIOD
-        (supervisor, endpoint), (ours, mine) = self._find(), self._start
-        if supervisor == ours and endpoint not in (None, mine):
-            raise NodeError(f"the learner at {endpoint} continues this run; this learner saves nothing more")
-
-    def _find(self) -> tuple[Any, Any]:
-        """Return the supervisor's process number and the learner's endpoint from ``run.json``; None if missing."""
-        facts = self._node.run.read_run()
-        return facts.get("supervisor_pid"), facts.get("endpoints", {}).get("learner")
+        with contextlib.suppress(OSError):  # without the file, there is no later learner
+            if self._mine and self._node.run.learner_file.read_text() != self._mine:
+                raise NodeError("another learner continues this run; this learner saves nothing more")
 
     @property
     def _made(self) -> int:

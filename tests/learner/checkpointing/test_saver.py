@@ -1,4 +1,4 @@
-"""The learner saves checkpoints, and reports the reason if the last one fails."""
+"""The learner saves checkpoints, and reports the reason if the last checkpoint fails."""
 
 from __future__ import annotations
 
@@ -15,47 +15,53 @@ from td3_robot.learner.checkpointing.saver import Saver
 from tests.learner.world import World
 
 
-def make_saver(world: World, checkpoints: Path, facts: dict[str, Any]) -> tuple[Saver, Counter[str]]:
-    """Return a saver and the counters of its node. ``facts`` is the content of ``run.json``."""
-    run = SimpleNamespace(checkpoints=checkpoints, read_run=lambda: facts)
+def make_saver(world: World, folder: Path) -> tuple[Saver, Counter[str]]:
+    """Return a saver that saves checkpoints in ``folder/checkpoint``, and the counters of its node."""
+    run = SimpleNamespace(checkpoints=folder / "checkpoint", learner_file=folder / ".learner")
     node: Any = SimpleNamespace(run=run, config=world.core.config, counters=Counter())
     return Saver(node, world.core), node.counters
 
 
 def test_a_learner_with_a_successor_saves_nothing_more(world: World, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
     world.join(world.peer("simulator", "sim-0", robots=1))
-    facts: dict[str, Any] = {"supervisor_pid": 7, "endpoints": {"learner": "tcp://10.0.0.1:5000"}}
-    saver, _ = make_saver(world, tmp_path, facts)
-    facts["endpoints"] = {"learner": "tcp://10.0.0.2:5000"}
-    for attempt in (saver.check_successor, saver.finish):
-        with pytest.raises(NodeError, match=r"the learner at tcp://10\.0\.0\.2:5000 continues this run"):
+    earlier, _ = make_saver(world, tmp_path)
+    later, _ = make_saver(world, tmp_path)
+    for attempt in (earlier.check_successor, earlier.finish):
+        with pytest.raises(NodeError, match="another learner continues this run; this learner saves nothing more"):
             attempt()
-    assert not list(tmp_path.iterdir())
+    assert not list((tmp_path / "checkpoint").iterdir())
+    later.check_successor()
+    later.finish()
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["checkpoint-000000000000.safetensors"]
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [{"supervisor_pid": None, "endpoints": {}}, {"supervisor_pid": 8, "endpoints": {"learner": "tcp://10.0.0.2:5000"}}],
-)
-def test_a_learner_saves_its_last_checkpoint_after_the_death_of_its_supervisor(
-    world: World, tmp_path: Path, facts: dict[str, Any]
+def test_a_learner_that_could_not_write_its_text_still_saves(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The run has no endpoints, or another supervisor has started, whose learner waits for this checkpoint."""
+    """The disk is full at the start of the learner. An earlier learner has left its text."""
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / ".learner").write_text("an earlier learner")
     world.join(world.peer("simulator", "sim-0", robots=1))
-    found = {"supervisor_pid": 7, "endpoints": {"learner": "tcp://10.0.0.1:5000"}}
-    saver, _ = make_saver(world, tmp_path, found)
-    found.update(facts)
-    saver.check_successor(at_once=True)
+
+    def full(path: Path, content: bytes) -> None:
+        del content
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("td3_robot.learner.checkpointing.saver.files.write_atomically", full)
+    saver, _ = make_saver(world, tmp_path)
+    monkeypatch.undo()
     saver.finish()
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000000000000.safetensors"]
+    assert list((tmp_path / "checkpoint").iterdir())
+    assert "No space left on device; this learner cannot notice another learner" in caplog.text
 
 
-def test_the_error_for_the_last_checkpoint_has_the_number_of_its_cause(
+def test_the_error_for_the_last_checkpoint_has_the_errno_of_its_cause(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The folder is missing. With the number for a full disk, the user would get advice for a full disk."""
+    """The folder is missing (ENOENT). With the errno of a full disk, the user would get advice for a full disk."""
     world.join(world.peer("simulator", "sim-0", robots=1))
-    saver, counters = make_saver(world, tmp_path / "missing", {})
+    saver, counters = make_saver(world, tmp_path)
     with pytest.raises(OSError, match="the last checkpoint could not be saved") as raised:
         saver.finish()
     assert raised.value.errno == errno.ENOENT
