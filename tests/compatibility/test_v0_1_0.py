@@ -26,7 +26,7 @@ from td3_robot.bundle import Bundle
 from td3_robot.policy.actor import Actor
 from td3_robot.recording.reader import Session
 from tests.conftest import Command
-from tests.process.test_faults import SAFE, Robot, periods
+from tests.process.deployed_robot import SAFE, Robot, periods
 
 FROZEN = Path(__file__).parent / "v0_1_0"
 EXPECTED: dict[str, Any] = json.loads((FROZEN / "expected.json").read_text())
@@ -231,7 +231,7 @@ def actions(robot: Robot) -> set[str]:
     return {line for line in robot.record() if line.startswith("apply")}
 
 
-def test_stop_and_freeze_of_version_0_1_0_stay_in_force(robot: Robot, frozen: Path) -> None:
+def test_stop_and_freeze_saved_by_version_0_1_0_stay_in_force(robot: Robot, frozen: Path) -> None:
     """The server starts in the emergency stop. ``reset`` ends the stop, then ``activate`` lets the policy act.
 
     The freeze remains. The policy that a rollback withdrew remains in the state file.
@@ -249,13 +249,13 @@ def test_stop_and_freeze_of_version_0_1_0_stay_in_force(robot: Robot, frozen: Pa
     server.send_signal(signal.SIGINT)
     assert server.wait(60) == 130
     kept = json.loads(path.read_bytes())
-    assert kept.pop("owner").startswith("policy of ")  # a new key: this server now owns the file
+    assert kept.pop("owner").startswith("policy of ")  # version 0.1.0 wrote no owner; this server now owns the file
     assert kept == {**before, "stop": ""}
     robot.serve()
     assert state(robot)["frozen"]
 
 
-def test_stop_of_one_robot_of_version_0_1_0_stays_in_force(robot: Robot, frozen: Path) -> None:
+def test_stop_of_one_robot_saved_by_version_0_1_0_stays_in_force(robot: Robot, frozen: Path) -> None:
     """The robot stays stopped and the server inactive, until an operator ends both states."""
     keep(robot, frozen, "robot_stopped.safetensors.state")
     robot.serve(*PATIENT)
@@ -270,7 +270,7 @@ def test_stop_of_one_robot_of_version_0_1_0_stays_in_force(robot: Robot, frozen:
     assert (found["state"], found["stopped"], found["sources"]["leg"]["watch"]) == ("active", [], "active")
 
 
-def test_fault_of_version_0_1_0_stays_in_force(robot: Robot, frozen: Path) -> None:
+def test_fault_saved_by_version_0_1_0_stays_in_force(robot: Robot, frozen: Path) -> None:
     """The server sends only the safe action until an operator activates the robot."""
     keep(robot, frozen, "fault.safetensors.state")
     robot.serve(*PATIENT)

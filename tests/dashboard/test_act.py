@@ -9,10 +9,10 @@ import pytest
 
 from tests.dashboard.browser import Page
 from tests.dashboard.conftest import Site
-from tests.process.test_faults import PATIENT, POLICY, SAFE, Robot, bundle, periods
+from tests.process.deployed_robot import PATIENT, POLICY, SAFE, Robot, bundle, periods
 
 DEADLINE = 5000 // 20
-"""Control periods of 20 ms within which a click must stop the robot. On an idle machine a stop takes 1 or 2."""
+"""A click must stop the robot within 5 s, counted in control periods of 20 ms. An idle machine needs 1 or 2 periods."""
 RESULT = "document.querySelector('#result').textContent"
 
 
@@ -41,7 +41,10 @@ def test_the_stop_button_stops_a_robot_within_its_deadline(
     page.wait("!document.querySelector('#estop').disabled")
     page.wait("document.querySelector('[data-node=leg]')?.cells[1].textContent === 'active'")
     assert SAFE not in robot.record()[running:]  # a viewer's click did nothing
-    for node, count in (("leg", "steps "), ("policy", "actions ")):  # these nodes have no supervisor
+    for node, count in (
+        ("leg", "steps "),
+        ("policy", "actions "),
+    ):  # the page shows figures of nodes without a supervisor, too
         page.wait(f"document.querySelector('[data-node={node}] + .more').textContent.includes('{count}')")
     begin = len(robot.record())
     page.click("#estop")

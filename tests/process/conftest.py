@@ -8,10 +8,12 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.process.deployed_robot import Robot
 
 ROOT = Path(__file__).parent.parent.parent
 LOOPBACK = f"127.{64 + (os.getpid() >> 16)}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
@@ -33,7 +35,7 @@ def free_ports(count: int) -> list[int]:
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
     """Make a folder only once for all tests and all pytest-xdist workers. The first caller makes the folder.
 
-    The fixture uses a lock file, because pytest-xdist 3.8 with pytest 9.2 ignores the groups of pytest-xdist.
+    The fixture uses a lock file, because the marker ``xdist_group`` has no effect in pytest-xdist 3.8 with pytest 9.2.
     """
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -68,3 +70,10 @@ def wheel(made_once: MadeOnce) -> Path:
         subprocess.run(command, check=True, capture_output=True)
 
     return next(made_once("wheel", build).glob("*.whl"))
+
+
+@pytest.fixture
+def robot(tmp_path: Path) -> Iterator[Robot]:
+    it = Robot(tmp_path)
+    yield it
+    it.end()

@@ -26,7 +26,7 @@ OPTIONS = [word for item in SETS for word in ("--set", item)]
 
 
 def test_a2c_learns_resumes_and_replays_bit_for_bit(command: Any, tmp_path: Path) -> None:
-    """Untrained policies get a return of about 20. With this seed, 60 episodes of training give more than 200."""
+    """Untrained policies get a return of about 20. With this seed, training gives over 200; the test demands 100."""
     run = command("train", "cartpole_a2c", "--out", "run", "--seed", "7", *OPTIONS)
     assert run.finish() == 0, run.output()
     folder = tmp_path / "run"

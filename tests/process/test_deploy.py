@@ -4,7 +4,8 @@ Substitutions:
 
 - ``ROBOT``, ``WORKSTATION``, ``0.0.0.0`` and ``127.0.0.1`` become one loopback address. Ports 5601 and 5555 become
   free ports.
-- ``/opt``, ``/usr/local``, ``/etc`` and ``/var/lib`` become folders in the robot's folder. Homes become folders too.
+- ``/opt``, ``/usr/local``, ``/etc`` and ``/var/lib`` become folders in the robot's folder. Home folders become folders
+  of the test.
 - ``scp`` and ``ssh`` copy and run locally. ``python3`` is the Python of the tests.
 - On the robot, pip installs only the wheel. Its dependencies come from the test environment;
   tests/process/test_install.py tests their installation.
@@ -38,7 +39,7 @@ from td3_robot.config.schema import Config
 from td3_robot.runtime.run_folder import RunFolder
 from tests.conftest import poll_until
 from tests.process.conftest import LOOPBACK, ROOT, free_ports
-from tests.process.test_faults import bundle
+from tests.process.deployed_robot import bundle
 
 PAGE = ROOT / "docs" / "how-to" / "deploy.md"
 UNITS = sorted((ROOT / "docs" / "systemd").glob("*.service"))
@@ -381,7 +382,7 @@ def updates_a_fleet(site: Site) -> None:
 
 @pytest.fixture
 def verify(tmp_path: Path) -> Callable[[dict[str, str]], str]:
-    """Returns a function that returns systemd's errors about units. The text is empty if the units are valid.
+    """A function that returns systemd's errors about units as text. The text is empty if the units are valid.
 
     /bin/true replaces td3-robot.
     """

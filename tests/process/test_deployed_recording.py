@@ -14,7 +14,7 @@ from td3_robot.messages import Command, Start, Weights
 from td3_robot.recording.reader import Session
 from td3_robot.replay import check as replay
 from td3_robot.topics import TOPICS
-from tests.process.test_faults import PATIENT, POLICY, SAFE, Robot, bundle, periods
+from tests.process.deployed_robot import PATIENT, POLICY, SAFE, Robot, bundle, periods
 
 
 class Recorded(Robot):
@@ -64,7 +64,7 @@ def test_deployed_robot_is_recorded_from_the_start_and_replays(robot: Recorded, 
     at = robot.wait_for("apply 0.250000", at)
     robot.fault("nan")
     at = robot.wait_for(SAFE, robot.wait_for("observe nan", at))
-    # A node sends its recorded messages every 0.1 s.
+    # A node sends its recorded messages every 0.1 s, and 12 control periods of 20 ms take 0.24 s.
     robot.wait("12 control periods", lambda: periods(robot.record()[at:]) > 12)
     stop(driver, server, recorder)
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from td3_robot.recording.reader import Session
-from tests.process.test_faults import PATIENT, POLICY, Robot, periods
+from tests.process.deployed_robot import PATIENT, POLICY, Robot, periods
 
 
 class Watched(Robot):
@@ -88,7 +88,7 @@ def test_many_listeners_attach_to_a_running_robot_and_delete_their_sockets(robot
     assert len([line for line in lines if "WARNING" in line and "realtime.missed_share" not in line]) <= 1
 
 
-def test_hz_and_info_of_a_running_robot(robot: Watched) -> None:
+def test_hz_and_info_describe_the_topics_of_a_running_robot(robot: Watched) -> None:
     robot.configure(**PATIENT)
     robot.serve()
     robot.drive()

@@ -23,7 +23,7 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ServerLink
 from tests.conftest import Command, poll_until
 from tests.process.conftest import ROOT
-from tests.process.test_faults import bundle
+from tests.process.deployed_robot import bundle
 
 EXAMPLE = ROOT / "examples" / "minimal_driver.py"
 DEADLINE = "5"  # seconds; long, because test machines are shared

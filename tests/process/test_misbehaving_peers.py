@@ -21,7 +21,7 @@ SPEC = example.spec()
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tr.Operator]:
-    """An operator of a policy server that runs as a process."""
+    """An operator that is connected to a policy server in another process."""
     endpoint = f"ipc://{tmp_path}/policy"
     example.bundle().save(tmp_path / "policy.safetensors")
     (tmp_path / "robot.yaml").write_text(yaml.safe_dump({"endpoints": {"policy": endpoint}}))

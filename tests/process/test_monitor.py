@@ -117,6 +117,7 @@ def test_monitor_shows_every_message_of_a_played_recording(
     def whole(got: dict[str, list[Any]]) -> list[Any]:
         """Return the Steps of a loop that was received completely. Empty if there is no complete loop."""
         for _, step in got.get("sim-0/step", [])[sum(map(len, loops.values())) :]:
+            # The player adds 1000 to the incarnation in each loop.
             loops.setdefault(step["incarnation"] // 1000, []).append(step)
         return next((loop for loop in loops.values() if len(loop) == len(recorded)), [])
 

@@ -23,7 +23,7 @@ import yaml
 
 from td3_robot.transport.keys import KeyFolder
 from tests.process.conftest import ROOT
-from tests.process.test_faults import AUTOMATIC, DEADLINE, PERIODS, POLICY, SAFE, Robot, periods, until_safe
+from tests.process.deployed_robot import AUTOMATIC, DEADLINE, PERIODS, POLICY, SAFE, Robot, periods, until_safe
 
 _SERVER, _ROBOT = "10.77.13.1", "10.77.13.2"
 _TUNSETIFF, _TUN_WITHOUT_HEADER = 0x400454CA, 0x1001  # linux/if_tun.h

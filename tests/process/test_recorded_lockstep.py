@@ -39,7 +39,7 @@ def compared(report: replay.Outcome) -> dict[str, int]:
 def test_replay_of_a_run_that_lost_a_simulator(train: Any, tmp_path: Path) -> None:
     """Replay compares the policy server, the killed simulator and the new simulator.
 
-    It compares the learner up to its return to a checkpoint.
+    It compares the learner up to the moment at which the learner returned to a checkpoint.
     """
     run = train(2000, *LOCKSTEP, options=("--lockstep",))
     made = run.wait_for_steps(600)

@@ -1,6 +1,6 @@
 """Stop and resume runs, and kill and restart processes.
 
-In lock-step, the result equals an uninterrupted run bit for bit. Free-running runs lose no transition.
+In lock-step, the result equals the result of an uninterrupted run bit for bit. Free-running runs lose no transition.
 """
 
 from __future__ import annotations
@@ -167,6 +167,7 @@ def test_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> None:
     final = json.loads((tmp_path / "run" / "final.json").read_text())
     learner, sims = final["learner"], [final[name] for name in ("sim-0", "sim-1")]
     assert learner["counters"]["missed"] == learner["counters"]["gaps"] == learner["counters"].get("cut", 0) == 0
+    # A Step has two robots. The first Step of an episode makes no transition.
     assert learner["counters"]["steps"] * 2 - learner["counters"]["begun"] == learner["counters"]["transitions"]
     arrays, scalars = newest(tmp_path / "run")
     assert (
@@ -174,7 +175,7 @@ def test_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> None:
         == learner["figures"]["env_steps"]
         == learner["counters"]["transitions"]
     )
-    # Some transitions were in transit when the learner stopped: at most a few Steps per simulator.
+    # Some transitions were in transit when the learner stopped: at most 2 Steps of 2 robots for each of 2 simulators.
     under_way = sum(sim["figures"]["transitions"] for sim in sims) - learner["figures"]["env_steps"]
     assert 0 <= under_way <= 2 * 2 * 2
     assert not any(name.startswith("replay.") for name in arrays)
@@ -323,7 +324,10 @@ def test_reaching_the_target_return_ends_the_run_successfully(train: Any, comman
 
 
 def test_too_large_buffer_is_refused_before_the_run_starts(command: Any, tmp_path: Path) -> None:
-    """10^13 rows of 22 + 6 + 1 + 1 + 22 float32 numbers are 2.08 PB. The learner needs some MB more."""
+    """10^13 rows of 52 float32 numbers are 2.08 PB. The learner needs some MB more.
+
+    A row has observation (22), action (6), reward (1), next observation (22) and discount (1).
+    """
     for kind, place in (("memory", "memory"), ("file", "the disk of '.*run'")):
         items = (
             "learner.buffer_size=10000000000000",

@@ -131,7 +131,7 @@ def command(verb: str, **changes: Any) -> dict[str, Any]:
     return fields | changes
 
 
-def test_a_drivers_key_cannot_give_commands_set_weights_or_act_as_another_peer(
+def test_a_client_with_the_key_of_a_driver_cannot_command_set_weights_or_act_as_another_peer(
     serve: Callable[..., Server], folder: KeyFolder, thief: Callable[[Server, str], Thief]
 ) -> None:
     server = serve(folder)

@@ -25,8 +25,8 @@ from td3_robot.recording.values import whole
 from td3_robot.replay import check as replay
 from td3_robot.transport.keys import CLIENT, KeyFolder
 from tests.process.conftest import LOOPBACK, free_ports
+from tests.process.deployed_robot import PATIENT, POLICY, SAFE, periods
 from tests.process.test_deployed_recording import Recorded, stop
-from tests.process.test_faults import PATIENT, POLICY, SAFE, periods
 
 OPERATOR = "apply 0.250000"
 KILLED = """

@@ -59,7 +59,8 @@ def in_process_differences(run: Path, alone: InProcess) -> list[str]:
     lines: list[str] = []
     for name, array in sorted(ours.items(), key=lambda item: item[0] != "replay.rows"):
         theirs = found[1][name]
-        if array.tobytes() != theirs.tobytes() and not name.startswith("sent."):  # these contain the sender's name
+        # The arrays ``sent.…`` contain the name of the sender, so they differ.
+        if array.tobytes() != theirs.tobytes() and not name.startswith("sent."):
             lines.append(f"{run}: {name}: {theirs.shape}, here {array.shape}")
             if array.shape == theirs.shape and array.ndim:
                 first = tuple(np.argwhere(array != theirs)[0])
@@ -103,7 +104,8 @@ def test_real_time_robots_do_not_wait_for_the_learner(train: Any, tmp_path: Path
     assert learner["figures"]["updates"] >= 2500 - 5  # (1000 - 500) · 5 minus a few updates that were not yet due
     assert learner["counters"]["beyond_total"] > 0
     assert learner["counters"]["missed"] == learner["counters"]["gaps"] == 0
-    assert learner["figures"]["lead_max"] > 128 + 80  # the band does not slow the robots
+    # The band does not slow the robots: the lead exceeds it by more than two Steps of 8 robots · 5 updates.
+    assert learner["figures"]["lead_max"] > 128 + 80
     # The clock sets the rate. Steps are never faster, and only missed deadlines make them slower.
     messages = Session([tmp_path / "run" / "session.mcap"]).messages((Step.NAME,))
     steps = [message for _, message in messages if isinstance(message, Step)]
@@ -158,7 +160,7 @@ def test_emergency_stop_halts_a_training_until_activate(train: Any, asked: Any, 
 
 
 def test_sigterm_stops_a_training_like_ctrl_c_but_with_exit_code_143(train: Any, tmp_path: Path) -> None:
-    """143 is 128 + SIGTERM, as for a driver. Ctrl-C gives 130."""
+    """The code is 128 plus the number of the signal: 143 for SIGTERM (15), 130 for Ctrl-C (2)."""
     run = train(100_000)
     run.wait_for_steps(200)  # so that there is something to continue
     run.process.terminate()
@@ -183,7 +185,8 @@ def test_training_survives_sigkill_of_each_process(train: Any, tmp_path: Path) -
     for name in ("sim-0", "policy", "learner"):
         assert f"{name} died and was restarted 1 times" in run.output()
     figures = json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["figures"]
-    # The band holds for the whole run: updates are at most 64 behind 0.2 · (steps - 500).
+    # The restarts do not change the replay ratio: fewer than 64 (``replay_ratio_band``) of the 0.2 · (steps - 500)
+    # updates are still due.
     assert 0 <= 0.2 * (figures["env_steps"] - 500) - figures["updates"] < 64
 
 
@@ -214,7 +217,10 @@ def test_lockstep_with_many_options_equals_one_process(train: Any, tmp_path: Pat
 
 
 def test_diverging_training_stops_and_keeps_the_last_good_policy(train: Any, tmp_path: Path) -> None:
-    """With a learning rate of 1e9 the networks diverge in a few updates. Updates begin after 1,500 steps."""
+    """With a learning rate of 1e9 the networks diverge in a few updates. Updates begin after 1,500 steps.
+
+    The learner checks for divergence every 1,000 steps.
+    """
     run = train(4000, "learner.learning_rate=1e9", "learner.learning_starts=1500", "checkpoint.every=700")
     assert run.finish() == 2, run.output()
     assert re.search(r"learner cannot run: training diverged: .*kept: the policy after 1000 steps", run.output())
@@ -297,7 +303,7 @@ def test_training_survives_sighup_under_nohup_and_paused_processes(command: Any)
     """Under nohup, the training ignores SIGHUP but not SIGTERM.
 
     Processes reconnect after a pause that is a little shorter than PEER_TIMEOUT. The test pauses the simulator, then
-    the learner, then all processes.
+    the learner, then all three child processes.
     """
     sets = [word for item in (*SMALL, "learner.replay_ratio=0.1") for word in ("--set", item)]
     run = command("train", "walker2d_fast", "--out", "run", *sets, "--log-every", "0.2", before=["nohup"])
@@ -482,7 +488,7 @@ def test_run_ends_with_the_error_of_a_process_that_keeps_failing(train: Any, com
     assert "Traceback" not in again.output()
 
 
-FP32 = ("--set", "learner.precision=fp32", "--set", "learner.threads=2")  # ``auto`` would measure for some seconds
+FP32 = ("--set", "learner.precision=fp32", "--set", "learner.threads=2")  # ``auto`` first measures for some seconds
 
 
 @pytest.mark.parametrize(
@@ -589,6 +595,7 @@ def test_busy_endpoint_is_refused(command: Any, tmp_path: Path) -> None:
 
 
 def test_full_disk_gives_one_line_of_error(command: Any) -> None:
+    """/proc reports that 0 bytes are free."""
     run = command("train", "walker2d", "--out", "/proc/run", *FP32)
     assert run.finish() == 2
     assert len(run.lines) == 1, run.output()

@@ -1,6 +1,7 @@
 """Shift the wall clock of every Python process that has this folder on its PYTHONPATH.
 
-The environment variable WALL_CLOCK names a file with the shift in seconds. Each clock reading reads the file again.
+The environment variable WALL_CLOCK names a file with the shift in seconds. The process reads the file
+again at each reading of the clock.
 """
 
 from __future__ import annotations

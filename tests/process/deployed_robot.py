@@ -1,0 +1,211 @@
+"""A robot with its driver and its policy server as real processes.
+
+The policy always returns 0.5 N·m and the safe action is −0.125 N·m, so the action shows who chose it.
+To measure time, the tests count the driver's observations: one per 20 ms, and fewer on a busy machine. So the tests
+depend on the order of events, not on the speed of the machine.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from td3_robot.bundle import Bundle, layer_shapes
+from td3_robot.specs import Channel, RobotSpec
+from tests.conftest import poll_until
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pendulum_driver.py"
+DRIVER = Path(__file__).parent / "recording_driver.py"
+SPEC = RobotSpec(
+    "Pendulum",
+    (Channel("angle.sin", "1", -1, 1), Channel("angle.cos", "1", -1, 1), Channel("velocity", "rad/s", -30, 30)),
+    (Channel("torque", "N·m", -1, 1),),
+    0.02,
+)
+POLICY, SAFE = "apply 0.500000", "apply -0.125000"
+ACTS = "policy/leg: inactive -> active: a source has joined"
+DEADLINE = 1000  # ms: 50 control periods
+PERIODS = DEADLINE // 20
+AUTOMATIC = {"recovery": "automatic", "recovery_ms": 200}
+PATIENT = {"observation_deadline_ms": 60_000, "action_deadline_ms": 60_000}
+"""Long deadlines for tests that do not test deadlines. On a busy machine a process can stall for a second."""
+
+
+def bundle(torque: float = 0.5, version: int = 3, hidden: tuple[int, ...] = (4,), **changes: Any) -> Bundle:
+    """A policy that always returns the same torque: tanh(bias) with zero weights. ``changes`` replaces tensors."""
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(SPEC, hidden).items()}
+    tensors[f"actor.{len(hidden)}.bias"][:] = np.arctanh(torque)
+    return Bundle(SPEC, hidden, {**tensors, **changes}, provenance={"version": version})
+
+
+class Robot:
+    """The processes of one robot and the folder in which they run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[str]] = []
+        bundle().save(folder / "policy.safetensors")
+
+    def configure(self, server: str | None = None, learner: str | None = None, **safety: Any) -> None:
+        """Write robot.yaml and driver.yaml.
+
+        Args:
+            server: endpoint to which the driver connects, for example the endpoint of a ``Cable``.
+            learner: endpoint of the learner.
+            safety: settings of the section ``safety``.
+        """
+        settings = {
+            "safe_action": {"torque": -0.125},
+            "observation_deadline_ms": DEADLINE,
+            "action_deadline_ms": DEADLINE,
+            **safety,
+        }
+        endpoint = f"ipc://{self.folder}/policy"
+        for name, where in (("robot", endpoint), ("driver", server or endpoint)):
+            endpoints = {"policy": where, **({"learner": learner} if learner else {})}
+            text = yaml.safe_dump({"safety": settings, "endpoints": endpoints})
+            (self.folder / f"{name}.yaml").write_text(text)
+
+    def _start(
+        self, log: str, *words: str, before: Sequence[str] = (), stderr: int = subprocess.STDOUT
+    ) -> subprocess.Popen[str]:
+        command = [*before, sys.executable, *words]
+        with (self.folder / log).open("a") as output:
+            process = subprocess.Popen(command, cwd=self.folder, stdout=output, stderr=stderr, text=True)
+        self.started.append(process)
+        return process
+
+    def end(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
+
+    def serve(self, *options: str, log: str = "server.log", **how: Any) -> subprocess.Popen[str]:
+        words = ("policy", "--bundle", "policy.safetensors", "--config", "robot.yaml", *options)
+        return self._start(log, "-m", "td3_robot.cli.main", *words, **how)
+
+    def drive(self, example: Path = EXAMPLE, **how: Any) -> subprocess.Popen[str]:
+        words = [str(DRIVER), "record", "fault", str(example), "--config", "driver.yaml"]
+        return self._start("driver.log", *words, **how)
+
+    def operator(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "td3_robot.cli.main", "node", *words, "--config", "robot.yaml"]
+        return subprocess.run(
+            [*command, "--timeout", "60"], cwd=self.folder, capture_output=True, text=True, check=False
+        )
+
+    def fault(self, word: str) -> None:
+        new = self.folder / "fault.new"
+        new.write_text(word)
+        new.rename(self.folder / "fault")
+
+    def record(self) -> list[str]:
+        path = self.folder / "record"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def log(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
+    def wait(self, what: str, check: Callable[[], Any], timeout: float = 120) -> Any:
+        """Wait until ``check`` returns a true value, and return that value."""
+
+        def complaint() -> str:
+            logs = "\n".join(f"{path.name}:\n{path.read_text()}" for path in self.folder.glob("*.log"))
+            return f"timeout while waiting for {what}; record ends with {self.record()[-10:]}\n{logs}"
+
+        return poll_until(check, complaint, timeout)
+
+    def wait_for(self, line: str, after: int = 0) -> int:
+        """Wait for a line of the record at index ``after`` or later, and return its index."""
+
+        def find() -> int:
+            lines = self.record()
+            return next((index + 1 for index in range(after, len(lines)) if lines[index] == line), 0)
+
+        return int(self.wait(line, find)) - 1
+
+    def running(self) -> int:
+        """Wait until the policy moves the robot. Return the number of lines in the record."""
+        self.wait_for(POLICY)
+        return len(self.record())
+
+
+def periods(lines: list[str]) -> int:
+    """Count the control periods in lines of the record."""
+    return sum(line.startswith("observe") for line in lines)
+
+
+def until_safe(robot: Robot, begin: int) -> tuple[int, int]:
+    """Wait for the safe action at index ``begin`` of the record or later.
+
+    Returns:
+        The index of the safe action, and the number of periods since the policy's last action.
+    """
+    safe = robot.wait_for(SAFE, begin)
+    lines = robot.record()
+    last = max(index for index in range(safe) if lines[index] == POLICY)
+    return safe, periods(lines[last:safe])
+
+
+class Cable:
+    """A TCP proxy from the driver to the server's Unix socket. It can stop or delay bytes.
+
+    Attributes:
+        whole: set while bytes pass; cleared while the proxy holds them back.
+        delay: delay of each block of bytes, in seconds.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.whole = threading.Event()
+        self.whole.set()
+        self.over = False
+        self.delay = 0.0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
+
+    def _accept(self) -> None:
+        while not self.over:
+            try:
+                one = self.listener.accept()[0]
+            except OSError:
+                return
+            other = socket.socket(socket.AF_UNIX)
+            try:
+                other.connect(str(self.target))
+            except OSError:
+                one.close()
+                other.close()
+                continue
+            self._open += [one, other]
+            for pair in ((one, other), (other, one)):
+                threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                time.sleep(self.delay)
+                self.whole.wait()
+                sink.sendall(data)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self.over = True
+        self.whole.set()
+        self.listener.shutdown(socket.SHUT_RDWR)  # shutdown() ends accept(); close() does not
+        self._accepting.join()
+        for one in [self.listener, *self._open]:
+            one.close()

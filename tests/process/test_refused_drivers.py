@@ -1,0 +1,120 @@
+"""A server refuses a second driver and a wrong driver. A refused driver makes its robot safe."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from td3_robot.bundle import Bundle
+from td3_robot.transport.bus import Bus
+from td3_robot.transport.keys import KeyFolder
+from td3_robot.transport.link import ClientLink, hello
+from tests.process.conftest import LOOPBACK, free_ports
+from tests.process.deployed_robot import (
+    DRIVER,
+    EXAMPLE,
+    PATIENT,
+    POLICY,
+    SAFE,
+    SPEC,
+    Cable,
+    Robot,
+    bundle,
+    periods,
+)
+
+
+def test_second_server_and_second_driver_are_refused(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
+    robot.configure(**PATIENT)
+    robot.serve()
+    robot.drive()
+    begin = robot.running()
+    second = robot.serve(log="second.log")
+    assert second.wait(120) == 2
+    assert "is busy: another process serves it" in robot.log("second.log")
+    monkeypatch.setenv("HOLD_OFF", "60")  # s; the driver must not take a slow refusal for a lost server
+    words = (str(DRIVER), "impostor", "fault", str(EXAMPLE), "--config", "driver.yaml")
+    impostor = robot._start("impostor.log", *words)
+    assert impostor.wait(120) == 2
+    assert "--name is 'leg': this machine already runs a driver with this name for the policy server at" in robot.log(
+        "impostor.log"
+    )
+    # The second driver connects through a TCP proxy, as from another machine. The server refuses this driver.
+    cable = Cable(robot.folder / "policy")
+    other, later = cable.endpoint, str(int(time.time()) + 1000)
+    impostor = robot._start("impostor.log", *words, "--set", f"endpoints.policy={other}", "--incarnation", later)
+    assert impostor.wait(120) == 2
+    assert "name 'leg' is taken by a driver that is connected" in robot.log("impostor.log")
+    assert (robot.folder / "impostor").read_text() == ""  # no second driver read sensors or applied an action
+    robot.wait("more periods", lambda: periods(robot.record()[begin:]) > 10)
+    assert set(robot.record()[begin:]) == {"observe good", POLICY}
+    # The server refuses a second driver even while the first driver is in fault and sends few messages.
+    robot.fault("nan")
+    robot.wait_for(SAFE, begin)
+    impostor = robot._start("impostor.log", *words, "--set", f"endpoints.policy={other}", "--incarnation", later)
+    assert impostor.wait(120) == 2
+    assert robot.log("impostor.log").count("name 'leg' is taken by a driver that is connected") == 2
+    assert (robot.folder / "impostor").read_text() == ""
+    cable.close()
+
+
+@pytest.mark.parametrize("why", ["robot", "key"])
+def test_refused_driver_makes_its_robot_safe(robot: Robot, why: str) -> None:
+    """A killed driver may have left the robot in the middle of a movement, so a refused driver must make it safe."""
+    robot.configure()
+    if why == "robot":
+        policy = bundle()
+        Bundle(replace(SPEC, name="Crane"), policy.hidden, policy.tensors).save(robot.folder / "policy.safetensors")
+        reason = "robot specification differs: robot is 'Crane' here, 'Pendulum' there"
+    else:
+        ours, theirs = KeyFolder(robot.folder / "robot-keys"), KeyFolder(robot.folder / "driver-keys")
+        theirs.allow("server", ours.create("server").public, "server:policy")
+        ours.allow("leg", theirs.create("leg").public, "evaluator")
+        [port] = free_ports(1)
+        for name in ("robot", "driver"):
+            path = robot.folder / f"{name}.yaml"
+            endpoints = {"policy": f"tcp://{LOOPBACK}:{port}", "keys": f"{name}-keys"}
+            path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "endpoints": endpoints}))
+        reason = "the key of 'leg' may not have role driver"
+    robot.serve()
+    driver = robot.drive()
+    assert driver.wait(120) == 2
+    assert set(robot.record()) == {SAFE}  # the driver did not read its sensors
+    assert "leg: refused by the policy server; the driver applies the safe action and ends" in robot.log("driver.log")
+    assert f"leg: link policy: refused by the server: {reason}" in robot.log("driver.log")
+
+
+def test_refused_driver_makes_its_robot_safe_while_a_dead_driver_has_the_same_name(robot: Robot) -> None:
+    """The dead driver and the new driver have the same incarnation, so the server refuses the new driver."""
+    robot.configure()
+    robot.serve()
+    dead = Bus()
+    introduction = hello("driver", "leg", client=1, incarnation=7, robots=1, spec=SPEC)
+    dead.connect(f"ipc://{robot.folder}/policy", ClientLink("policy", introduction, ()))
+    robot.wait("the welcome of the first driver", lambda: bool(dead.receive(0.05)) or dead.welcome("policy"))
+    words = (str(DRIVER), "record", "fault", str(EXAMPLE), "--config", "driver.yaml", "--incarnation", "7")
+    driver = robot._start("driver.log", *words)
+    assert driver.wait(120) == 2
+    assert set(robot.record()) == {SAFE}
+    assert "refused by the server: name 'leg' is taken by a driver that is connected" in robot.log("driver.log")
+    dead.close()
+
+
+def test_refused_new_version_of_a_killed_driver_makes_its_robot_safe(robot: Robot) -> None:
+    """The server has not yet removed the killed driver when a driver with another robot specification connects."""
+    update = robot.folder / "update.py"
+    update.write_text(EXAMPLE.read_text().replace('"Pendulum"', '"Crane"'))
+    robot.configure(observation_deadline_ms=None)  # the server must not notice the silence of the killed driver
+    robot.serve()
+    first = robot.drive()
+    robot.running()
+    first.kill()
+    first.wait()
+    (robot.folder / "record").unlink()
+    assert robot.operator("state").returncode == 0  # the server answers
+    assert robot.drive(update).wait(120) == 2
+    assert set(robot.record()) == {SAFE}
+    assert "robot specification differs: robot is 'Pendulum' here, 'Crane' there" in robot.log("driver.log")
