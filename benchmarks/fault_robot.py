@@ -1,4 +1,4 @@
-"""Measure the cells ``deploy`` and ``record`` of faults.py: inject a fault into a robot with a recorder."""
+"""Inject a fault into a robot with a recorder. faults.py uses this for its table cells ``deploy`` and ``record``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from processes import Processes
 from td3_robot.errors import NodeError
 from td3_robot.messages import Action, Step
 from td3_robot.transport.keys import KeyFolder
-from tests.process.test_faults import bundle
+from tests.process.deployed_robot import bundle
 from tests.process.test_network import _SERVER, Cable
 
 POLICY, SAFE = 0.5, -0.125  # N·m
@@ -28,7 +28,7 @@ PERIOD_MS, DEADLINE_MS = 20, 500
 SLOW_PERIOD_MS, SLOW_DEADLINE_MS = 200, 2000
 """On a lossy link, one period must be long enough for 50 ms of delay each way and a retransmission."""
 _SERVER_OF = {"driver": "policy", "learner": "learner", "recorder": "recorder"}
-"""Maps a process to the server of its link. The cable connects this server to all other processes."""
+"""Maps the process that gets the fault to a server. The cable is between this server and all other processes."""
 _OUTPUT = {"policy": Action.NAME, "learner": ADOPTED, "driver": Step.NAME, "recorder": Step.NAME}
 """Maps a process to the messages that show that it works."""
 
@@ -40,9 +40,9 @@ class Robot(Processes):
 
     Args:
         folder: folder of all files.
-        fault: the fault of a cell.
+        fault: the fault to inject.
         process: the process that gets the fault.
-        cable: the network between the server of this process and all other processes; None without a network.
+        cable: the network between the server in _SERVER_OF and all other processes; None without a network.
     """
 
     def __init__(self, folder: Path, fault: str, process: str, cable: Cable | None) -> None:
@@ -177,14 +177,16 @@ def deploy(fault: str, process: str, folder: Path, steps: int) -> Result:
         if ended:
             robot.run(process)
         moment = time.monotonic()
-        with contextlib.suppress(NodeError):
+        notes: list[str] = []
+        try:
             robot.wait_for_policy(moment + 2, 40)
             if process == "learner":
                 robot.newer_weights(robot.newer_weights(version))
-        applied = robot.applied()
+        except NodeError as error:
+            notes.append(str(error))
+        applied, over = robot.applied(), time.time_ns()
         robot.end()
         times, missing = read(sorted(folder.rglob("leg*.mcap")))
-    notes = []
     if cable:
         notes.append(f"{cable.lost} packets lost")
     if fault == "lossy":
@@ -196,7 +198,7 @@ def deploy(fault: str, process: str, folder: Path, steps: int) -> Result:
     return {
         "note": "; ".join(notes),
         "missing_in_recording": missing,
-        "goes_on_s": longest_gap(times[_OUTPUT[process]], begun),
+        "goes_on_s": longest_gap(times[_OUTPUT[process]], begun, over),
         **_robot_figures(applied, at),
     }
 
@@ -213,7 +215,7 @@ def _inject(robot: Robot) -> None:
         time.sleep(10)
     elif fault == "disk":
         filler = fill(robot.disk)
-        robot.operator("estop")  # the server cannot write its state file
+        robot.operator("estop")  # the policy server cannot write its state file
         time.sleep(3)
         filler.unlink()
         robot.operator("reset")

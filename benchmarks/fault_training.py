@@ -1,4 +1,4 @@
-"""Measure the cells ``train`` of faults.py: inject a fault into a training with a recorder."""
+"""Inject a fault into a training with a recorder. faults.py uses this for its table cells ``train``."""
 
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ def _train(fault: str, process: str, folder: Path, disk: Path, steps: int) -> Re
             commands[-1].wait_for(r"^[\d,]+/[\d,]+ steps")
             resumed = time.monotonic() - at
             commands[-1].wait_for_more_steps(steps)
+        ended = time.time_ns()
         commands[-1].interrupt()
         commands[-1].finish(60)
     finally:
@@ -69,8 +70,8 @@ def _train(fault: str, process: str, folder: Path, disk: Path, steps: int) -> Re
     result: Result = {
         "lost_steps": json.loads(final.read_text())["learner"]["counters"]["missed"] if final.exists() else None,
         "missing_in_recording": missing,
-        "goes_on_s": resumed or longest_gap(times[_OUTPUT[process].NAME], begun),
-        "robots_wait_s": longest_gap(times[Step.NAME], begun),
+        "goes_on_s": resumed or longest_gap(times[_OUTPUT[process].NAME], begun, ended),
+        "robots_wait_s": longest_gap(times[Step.NAME], begun, ended),
     }
     output = "".join(command.output() for command in commands)
     notes = ["the run ends and is resumed by hand"] if resumed else _notes(output)

@@ -3,10 +3,11 @@
     python benchmarks/faults.py [--only FAULT/PROCESS/USE ...] [--out FILE] [--quick] [--json]
     python benchmarks/faults.py --report
 
-Each cell of the matrix starts real processes, injects one fault, and measures until the processes work again. A cell of
-``train`` runs a training of Walker2D with a recorder. A cell of ``deploy`` runs a robot with a recorder, at 50 Hz (on a
-lossy link at 5 Hz). A cell of ``record`` injects the fault into the recorder of such a robot. The cells with a network
-or a full disk need root. Without root, these cells fail, and the table shows the reason.
+A cell is a combination of a fault, the process that gets the fault, and a use of td3-robot. Each cell starts real
+processes, injects its fault, and measures until the processes work again. The use ``train`` is a training of Walker2D
+with a recorder. The use ``deploy`` is a robot with a recorder, at 50 Hz (on a lossy link at 5 Hz). The use ``record``
+injects the fault into the recorder of such a robot. The cells of the faults ``cut``, ``lossy`` and ``disk`` need root.
+Without root, these cells fail, and the table shows the reason.
 
 The results go to FILE (default: benchmarks/results/reliability/faults.json). A run with ``--only`` keeps the other
 cells of the file. ``--report`` writes the table into docs/explanation/reliability.md.
@@ -43,9 +44,14 @@ _LEFT_OUT = (
         _ANY,
         "simulator policy learner driver supervisor",
         "record",
-        "the runs of 'train' and 'deploy' are also recorded: see their column 'not recorded'",
+        "the recorder also records the runs of 'train' and 'deploy': see the column 'not recorded' of their rows",
     ),
-    (_ANY, "recorder", "train deploy", "no other process waits for the recorder; the cells of 'record' show the robot"),
+    (
+        _ANY,
+        "recorder",
+        "train deploy",
+        "no other process waits for the recorder; the rows with the use 'record' show the effect on the robot",
+    ),
     (_ANY, "driver", "train", "a training has simulators"),
     (_ANY, "simulator supervisor", "deploy", "a deployment has no such process"),
     (
@@ -100,7 +106,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="CELL", help="cells FAULT/PROCESS/USE; * stands for every value")
     parser.add_argument("--out", type=Path, default=DATA / "faults.json", metavar="FILE", help="file of the results")
     parser.add_argument("--quick", action="store_true", help="wait for a shorter time before and after the fault")
-    parser.add_argument("--report", action="store_true", help="only write the table into the page")
+    parser.add_argument("--report", action="store_true", help="only write the table of FILE into reliability.md")
     options = parser.parse_args()
     if options.report:
         write_faults(options.out)

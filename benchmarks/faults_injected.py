@@ -41,7 +41,10 @@ def prepare(fault: str, folder: Path) -> Mapping[str, str]:
 def hit(fault: str, pid: int, folder: Path) -> None:
     """Inject a fault into a process whose environment comes from :func:`prepare`.
 
-    With ``stop``, this function returns when the process runs again.
+    Args:
+        fault: ``kill`` ends the process. ``stop`` suspends the process for STOPPED seconds, and this function waits for
+            the end of this time. ``memory`` makes the process leak memory. ``clock`` sets its wall clock forward by
+            HOUR seconds.
     """
     if fault == "kill":
         os.kill(pid, signal.SIGKILL)
@@ -108,10 +111,14 @@ def read(recordings: list[Path]) -> tuple[dict[str, list[int]], int]:
     return {topic: sorted(found) for topic, found in times.items()}, lost
 
 
-def longest_gap(times: list[int], since: int) -> float | None:
+def longest_gap(times: list[int], since: int, until: int) -> float | None:
     """Return the longest interval in s between two successive messages, among those that end after ``since`` (ns).
 
-    The first interval begins at the last message before ``since``. The result is None if there is no such interval.
+    The first interval begins at the last message before ``since``. If no message comes after ``until`` (ns), the last
+    interval ends at ``until``. Without an interval, the
+    result is None.
     """
     found = times[max(0, bisect.bisect(times, since) - 1) :]
+    if found and found[-1] < until:
+        found.append(until)
     return float(max(np.diff(found))) * 1e-9 if len(found) > 1 else None

@@ -1,4 +1,4 @@
-"""Compare the size of recordings with the size of their messages for Foxglove.
+"""Compare the size of recordings with the size of their exports for Foxglove.
 
     python benchmarks/foxglove_size.py [FILE …] [--json]
 
@@ -29,18 +29,18 @@ def main() -> int:
 
 
 def measure(file: Path) -> dict[str, Any]:
-    """Export a recording, and return the bytes of both files and their ratio."""
+    """Export a recording. Return the bytes of the recording and of the export, and the ratio export / recording."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "foxglove.mcap"
         viewer_file.export(Session([file]), path, Converter())
-        recorded, added = file.stat().st_size, path.stat().st_size
-    return {"file": str(file), "bytes": recorded, "foxglove_bytes": added, "larger": added / recorded}
+        recorded, exported = file.stat().st_size, path.stat().st_size
+    return {"file": str(file), "bytes": recorded, "foxglove_bytes": exported, "ratio": exported / recorded}
 
 
 def lines(report: harness.Report) -> Iterator[str]:
-    yield f"{'recording':<24}{'bytes':>12}{'Foxglove':>12}{'larger by':>12}"
+    yield f"{'recording':<24}{'bytes':>12}{'export bytes':>14}{'export / recording':>20}"
     for row in report["results"]:
-        yield f"{Path(row['file']).name:<24}{row['bytes']:>12,}{row['foxglove_bytes']:>12,}{row['larger']:>12.0%}"
+        yield f"{Path(row['file']).name:<24}{row['bytes']:>12,}{row['foxglove_bytes']:>14,}{row['ratio']:>20.0%}"
 
 
 if __name__ == "__main__":

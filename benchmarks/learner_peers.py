@@ -30,7 +30,9 @@ Product = tuple[int, int, int]
 
 
 def main() -> int:
-    description = "Compare TD3 updates with Stable-Baselines3, SBX, and matrix products alone. Use idle cores."
+    description = (
+        "Compare TD3 updates with Stable-Baselines3, SBX, and matrix products alone. Use idle processor cores."
+    )
     options = learner.options("python benchmarks/learner_peers.py", description).parse_args()
     report = learner.measure(options, peers)
     report["machine"] = harness.describe("td3-robot", "torch", "numpy", "stable-baselines3", *SBX)

@@ -2,8 +2,9 @@
 
     python benchmarks/link_attack.py [--trips 5000] [--json]
 
-The attacker has no valid key, or has a valid key and sends invalid data. The link is TCP with keys. Attacker, server
-and robot share one machine, so the attacker's use of the processor also delays the round trips.
+The attacker has no valid key, or has a valid key and sends invalid data. Robot and server communicate over TCP
+with keys. Attacker, server and robot share one machine, so the attacker's use of the processor also delays the round
+trips.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from td3_robot.messages import MAX_COMMAND
 from td3_robot.transport.keys import KeyFolder
 
 KINDS = {
-    "half-open": "a new connection every ms that sends a part of a greeting; 200 stay open",
-    "garbage": "a new connection every ms that sends bytes of another protocol; 200 stay open",
-    "wrong-key": "a new client every ms whose key is not allowed; 20 stay open",
-    "oversize": "a new client every ms with an allowed key that sends a frame of 8 MB; 20 stay open",
-    "large": "a client with an allowed key that never sends Hello and sends a command of 4 MB every 20 ms",
-    "frames": "a client with an allowed key that sends a message of 2,000 empty frames every 20 ms",
-    "flood": "a client with an allowed key that sends 20 random messages every ms",
+    "half-open": "every ms, a new connection sends a part of ZeroMQ's greeting; 200 connections stay open",
+    "garbage": "every ms, a new connection sends bytes of another protocol; 200 connections stay open",
+    "wrong-key": "every ms, a new client uses a key that is not allowed; 20 clients stay open",
+    "oversize": "every ms, a new client with an allowed key sends a frame of 8 MB; 20 clients stay open",
+    "large": "a client with an allowed key sends no Hello, but a command of 4 MB every 20 ms",
+    "frames": "a client with an allowed key sends a message of 2,000 empty frames every 20 ms",
+    "flood": "a client with an allowed key sends 20 random messages every ms",
 }
 _BLOCK = 200  # round trips in one turn
 _PAUSE = 0.001  # seconds between two attempts
@@ -137,7 +138,7 @@ def _dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: str, *
 
 def main() -> int:
     parser = harness.Options("python benchmarks/link_attack.py", "Measure round trips without and with attacks.")
-    parser.number("--trips", 5000, "N", "round trips of each kind", low=_BLOCK)
+    parser.number("--trips", 5000, "N", "round trips for each attack, and as many without it", low=_BLOCK)
     options = parser.parse_args()
     report: harness.Report = {"machine": harness.describe("td3-robot", "numpy", "pyzmq"), "attacks": {}}
     with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as folder, contextlib.ExitStack() as stack:

@@ -4,7 +4,7 @@
 
 The echo is a bare ROUTER socket that returns as many bytes as an Action contains. The floor only unpacks the Step,
 computes the actor and the safety filter, and packs the Action. It has no session, watchdog, lifecycle or counters, and
-it does not validate messages. It waits in libzmq's own receive function.
+it does not validate messages. It waits in libzmq's receive function, and does not spin.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from td3_robot.policy.safety_filter import SafetyFilter
 from td3_robot.safety.limits import joined
 from td3_robot.transport import codec
 
-_BLOCK = 200  # round trips in one turn
+_BLOCK = 200  # round trips to one server before the next server takes its turn
 _UNPACK = msgspec.msgpack.Decoder().decode
 
 
@@ -92,7 +92,10 @@ def connected(serve: Callable[[Connection, str], None], endpoint: str) -> Iterat
 
 
 def echo_trip(dealer: zmq.Socket[bytes], robots: int) -> int:
-    """Send the bytes of a Step, and receive as many bytes as an Action contains. Return the time in ns."""
+    """Send the bytes of a Step, and receive as many bytes as an Action contains. Return the time in ns.
+
+    The first four bytes tell the echo how many bytes to return.
+    """
     step, action = _messages(robots)
     frames = [b"step", len(action).to_bytes(4, "little") + codec.encode(step)[4:]]
     begin = time.perf_counter_ns()
@@ -119,7 +122,7 @@ def _messages(robots: int) -> tuple[Step, bytes]:
 
 
 def main() -> int:
-    parser = harness.Options("python benchmarks/link_floor.py", "Measure a policy server that checks nothing.")
+    parser = harness.Options("python benchmarks/link_floor.py", "Compare the policy server with two simpler servers.")
     parser.add_argument("--transport", choices=("ipc", "tcp"), default="ipc", help="(default: %(default)s)")
     parser.number("--robots", [1], "N", "numbers of robots")
     parser.number("--trips", 8000, "N", "round trips to each server")

@@ -3,7 +3,7 @@
     python benchmarks/live_weights.py [--hidden 400 300] [--every 0.1] [--rate 500] [--seconds 10] [--json]
 
 The policy server is the real node, as deployed (``td3-robot policy``). The learner is a process that publishes a valid
-policy at a fixed interval. Seconds with new weights and seconds without new weights alternate.
+policy at a fixed interval. One second with new weights and one measured second without new weights alternate.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ServerLink
 
-_TURN = 1.0  # seconds
-_BOUNDS_MS = (1, 2, 5)
+_TURN = 1.0  # seconds of one measurement, with or without new weights
+_BOUNDS_MS = (1, 2, 5)  # the report counts the round trips that take longer than each of these times
 
 
 def learn(publishing: Event, endpoint: str, bundle: Bundle, every: float, keys: str | None = None) -> None:
@@ -63,7 +63,7 @@ def deployed(folder: Path, hidden: tuple[int, ...]) -> Iterator[str]:
         "endpoints": {"policy": endpoint, "learner": f"ipc://{folder}/learner"},
         "safety": {"limits": [-0.9, 0.9], "observation_deadline_ms": 1e6},
     }
-    (folder / "robot.yaml").write_text(json.dumps(config))  # JSON is YAML
+    (folder / "robot.yaml").write_text(json.dumps(config))  # JSON is also valid YAML
     command = [sys.executable, "-m", "td3_robot.cli.main", "policy", "--bundle", str(folder / "policy.safetensors")]
     process = subprocess.Popen([*command, "--config", str(folder / "robot.yaml")], stderr=subprocess.DEVNULL)
     try:
@@ -74,7 +74,7 @@ def deployed(folder: Path, hidden: tuple[int, ...]) -> Iterator[str]:
 
 
 def round_trips(robot: Robot, rate: float) -> list[int]:
-    """Make round trips at a fixed rate for one turn. Return their times in ns.
+    """Make round trips at a fixed rate for ``_TURN`` seconds. Return their times in ns.
 
     If a round trip takes longer than a period, the next round trip begins late, and its time includes the delay.
     """
@@ -97,7 +97,7 @@ def main() -> int:
     parser.number("--hidden", list(example.HIDDEN), "N", "widths of the actor")
     parser.number("--every", 0.1, "S", "seconds between new weights", low=0.001)
     parser.number("--rate", 500.0, "HZ", "rate of the robot")
-    parser.number("--seconds", 10, "N", "seconds with new weights, and the same number without")
+    parser.number("--seconds", 10, "N", "measured seconds with new weights; without new weights, the same number")
     options = parser.parse_args()
     hidden = tuple(options.hidden)
     report: harness.Report = {

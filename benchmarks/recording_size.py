@@ -2,9 +2,9 @@
 
     python benchmarks/recording_size.py FILE [--rounds 3] [--json]
 
-The benchmark gives the messages of FILE to a recorder again, in groups of 0.1 s, as nodes send them. FILE must hold
-every policy. The processor time does not include the time to receive messages. To measure the figures in the documents,
-run:
+The benchmark gives the messages of FILE to a recorder again. Each group of messages covers 0.1 s, because a node sends
+its messages to a recorder every 0.1 s. FILE must hold every policy. The processor time does not include the time to
+receive messages. To measure the figures in the documents, run:
 
     td3-robot train pendulum --steps 9000 --out run --set simulators=2 --set record=true \
         --set record.weights_every=1
@@ -30,8 +30,8 @@ from td3_robot.recording.reader import Session
 from td3_robot.recording.recorder import Recorder
 from td3_robot.transport import link as handshake
 
-_SETTINGS = (1, 100, 0)  # values of record.weights_every
-_GROUP_NS = 100_000_000  # ns between two messages of a node to its recorder
+_SETTINGS = (1, 100, 0)  # values of record.weights_every: every policy, every 100th policy, no policy
+_GROUP_NS = 100_000_000  # ns between two times at which a node sends its messages to a recorder
 
 
 def main() -> int:

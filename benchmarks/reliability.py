@@ -144,11 +144,11 @@ def write_faults(data: Path = DATA / "faults.json", page: Path = PAGE) -> None:
     reasons: dict[str, list[str]] = defaultdict(list)
     for cell, why in report["left_out"].items():
         reasons[why].append(cell)
-    lines += ["", "These cells are left out:", ""]
+    lines += ["", "These combinations of FAULT/PROCESS/USE are left out:", ""]
     lines += [f"- {', '.join(f'`{cell}`' for cell in _grouped(cells))}: {why}." for why, cells in reasons.items()]
     if report["not_run"]:
         cells = ", ".join(f"`{cell}`" for cell in _grouped(report["not_run"]))
-        lines += ["", f"These cells were not run: {cells}."]
+        lines += ["", f"These combinations were not run: {cells}."]
     insert("fault matrix", lines, page)
 
 

@@ -1,8 +1,9 @@
 """Measure the time from a JointState to the command that answers it, for the driver and for a plain rclpy echo node.
 
 Both nodes are separate processes and get the same messages. The driver reads the newest message once in each control
-period (10 ms). So the driver's time includes the wait of a message for the next period: on average 5 ms at 100 messages
-per second, and 1 ms at 500 messages per second. Run the script with a Python that has rclpy:
+period (10 ms). So the driver's time includes the wait of a message for the next period. At 100 messages per second,
+this wait is 5 ms on average. At 500 messages per second it is 1 ms, because the newest message is at most 2 ms old. Run
+the script with a Python that has rclpy:
 
     .venv/ros2/bin/python benchmarks/ros2_latency.py
 """
@@ -42,7 +43,7 @@ _CLI = (sys.executable, "-m", "td3_robot.cli.main")
 
 def main() -> int:
     parser = harness.Options("python benchmarks/ros2_latency.py", "Measure the time from a JointState to its command.")
-    parser.number("--rates", [100, 500], "HZ", "JointStates a second")
+    parser.number("--rates", [100, 500], "HZ", "JointStates per second")
     parser.number("--seconds", 10.0, "S", "time for each rate", low=0.1)
     options = parser.parse_args()
     os.environ.setdefault("ROS_DOMAIN_ID", _DOMAIN)

@@ -10,5 +10,5 @@ SBX = ("sbx-rl", "jax") if importlib.util.find_spec("sbx") else ()
 
 
 def use_cores(count: int) -> None:
-    """Let this process use only ``count`` cores. JAX starts one thread for each core, and no setting changes this."""
+    """Let this process use only ``count`` processor cores. JAX starts one thread per core; no setting changes this."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])

@@ -5,8 +5,9 @@
 
 The simulators replay recorded Steps of a walking robot: they compute no physics. The learner is the real process. Its
 links to sources and policy servers are TCP connections with keys, as on a cluster. The results go to FILE (default:
-benchmarks/results/scale/scale.json). A run with ``--only`` keeps the other parts of FILE. Its ``--rounds``,
-``--seconds`` and processor must be those of FILE. ``--report`` writes the results into docs/explanation/scale.md.
+benchmarks/results/scale/scale.json). A run with ``--only`` keeps the other parts of FILE. This run needs the same
+``--rounds``, ``--seconds`` and processor as the earlier measurements in FILE. ``--report`` writes the results into
+docs/explanation/scale.md.
 """
 
 from __future__ import annotations
@@ -63,7 +64,12 @@ _COMMON = {
 
 
 class Load(NamedTuple):
-    """Numbers of sources, robots of each source, Steps per second of each source (0: full speed), policy servers."""
+    """What a learner serves during a measurement.
+
+    Attributes:
+        sources, robots, servers: number of sources, of robots in each source, and of policy servers.
+        rate: Steps per second of each source; 0 for full speed.
+    """
 
     sources: int
     robots: int = 1
@@ -76,8 +82,8 @@ class _Moment(NamedTuple):
 
     Attributes:
         main, io, all: processor time (s) of the main thread, of the threads for input and output, and of all threads.
-        kept_waiting: time (s) during which the main thread waited for a core that another process used.
-        slices: number of times that the main thread got a core.
+        kept_waiting: time (s) during which the main thread was ready, but other threads used the CPU cores.
+        slices: number of times that the main thread got a CPU core.
     """
 
     time: float
@@ -107,7 +113,7 @@ class _Learner(NamedTuple):
 
 def main() -> int:
     parser = harness.Options("python benchmarks/scale.py", "Measure the cost of many sources.", ("", "--report"))
-    parser.number("--rounds", 3, "N", "measurements of each cell")
+    parser.number("--rounds", 3, "N", "measurements of each load; the report shows their median")
     parser.number("--seconds", 2.0, "S", "length of one measurement", low=0.5)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--out", type=Path, default=scale_page.DATA, metavar="FILE", help="default: %(default)s")
@@ -123,7 +129,7 @@ def main() -> int:
         report = {}
     elif report and _conditions(report) != _conditions(measured):
         found = f"{options.out} was measured with {_conditions(report)}"
-        parser.error(f"{found}; this would be {_conditions(measured)}; measure all parts, or name another --out")
+        parser.error(f"{found}; this run has {_conditions(measured)}; measure all parts, or name another --out")
     report |= measured
     with tempfile.TemporaryDirectory(prefix="td3-robot-scale-") as folder:
         bench = _Bench(Path(folder), options.seconds, options.rounds)
@@ -136,7 +142,7 @@ def main() -> int:
 
 
 def _conditions(report: scale_page.Report) -> str:
-    """Return the conditions that the page shows for all parts, as text."""
+    """Return the conditions of the measurements, as text. They must be the same for all parts of scale.md."""
     processor = f"{report['machine']['processor']}, {report['machine']['cores']} cores"
     return f"--rounds {report['rounds']} --seconds {report['seconds']:g} on {processor}"
 
@@ -151,19 +157,19 @@ class _Bench:
         self._runs = self._incarnation = 0
 
     def growth(self) -> list[dict[str, Any]]:
-        """Measure more and more sources in real time."""
+        """Measure 1 to 64 sources that send Steps in real time, with 1 and with 16 robots each."""
         return self._cells([Load(sources, robots, RATE) for robots in (1, 16) for sources in SOURCES], _INTAKE)
 
     def full(self) -> list[dict[str, Any]]:
-        """Measure more and more sources at full speed."""
+        """Measure 1 to 64 sources at full speed, with 1 and with 16 robots each."""
         return self._cells([Load(sources, robots) for robots in (1, 16) for sources in SOURCES], _INTAKE)
 
     def robots(self) -> list[dict[str, Any]]:
-        """Measure one source at full speed, with more and more robots."""
+        """Measure one source at full speed, with 1 to 1,024 robots."""
         return self._cells([Load(1, robots) for robots in ROBOTS], _INTAKE)
 
     def weights(self) -> list[dict[str, Any]]:
-        """Measure a learner that publishes weights at most five times a second, to more and more policy servers."""
+        """Measure a learner that publishes weights at most five times a second, to 1 to 16 policy servers."""
         settings = {"learner.learning_starts": 100, "learner.batch_size": 16, "learner.publish_every": 10}
         return self._cells([Load(1, 1, 50.0, servers) for servers in SERVERS], settings)
 
@@ -172,8 +178,8 @@ class _Bench:
         return self._cells([Load(1)], {"learner.learning_starts": 10, "learner.replay_ratio_band": 8})
 
     def costs(self) -> dict[str, Any]:
-        """Measure the other processes: simulator, policy server, recorder."""
-        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as the launch description sets it for a policy server
+        """Measure policy server and recorder. Add the cost of the simulator, which ``__init__`` has measured."""
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as launch/train.yaml sets it for a policy server
         with harness.process_of("costs") as call:
             return {
                 "simulator_us": self._simulator * 1e6,
@@ -182,7 +188,7 @@ class _Bench:
             }
 
     def ray(self) -> dict[str, Any]:
-        """Measure two sources with 16 robots each, and the programs on Ray that transport the same transitions."""
+        """Measure a learner with two sources of 16 robots, and programs on Ray that transport the same transitions."""
         others, missing = scale_ray.contestants(self._steps, sources=2, robots=16, seconds=self._seconds)
         with scale_ray.running(), self._learner(_INTAKE) as learner:
 
@@ -291,7 +297,7 @@ def _process(*words: str, follows: bool = False) -> Iterator[subprocess.Popen[st
 
 
 def _stopped(process: subprocess.Popen[str]) -> dict[str, float]:
-    """Stop a process and return its totals."""
+    """Stop a process and return the totals that it prints as JSON."""
     process.send_signal(signal.SIGTERM)
     totals: dict[str, float] = json.loads(process.communicate(timeout=_PATIENCE)[0])
     return totals
@@ -330,7 +336,7 @@ def _moment(learner: _Learner) -> _Moment:
 
 
 def _settled(learner: _Learner) -> _Moment:
-    """Wait until the learner has taken all Steps of earlier sources."""
+    """Wait until two successive reports count the same Steps: no Steps of earlier sources arrive any more."""
     before, after = _moment(learner), _moment(learner)
     while after.steps > before.steps:
         before, after = after, _moment(learner)

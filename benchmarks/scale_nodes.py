@@ -36,7 +36,7 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ClientLink
 
-_LOOK = 0.01  # seconds between two reads of Throttles, and between two tries to send a Step
+_LOOK = 0.01  # seconds between two reads of Throttles, and until a source tries again to send a Step
 _BURST = 8  # Steps that a source sends at full speed before the next source has its turn
 _TCP_BYTES = struct.Struct("=120xQQ")  # tcpi_bytes_acked and tcpi_bytes_received of struct tcp_info
 
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _learner(arguments: Sequence[str]) -> int:
-    """Run the learner's node. Its Status also reports the number of turns."""
+    """Run the learner's node. Its Status also reports the number of turns: calls of :meth:`LearnerCore.step`."""
     from td3_robot.learner import node as learner_node  # loads torch, which the other processes do not need
     from td3_robot.learner.core import LearnerCore
 
@@ -72,7 +72,7 @@ def _learner(arguments: Sequence[str]) -> int:
 
 
 class _Clients:
-    """Connections to the learner, all in this process.
+    """Connections of this process to the learner, one for each source or policy server.
 
     Attributes:
         stopped: whether SIGTERM has come.

@@ -16,14 +16,15 @@ ROOT = Path(__file__).parents[1]
 DATA = ROOT / "benchmarks" / "results" / "scale" / "scale.json"
 PAGE = ROOT / "docs" / "explanation" / "scale.md"
 PICTURE = ROOT / "docs" / "images" / "scale.png"
-RATE = 60.0  # Steps per second of a robot in real time
+RATE = 60.0  # Steps per second of a source in real time
 THOUSAND = ((1000, 1), (63, 16), (16, 64))  # (sources, robots of each source) for about 1,000 robots
 MEASURED = ("growth", "full", "robots", "weights", "updates", "costs", "ray")
 """Names of the parts that benchmarks/scale.py measures."""
-_HOSTS = 16
-_FITTED = 4  # the fit of the costs uses only cells with at most this number of sources
+_HOSTS = 16  # hosts with a policy server, in the table of 1,000 robots
+_FITTED = 4  # the fit of the costs uses only loads with at most this number of sources
 Report = Mapping[str, Any]
 Cells = Sequence[Mapping[str, Any]]
+"""Measurements, one for each load (number of sources, robots and policy servers)."""
 
 
 def write(report: Report) -> None:
@@ -66,9 +67,9 @@ def _growth(report: Report) -> Iterator[str]:
     parts = []
     for robots in sorted({cell["robots"] for cell in report["growth"]}):
         shares = [_busy(cell) for cell in report["growth"] if cell["robots"] == robots]
-        parts.append(f"{shares[-1] / shares[0]:.0f} times with {_robot_count(robots)}")
+        parts.append(f"{shares[-1] / shares[0]:.0f} with {_robot_count(robots)} for each source")
     yield ""
-    yield f"From 1 to 64 sources, the processor time per second grows {' and '.join(parts)}."
+    yield f"From 1 to 64 sources, the processor time per second grows by a factor of {' and '.join(parts)}."
 
 
 def _full(report: Report) -> Iterator[str]:
@@ -82,9 +83,9 @@ def _full(report: Report) -> Iterator[str]:
     parts = []
     for robots in sorted({cell["robots"] for cell in report["full"]}):
         costs = [cell["main_us"] for cell in report["full"] if cell["robots"] == robots]
-        parts.append(f"{min(costs):.0f} to {max(costs):.0f} µs with {_robot_count(robots)}")
+        parts.append(f"{min(costs):.0f} to {max(costs):.0f} µs for a Step of {_robot_count(robots)}")
     yield ""
-    yield f"From 1 to 64 sources, the main thread needs {' and '.join(parts)} for a Step."
+    yield f"With 1 to 64 sources, the main thread needs {' and '.join(parts)}."
 
 
 def _robots(report: Report) -> Iterator[str]:
@@ -99,8 +100,8 @@ def _robots(report: Report) -> Iterator[str]:
     most = max(report["robots"], key=lambda cell: cell["robots"] / cell["main_us"])
     yield ""
     yield (
-        f"The line through these points is {start:.0f} µs + {slope:.2f} µs for each robot. One core takes at most "
-        f"{1e6 * most['robots'] / most['main_us']:,.0f} transitions per second ({most['robots']} robots)."
+        f"The best straight line for the main thread is {start:.0f} µs + {slope:.2f} µs for each robot. One core "
+        f"takes at most {1e6 * most['robots'] / most['main_us']:,.0f} transitions per second ({most['robots']} robots)."
     )
 
 
@@ -137,7 +138,7 @@ def _simulation(report: Report) -> Iterator[str]:
     yield (
         f"Fitted costs: {costs.turn * 1e6:.0f} µs for a turn, plus {costs.turn_source * 1e6:.1f} µs for each source; "
         f"{costs.step * 1e6:.0f} µs for a Step, plus {costs.step_robot * 1e6:.2f} µs for each of its robots. "
-        f"The fit uses only cells with at most {_FITTED} sources; the other rows are predictions."
+        f"The fit uses only rows with at most {_FITTED} sources; the other rows are predictions."
     )
     yield ""
     yield "| sources | robots of each | share of a core, measured | simulated | turns per Step, measured | simulated |"
@@ -163,7 +164,7 @@ def _simulation(report: Report) -> Iterator[str]:
 def _thousand(report: Report) -> Iterator[str]:
     costs, recording = _costs(report), report["costs"]["recording"]
     columns = [_layout(report, costs, *layout) for layout in THOUSAND]
-    yield "| | " + " | ".join(f"{sources:,} sources of {robots}" for sources, robots in THOUSAND) + " |"
+    yield "| | " + " | ".join(f"{sources:,} sources of {_robot_count(robots)}" for sources, robots in THOUSAND) + " |"
     yield "|---|" + "--:|" * len(THOUSAND)
     for name in columns[0]:
         yield f"| {name} | " + " | ".join(column[name] for column in columns) + " |"
@@ -179,7 +180,9 @@ def _thousand(report: Report) -> Iterator[str]:
     yield ""
     yield (
         "According to the simulation, one learner without updates serves at most "
-        + ", ".join(f"{count:,} sources of {n} ({count * n:,} robots)" for n, count in served.items())
+        + ", ".join(
+            f"{count:,} sources of {_robot_count(n)} ({count * n:,} robots in all)" for n, count in served.items()
+        )
         + f" at {RATE:g} Hz. The configuration allows 64 simulators, and any number of drivers."
     )
     yield ""
@@ -189,15 +192,15 @@ def _thousand(report: Report) -> Iterator[str]:
     )
     yield ""
     yield (
-        f"If the robots are simulated, they need {60_000 * report['costs']['simulator_us'] / 1e6:.0f} cores "
+        f"1,000 simulated robots at 60 Hz need {60_000 * report['costs']['simulator_us'] / 1e6:.0f} cores "
         f"({report['costs']['simulator_us']:.0f} µs for a step of Walker2D). A "
         f"recorder needs {recording['1']['recorder_us']:.0f} µs for a Step of one robot and "
-        f"{recording['64']['recorder_us']:.0f} µs for a Step of 64."
+        f"{recording['64']['recorder_us']:.0f} µs for a Step of 64 robots."
     )
 
 
 def _layout(report: Report, costs: scale_queues.Costs, sources: int, robots: int) -> dict[str, str]:
-    """Return the figures of a layout of sources. The dictionary maps the name of a figure to its text."""
+    """Return the figures for these sources and robots. The dictionary maps the name of a figure to its text."""
     steps = sources * RATE
     outcome = scale_queues.simulate(sources, robots, RATE, costs, seconds=5.0)
     wire = np.interp(robots, *_columns(report["robots"], "robots", "bytes"))

@@ -1,8 +1,8 @@
-"""A simulation of the learner's queue: sources in real time, and one thread that takes their Steps in turns.
+"""A simulation of the learner's queue: sources send Steps in real time, and the learner's main thread takes the Steps.
 
-In one turn, the learner's main thread takes the waiting Steps that it can read in 1 ms. A turn costs ``turn +
-turn_source · sources``. Each Step of the turn also costs ``step + step_robot · robots``. On a shared machine, other
-processes interrupt the thread.
+A *turn* is one pass of this thread's loop. The thread takes the waiting Steps that it can read in 1 ms. A turn costs
+``turn + turn_source · sources``. Each Step of the turn also costs ``step + step_robot · robots``. On a shared machine,
+other processes interrupt the thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _IDLE = 0.05  # longest time in s that a learner without Steps waits before its 
 
 
 class Costs(NamedTuple):
-    """Processor time of the learner's main thread, in s."""
+    """Processor time of the learner's main thread, in s. The text at the top of this file explains each cost."""
 
     turn: float
     turn_source: float
@@ -49,14 +49,14 @@ class Outcome(NamedTuple):
 
 
 def fit(cells: Sequence[Mapping[str, Any]]) -> Costs:
-    """Fit the costs to measured cells (least squares of the relative errors)."""
+    """Fit the costs to the measurements of scale.py (least squares of the relative errors)."""
     rows = np.array(
         [(it["turns_per_step"], it["turns_per_step"] * it["sources"], 1.0, float(it["robots"])) for it in cells]
     )
     measured = np.array([it["main_us"] for it in cells])
     weighted = rows / measured[:, None]
     best, error = np.zeros(4), np.inf
-    for used in range(1, 16):  # no cost may be negative: try all subsets of the costs
+    for used in range(1, 16):  # no cost may be negative: try each subset of the costs, with 0 for the other costs
         columns = [index for index in range(4) if used >> index & 1]
         found = np.linalg.lstsq(weighted[:, columns], np.ones(len(cells)), rcond=None)[0]
         costs = np.zeros(4)
@@ -80,8 +80,8 @@ def simulate(
     """Simulate sources that each send a Step every 1/rate seconds.
 
     Args:
-        share: when the thread wants to run, it has a core for this share of the time.
-        run: seconds for which the thread keeps a core when other processes wait for the core.
+        share: when the thread wants to run, it has a processor core for this share of the time.
+        run: seconds for which the thread keeps the processor core when other processes wait for the core.
     """
     rng = np.random.default_rng(0)
     due = [float(start) for start in rng.uniform(0, 1 / rate, sources)]
@@ -103,7 +103,7 @@ def simulate(
         if not waiting:
             now = min(due[0], now + _IDLE)
             arrive()
-            if share < 1:  # the thread has slept, so it first waits for a core
+            if share < 1:  # the thread has slept, so it first waits for a processor core
                 now += float(rng.exponential(pause))
                 arrive()
         taken, waiting = waiting[:most], waiting[most:]

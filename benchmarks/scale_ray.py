@@ -1,4 +1,7 @@
-"""Programs on Ray that transport the transitions of benchmarks/scale.py: a plain actor, and TorchRL's RayCollector."""
+"""Programs on Ray that transport the transitions of benchmarks/scale.py.
+
+One program uses only a Ray actor, which is a process that Ray starts. The other program is TorchRL's RayCollector.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def free_port() -> int:
 def contestants(
     steps: Path, sources: int, robots: int, seconds: float
 ) -> tuple[dict[str, Callable[[], dict[str, float]]], dict[str, str]]:
-    """Return functions that measure the programs that can run here, and why the others cannot run, each by name."""
+    """Return two maps by program: functions that measure, and reasons why the other programs cannot run here."""
     if not machine.version("ray"):
         return {}, {"plain Ray actor": "ray is not installed", "TorchRL RayCollector": "ray is not installed"}
     plain = partial(_plain, steps, sources, robots, seconds)
@@ -67,6 +70,7 @@ class Sink:
     """A learner that only makes transitions from consecutive Steps of a source, and stores them. It checks nothing."""
 
     def __init__(self) -> None:
+        # two observations, the action, the reward, and whether the episode terminated
         self._rows = np.empty((_STORED, 22 * 2 + 6 + 2), np.float32)
         self._last: dict[str, Any] = {}
         self._at = 0
@@ -112,7 +116,7 @@ class Source:
 
 
 def _plain(steps: Path, sources: int, robots: int, seconds: float) -> dict[str, float]:
-    """Send the Steps to an actor that stores them."""
+    """Send the Steps to a Ray actor that stores them, and measure its speed."""
     import ray
 
     sink: Any = ray.remote(Sink).remote()
@@ -136,7 +140,7 @@ def _plain(steps: Path, sources: int, robots: int, seconds: float) -> dict[str, 
 
 
 def family() -> dict[int, float]:
-    """Return the processor time (s) of this process and of all its descendants, by process."""
+    """Return the processor time (s) of this process and of all its descendants, by process number."""
     found = {}
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with contextlib.suppress(psutil.Error):

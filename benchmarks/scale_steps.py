@@ -22,7 +22,7 @@ _FIELDS = ("phase", "episode", "episode_step", "observation", "reward", "action"
 
 
 def record(file: Path, episodes: int = 2) -> float:
-    """Record whole episodes of one robot. Return the processor time of one simulated step in s."""
+    """Record whole episodes of one robot. Return the mean processor time of a simulated step, in s."""
     from td3_robot_sims import tasks  # imported lazily: source processes need no simulator
     from td3_robot_sims.vector_env import VectorEnvironment
 

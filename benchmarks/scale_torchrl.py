@@ -55,7 +55,10 @@ class Replayed(EnvBase):  # type: ignore[misc]
 
 
 def measure(steps: Path, sources: int, robots: int, seconds: float) -> dict[str, float]:
-    """Collect batches into a replay buffer in this process, and count Steps. A Step has one frame of each robot."""
+    """Collect batches into a replay buffer in this process, and count Steps.
+
+    One Step is one frame (TorchRL's word for a transition) of each robot.
+    """
     buffer = ReplayBuffer(storage=LazyTensorStorage(_STORED))
     collector = RayCollector(
         [partial(Replayed, str(steps), robots)] * sources,

@@ -10,7 +10,7 @@ an operator who takes over the robot every 30 s, for 5 s.
 
 The samples go to ``DIR/KIND.csv`` and the verdict to ``DIR/KIND.json`` (default: benchmarks/results/reliability). From
 these files, ``report`` draws the plots in docs/images and writes the tables into docs/explanation/reliability.md. The
-exit code is 1 if something grows.
+exit code is 1 if something grows, or if the recordings lack messages or hold no Action.
 """
 
 from __future__ import annotations
@@ -50,15 +50,18 @@ TRAINING = (
     "learner.precision=fp32",
     "learner.compile=false",
     "learner.learning_starts=200",
-    "learner.buffer_size=5000",  # the buffer is full before the warm-up ends, and then takes no more memory
+    "learner.buffer_size=5000",  # full before WARM_UP ends; a full buffer takes no more memory
     "evaluation.every=0",
     "record.enabled=true",
 )
-WARM_UP = 0.25  # share of the time; judge() ignores its samples
+WARM_UP = 0.25  # the first quarter of the time; judge() ignores its samples
 MEMORY_MB_PER_H, MEMORY_SHARE = 4.0, 0.05
 """A process grows if the slope of its memory is above both bounds: MB per hour, and share of its memory per hour."""
 LATENCY_GROWTH = 1.5
-"""Bound of the last tenth's median latency, divided by the first tenth's. If the load grows, so does the bound."""
+"""Bound of the growth of the latency: the median of the last tenth of the samples, divided by that of the first tenth.
+
+If the load of the machine grows, the bound grows by the same factor.
+"""
 
 _Sample = dict[str, float]
 """Quantities of one sample. A process has ``rss`` and ``uss`` in MB, ``files``, ``threads``, and ``cpu`` in s.
@@ -220,12 +223,13 @@ def main() -> int:
         **judge(rows),
     }
     (options.out / f"{options.kind}.json").write_text(json.dumps(report, indent=1) + "\n")
-    if report["grows"]:
+    failed = bool(report["grows"] or report["missing"])
+    if failed:
         print(f"soak.py: the files of the processes are in {folder}", file=sys.stderr)
     else:
         shutil.rmtree(folder)
     harness.show(report, options.json, _lines)
-    return 1 if report["grows"] else 0
+    return int(failed)
 
 
 def save(path: Path, rows: _Rows) -> None:
@@ -239,7 +243,10 @@ def save(path: Path, rows: _Rows) -> None:
 
 
 def judge(rows: _Rows) -> dict[str, Any]:
-    """Compare the samples after the warm-up, and name everything that grows."""
+    """Compare the samples after the warm-up, and name everything that grows.
+
+    Without an Action in the recordings, the growth of the latency is unknown. Then ``grows`` names the latency, too.
+    """
     end = rows["run"][-1][0]
     late = {
         name: [(passed, sample) for passed, sample in samples if passed >= WARM_UP * end]
@@ -257,7 +264,9 @@ def judge(rows: _Rows) -> dict[str, Any]:
         processes[name] = figures
     run = {key: trend(late["run"], key) for key in ("disk", "load", "median_ms", "p99_ms")}
     busier = max(1.0, run["load"]["last"] / max(1.0, run["load"]["first"]))  # growth of the load
-    if run["median_ms"]["last"] > LATENCY_GROWTH * busier * run["median_ms"]["first"]:
+    if not any("median_ms" in sample for _, sample in late["run"]):
+        grows.append("latency (unknown: no Action)")
+    elif run["median_ms"]["last"] > LATENCY_GROWTH * busier * run["median_ms"]["first"]:
         grows.append("latency")
     longest = max(sample.get("longest_ms", 0.0) for _, sample in late["run"])
     return {"processes": processes, "run": run, "longest_ms": longest, "grows": grows}

@@ -2,17 +2,18 @@
 
     python benchmarks/time_to_score.py [CONTESTANT …] [--robots Walker2D Ant] [--seeds 0 1 2] [--steps 300000]
 
-Trainings run one after another, so that each has all cores. A training evaluates its policy every 5,000 steps with 10
-episodes. A training reaches a score when the mean of two successive evaluations reaches it. A training ends when it
-reaches the highest score of its robot, or after ``--steps`` steps. Each training has a small file in
+Trainings run one after another, so that each has all processor cores. A training evaluates its policy every 5,000 steps
+with 10 episodes. A training reaches a score when the mean of two successive evaluations reaches it. A training ends
+when it reaches the highest score of its robot, or after ``--steps`` steps. Each training has a small file in
 ``benchmarks/results/time_to_score``. The script skips finished trainings and repeats interrupted ones. It does not
 start if one of the chosen trainings has finished with another ``--steps``, ``--every`` or ``--episodes``. The report
 shows all trainings in the folder.
 
-Each peer trains in one process, with the published robot and the settings of rl-baselines3-zoo. A peer's clock stops
-during an evaluation. The clock of td3-robot does not stop, because its evaluator runs beside the training.
+The other packages are the *peers*. Each peer trains in one process, with the robot of pybullet_envs_gymnasium and the
+settings of rl-baselines3-zoo. A peer's clock stops during an evaluation. The clock of td3-robot does not stop, because
+its evaluator runs beside the training.
 
-The script needs ``pip install stable-baselines3 sb3-contrib sbx-rl pybullet_envs_gymnasium``.
+The peers need ``pip install stable-baselines3 sb3-contrib sbx-rl pybullet_envs_gymnasium``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _PEERS = ("stable-baselines3", "sb3-contrib", "sbx-rl", "jax")
 PACKAGES = ("td3-robot", "torch", "numpy", "pybullet", *(name for name in _PEERS if machine.version(name)))
 
 Point = tuple[float, int, float]
-"""An evaluation: seconds since the start, environment steps, and mean return."""
+"""An evaluation: seconds of training (for a peer, without evaluations), environment steps, and mean return."""
 
 
 class Robot(NamedTuple):
@@ -203,7 +204,7 @@ def times(points: Sequence[Point], scores: Sequence[float]) -> list[float | None
 def train_ours(training: Training, folder: Path) -> None:
     begin, limits = time.monotonic(), training.limits
     overrides = {"evaluation.every": limits.every, "evaluation.episodes": limits.episodes}
-    started = 0.0  # seconds until the learner started its clock, plus the age of its newest Status
+    started = 0.0  # seconds from begin to the start of the learner's clock; too high by the age of the newest Status
 
     def add_evaluations() -> bool:
         made, continues = runs.open_run(folder).metrics(), True

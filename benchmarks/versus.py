@@ -4,7 +4,7 @@
 
 Every round runs a benchmark once in both checkouts; the order alternates from round to round. A ratio above 1 means
 that the new checkout is faster. The result is the median ratio over the rounds, with the lowest and the highest ratio.
-Arguments after ``--`` replace those in ``BENCHMARKS``.
+Arguments after ``--`` replace the arguments of the benchmark in ``BENCHMARKS``.
 """
 
 from __future__ import annotations

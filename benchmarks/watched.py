@@ -2,7 +2,7 @@
 
     python benchmarks/watched.py [--monitors 4] [--rate 100] [--seconds 5] [--json]
 
-The policy server is the real node, as deployed, and the monitors are ``td3-robot monitor``. The kinds of turns
+The policy server is the real node, as deployed, and the monitors are ``td3-robot monitor``. Turns of three kinds
 alternate: without a monitor, with several monitors, and with one monitor that SIGSTOP has stopped.
 """
 

@@ -2,9 +2,9 @@
 
     python benchmarks/watched_training.py [walker2d] [--blocks 12] [--stretch 5] [--set KEY=VALUE] [--json]
 
-The method is that of recorded_training.py: a dashboard with one viewer runs in half of the stretches of one training.
-The viewer reads the live stream as a page does. It draws nothing, because a viewer's browser usually runs on another
-machine.
+The method is that of recorded_training.py: the benchmark divides one training into stretches, and a dashboard with one
+viewer runs in half of them. The viewer reads the live stream as the dashboard's page does. It draws nothing, because a
+browser usually runs on another machine.
 """
 
 from __future__ import annotations

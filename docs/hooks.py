@@ -17,7 +17,7 @@ log = logging.getLogger("mkdocs.plugins.hooks")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Replace these links of one page."""
+    """Replace the links of one page to files that are not on the site."""
     folder = (ROOT / "docs" / page.file.src_uri).parent
 
     def replaced(link: re.Match[str]) -> str:

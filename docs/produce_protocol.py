@@ -68,7 +68,7 @@ def constants() -> str:
             "without a message from a client to the server; then its next message must be a Hello",
         ],
         ["DRIVER_SILENCE", f"{DRIVER_SILENCE} s", "of silence after which another process may use a driver's name"],
-        ["QUEUE_LENGTH", str(QUEUE_LENGTH), "messages: ZeroMQ's high-water mark at each end, each direction"],
+        ["QUEUE_LENGTH", str(QUEUE_LENGTH), "messages: ZeroMQ's high-water mark at each end and in each direction"],
         ["MAX_FRAME", f"{MAX_FRAME} bytes", "of one frame; libzmq closes a connection that sends a longer one"],
         [
             "MAX_SIZE",

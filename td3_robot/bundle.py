@@ -98,8 +98,8 @@ class Bundle:
         hidden: widths of the hidden layers.
         tensors: float32; the module's docstring lists names and shapes.
         exploration: how the policy server explores with this policy.
-        safety: the safety settings of its training. A policy server also has settings and uses the stricter ones.
-        provenance: version, updates, env_steps, configuration, commit, … as plain JSON values.
+        safety: the safety settings of its training. A policy server joins them with its own, see ``limits.joined``.
+        provenance: version, updates, env_steps, task, seed, config, … as plain JSON values.
     """
 
     spec: RobotSpec

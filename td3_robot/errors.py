@@ -74,7 +74,7 @@ class ProtocolError(Td3RobotError):
 
 
 class HandshakeError(Td3RobotError):
-    """One side of a link refuses the other; the text says what differs."""
+    """One side of a link refuses the other side; the text says what differs."""
 
 
 class EndpointError(Td3RobotError):

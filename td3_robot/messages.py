@@ -331,8 +331,9 @@ class Action(Message, frozen=True, omit_defaults=True):
     """The policy server's answer to one Step. A source ignores the actions of robots whose episode has ended.
 
     ``weights_version`` 0 means that the policy chose no action. Without ``operated``, this is the safe action. The
-    server sends the safe action if the server, or its watch over this source, is not active. A later Action for the
-    same Step replaces the earlier Action.
+    server sends the safe action if the server is not active. The server also keeps a separate state for each source,
+    its *watch* over this source, and sends the safe action if this state is not active. A safe action replaces an
+    earlier Action for the same Step. The server can answer a repeated Step again; the source may ignore that Action.
     """
 
     NAME: ClassVar[str] = "action"
@@ -376,7 +377,9 @@ class Throttle(Message, frozen=True):
     source: Annotated[Text, _SOURCE]
     incarnation: Annotated[U64, "incarnation of the source; the source ignores a Throttle for another incarnation"]
     answers: Annotated[U64, "sequence of the newest Step that the learner has processed, plus one; 0 before the first"]
-    transitions_allowed: Annotated[U64, "the source publishes a Step only while it has published fewer transitions"]
+    transitions_allowed: Annotated[
+        U64, "the source publishes a Step only while it has published fewer transitions than this number"
+    ]
     weights_version: Annotated[U64, "lock-step: needs_version of the next Step; 0 otherwise"]
     save: Annotated[U32, "lock-step: 1 asks for a SimulatorState before the next step; 0 otherwise"]
 
@@ -540,9 +543,9 @@ class Turn(Message, frozen=True):
     """The time and the inputs of one turn of a core. The Start and all Turns determine the outputs of the core.
 
     An input is a list of origin, topic and fields. The origin is the link of a server, or ``#`` and the key of a
-    client's connection. For a message with arrays or a policy, the only field is ``named``, which identifies the
-    recorded message. A Step or Action also has ``wire`` (its payload in base64) and ``robots`` (its N). With these
-    fields a replay can decode the message even if its sender died before the recorder received it.
+    client's connection. For a message with arrays or a policy, the field ``named`` replaces all fields and identifies
+    the recorded message. A Step or Action also has ``wire`` (its payload in base64) and ``robots`` (its N). With these
+    fields a replay can decode the message even if the sender died before the recorder received the message.
     """
 
     NAME: ClassVar[str] = "turn"
@@ -589,7 +592,7 @@ class MotorCommand(Message, frozen=True):
 
 
 class Latches(Message, frozen=True):
-    """Emergency stops and other latches of a policy server, recorded at each change. Only a person releases them."""
+    """A policy server's latches: emergency stops and other states that only a person ends. Recorded at each change."""
 
     NAME: ClassVar[str] = "latches"
     MAX_BYTES: ClassVar[int] = 1 << 22

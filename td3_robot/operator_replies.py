@@ -21,7 +21,7 @@ FOLLOWED: dict[str, Callable[[Reply], bool]] = {
     "configure": lambda answer: answer.state != State.UNCONFIGURED,
     "activate": lambda answer: answer.state == State.ACTIVE,
 }
-"""Maps each command that robots confirm to a function: whether a robot's Reply shows that the robot followed it."""
+"""Maps each command that robots confirm to a function: whether a Reply shows that the robot followed the command."""
 
 
 def messages_of(bus: Bus, timeout: float) -> Iterator[Message | None]:

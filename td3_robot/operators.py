@@ -29,7 +29,7 @@ from td3_robot.util import arguments
 from td3_robot.util.text import one_line
 
 _LONGEST_REASON = 1000  # characters
-_SILENCE = 3.0  # seconds; after one second of silence, this client sends a Heartbeat, and the server answers it
+_SILENCE = 3.0  # seconds; this client sends a Heartbeat after 1 s of silence, so after 3 s an answer is missing
 
 
 class Watching(enum.Enum):
@@ -112,9 +112,9 @@ class Operator:
         """Serve an older policy again, and refuse the weights of learners.
 
         Args:
-            version: version of the policy, see :meth:`state`; 0 for the last older policy that a person loaded, or else
-                the previous policy.
-            reason: why, for the log.
+            version: version of the policy, see :meth:`state`; 0 for the last older policy that a person loaded. If
+                there is none, 0 means the previous policy.
+            reason: why the operator does this, for the log.
         """
         return self.ask(make_command("rollback", "", reason, version))
 
@@ -136,9 +136,9 @@ class Operator:
         The server refuses while another operator drives the robot. A silent operator does not prevent a takeover.
 
         Args:
-            robot: name of the source, as :meth:`state` lists it.
+            robot: name of the driver or simulator, as in ``detail["connected"]`` of :meth:`state`.
             index: index of the robot in the source; a driver has only robot 0.
-            reason: why, for the log.
+            reason: why the operator does this, for the log.
 
         Returns:
             The takeover, which is also a context manager. It has its own connection.
@@ -148,7 +148,8 @@ class Operator:
             CommandError: the server refuses, or does not answer in time.
         """
         if not arguments.text("robot", robot):
-            raise ArgumentError("robot", "is ''; allowed: the name of a source, as Operator.state lists it")
+            allowed = "the name of a driver or simulator, see detail['connected'] of Operator.state"
+            raise ArgumentError("robot", f"is ''; allowed: {allowed}")
         _check_name("robot", robot)
         index = arguments.whole("index", index, 0, 2**32 - 1)
         connection = ExitStack()
@@ -181,7 +182,7 @@ class Operator:
             return self._ask_over(bus, command)
 
     def _ask_over(self, bus: Bus, command: Command) -> Reply:
-        messages = messages_of(bus, self._timeout)
+        begin, messages = time.monotonic(), messages_of(bus, self._timeout)
         for message in messages:
             if message is None:
                 bus.send("policy", command)
@@ -193,9 +194,12 @@ class Operator:
                 if command.verb in FOLLOWED and not command.target:
                     return confirmed(bus, command.verb, message, messages)
                 return message
-        who = command.target or "policy server"
+        server, within = f"policy server at {self._endpoint}", f"within {self._timeout:g} s"
+        heard = bus.welcome("policy") and bus.clients["policy"].received_at > max(begin, time.monotonic() - _SILENCE)
+        only_robot = command.target and heard
+        silent = f"{command.target} {within}, but the {server} answers" if only_robot else f"{server} {within}"
         what = "; the stop is NOT confirmed" if command.verb == "estop" else ""
-        raise CommandError(f"no answer from {who} at {self._endpoint} within {self._timeout:g} s{what}")
+        raise CommandError(f"no answer from {silent}{what}")
 
     @contextmanager
     def _connection(self, name: str) -> Iterator[Bus]:
@@ -349,12 +353,12 @@ def connect(endpoint: str, keys: str | Path | None = None, *, timeout: float = 5
     Args:
         endpoint: ``endpoints.policy`` in the configuration of the server: ``ipc://PATH`` or ``tcp://HOST:PORT``.
         keys: folder of this machine's keys; None without keys. Every TCP endpoint except loopback needs keys.
-        timeout: seconds to wait for each answer, above 0.
+        timeout: seconds to wait for each answer: finite and above 0.
 
     Raises:
         EndpointError: the endpoint is malformed, or needs keys.
         KeysError: the keys cannot be used.
-        ArgumentError: the timeout is not above 0.
+        ArgumentError: the timeout is not above 0, or not finite.
         TypeError: an argument has a wrong type.
     """
     timeout = arguments.seconds("timeout", timeout)

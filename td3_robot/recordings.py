@@ -55,8 +55,8 @@ class Transitions:
 class Recording:
     """A recording of a training run or a robot. :func:`open_recording` returns it.
 
-    In tables, each robot or evaluation episode in a message has one row, and each channel in a MotorCommand. A message
-    without arrays has one row.
+    A message gives one row for each of its robots. An Evaluation gives one row for each episode, and a MotorCommand one
+    row for each channel. A message without arrays gives one row.
     """
 
     def __init__(self, session: Session) -> None:

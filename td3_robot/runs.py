@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from td3_robot.errors import EXIT_GOOD, BundleError
+from td3_robot.errors import EXIT_GOOD, BundleError, ConfigError
 from td3_robot.messages import Status
 from td3_robot.policies import Policy, load_policy
 from td3_robot.runtime import metrics
@@ -23,6 +23,7 @@ from td3_robot.runtime.supervisor import Watch
 from td3_robot.runtime.training import evaluate_final, finished
 from td3_robot.runtime.training import train as train_processes
 from td3_robot.util import arguments, extras
+from td3_robot.util.text import one_line
 
 _KINDS = ("evaluation", "train", "offline")
 
@@ -213,7 +214,7 @@ def _train(prepared: Prepared, callback: Callback | None, progress: bool) -> Run
         if trained.exit_code == EXIT_GOOD:
             evaluate_final(prepared, trained.wall_s)
     if trained.signal:
-        signal.raise_signal(trained.signal)  # the supervisor caught it: now Ctrl-C raises KeyboardInterrupt
+        signal.raise_signal(trained.signal)  # the supervisor caught Ctrl-C: repeat it to raise KeyboardInterrupt
     return Run(folder.path.absolute())
 
 
@@ -247,8 +248,15 @@ def _settings(overrides: Mapping[str, Any] | None, **named: str | int | None) ->
     settings = {arguments.text("a key of overrides", key): value for key, value in (overrides or {}).items()}
     if twice := given.keys() & settings.keys():
         raise ValueError(f"{min(twice)} is given twice: as an argument and in overrides")
-    lines = [f"{key}={json.dumps(value, default=_plain)}" for key, value in {**settings, **given}.items()]
+    lines = [f"{key}={_as_json(key, value)}" for key, value in {**settings, **given}.items()]
     return lines, {**dict.fromkeys(settings, "overrides"), **{key: key for key in given}}
+
+
+def _as_json(key: str, value: Any) -> str:
+    try:
+        return json.dumps(value, default=_plain, allow_nan=False)
+    except ValueError:
+        raise ConfigError(f"{key} is {one_line(repr(value))}; allowed: finite numbers") from None
 
 
 def _plain(value: Any) -> Any:

@@ -79,6 +79,7 @@ class RobotSpec:
             shown = f"{kind} {channel.name!r} has range [{channel.low}, {channel.high}]"
             if not channel.low < channel.high:
                 return f"{shown}; low must be below high"
+            # Within this limit, high - low is finite in float32, too.
             if kind == "action" and max(abs(channel.low), abs(channel.high)) > _FLOAT32_MAX / 2:
                 return f"{shown}; actions need finite float32 limits of at most {_FLOAT32_MAX / 2:.2g}"
         return ""

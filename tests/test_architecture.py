@@ -192,7 +192,7 @@ def test_cores_send_nothing_to_a_recorder() -> None:
 def test_package_init_files_hold_no_code() -> None:
     """Importing one package must not load another."""
     for module in MODULES:
-        if module.name == "__init__.py" and module.parent != ROOT / "td3_robot":  # that one loads its names lazily
+        if module.name == "__init__.py" and module.parent != ROOT / "td3_robot":  # td3_robot loads its names lazily
             *others, last = [None, *ast.parse(module.read_text()).body]
             assert not [it for it in others if it], module
             assert last is None or isinstance(last, ast.Expr), f"{module} may hold nothing but a docstring"

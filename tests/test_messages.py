@@ -24,7 +24,7 @@ from td3_robot.transport import codec
 GOLDEN = Path(__file__).parent / "golden"
 ADVICE = (
     "; if the wire format was meant to change, raise PROTOCOL_VERSION in td3_robot/messages.py, then run "
-    "`python tests/golden/regenerate.py` and read its diff"
+    "`python tests/golden/regenerate.py` and read the diff of tests/golden"
 )
 
 FROZEN = {
@@ -165,7 +165,10 @@ def test_every_field_has_a_wire_type_and_a_meaning(message: type[Message]) -> No
 
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=list(MESSAGES))
 def test_longest_fields_fit_into_the_message(message: type[Message]) -> None:
-    """Text and bytes of the greatest length fit into MAX_BYTES. A character of a text has up to four bytes."""
+    """Text and bytes of the greatest length fit into MAX_BYTES. A character of a text has up to four bytes.
+
+    msgpack's headers need at most 16 bytes for the message, and at most 10 bytes for a field.
+    """
     total = 16
     for name, wire in wire_fields(message).items():
         total += len(name) + 10
@@ -175,6 +178,7 @@ def test_longest_fields_fit_into_the_message(message: type[Message]) -> None:
 
 def test_a_step_of_1024_large_robots_fits_into_a_message() -> None:
     robots, observations, actions = 1024, 256, 64
+    # phase, episode, episode_step, observation, reward, action
     assert robots * (1 + 8 + 4 + 4 * observations + 4 + 4 * actions) < MESSAGES["step"].MAX_BYTES
 
 

@@ -1,4 +1,4 @@
-"""How long a takeover waits for its period and for the server, with a fake clock."""
+"""How long operators and takeovers wait, and whom their errors name, with a fake clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from td3_robot.errors import CommandError
 from td3_robot.messages import Command, Message, Reply
-from td3_robot.operators import Takeover, make_command
+from td3_robot.operators import Operator, Takeover, make_command
 
 
 class FakeBus:
@@ -23,6 +23,9 @@ class FakeBus:
         self.clients = {"policy": SimpleNamespace(received_at=self.now)}
 
     def send(self, link: str, message: Message) -> None: ...
+
+    def welcome(self, link: str) -> bool:
+        return link in self.clients
 
     def receive(self, timeout: float) -> list[Any]:
         self.now += timeout
@@ -84,3 +87,18 @@ def test_a_silent_server_is_reported_after_three_seconds(bus: FakeBus) -> None:
     with pytest.raises(CommandError, match="has been silent for 3 s; leg has the safe action"):
         wait_for_a_minute(leg, bus)
     assert bus.now == pytest.approx(begin + 3.0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("alive", "text"),
+    [
+        (True, "no answer from leg within 5 s, but the policy server at ipc:///p answers; the stop is NOT confirmed"),
+        (False, "no answer from policy server at ipc:///p within 5 s; the stop is NOT confirmed"),
+    ],
+)
+def test_an_error_names_the_process_that_is_silent(bus: FakeBus, alive: bool, text: str) -> None:
+    bus.alive = alive
+    fake: Any = bus
+    with pytest.raises(CommandError) as caught:
+        Operator("ipc:///p", None, 5.0)._ask_over(fake, make_command("estop", "leg"))
+    assert str(caught.value) == text

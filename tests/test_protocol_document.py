@@ -45,7 +45,7 @@ def make(*arguments: str, folder: Path = DOCS) -> subprocess.CompletedProcess[st
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the scripts, with a folder for the page."""
+    """A copy of the scripts docs/produce*.py, with an empty folder for protocol.md."""
     for script in DOCS.glob("produce*.py"):
         shutil.copy(script, tmp_path)
     (tmp_path / PAGE).parent.mkdir()
@@ -70,11 +70,14 @@ def test_check_reports_an_outdated_document_and_the_generator_updates_it(folder:
     assert document.read_text() == TEXT
 
 
-def test_missing_marker_gives_one_line_of_error_and_wrong_arguments_exit_code_2(folder: Path) -> None:
+def test_a_missing_marker_is_an_error_of_one_line(folder: Path) -> None:
     (folder / PAGE).write_text(TEXT.replace("<!-- end: topics -->", ""))
     result = make(PAGE, folder=folder)
     assert result.returncode == 1
     assert re.fullmatch(r".*protocol.md: markers .* must be there once, in this order\n", result.stderr)
+
+
+def test_a_wrong_argument_exits_with_code_2() -> None:
     assert make("--chekc").returncode == 2
 
 
@@ -103,7 +106,7 @@ def code_blocks() -> dict[str, Any]:
     ("seed", "source", "incarnation"), [(0, "sim-0", 0), (2**63 + 5, "bein-ü", 2**33), (2**32 - 1, "x", 1000)]
 )
 @pytest.mark.parametrize("actions", [2, 5])
-def test_noise_of_the_document_equals_the_policy_servers(
+def test_the_noise_in_the_document_equals_the_noise_of_the_policy_server(
     seed: int, source: str, incarnation: int, actions: int
 ) -> None:
     robots = 3
@@ -138,7 +141,7 @@ def test_noise_of_the_document_equals_the_policy_servers(
 
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("hidden", [(), (8, 4)])
-def test_policy_of_the_document_equals_the_policy_servers(
+def test_the_policy_in_the_document_gives_the_action_of_the_policy_server(
     make_bundle: Callable[..., Bundle], rng: np.random.Generator, hidden: tuple[int, ...], normalised: bool
 ) -> None:
     """Follow section 6 by hand: read header length, JSON and offsets from the bytes, then compute the action."""

@@ -11,7 +11,7 @@ from td3_robot.errors import ConfigError
 from td3_robot.specs import Channel, RobotSpec
 
 
-def test_description_round_trip(spec: RobotSpec) -> None:
+def test_a_specification_equals_the_one_read_from_its_description(spec: RobotSpec) -> None:
     assert RobotSpec.from_description(spec.describe()) == spec
     assert spec.action_low.tolist() == [-1.0, -0.5]
     assert spec.action_high.tolist() == [3.0, 0.5]

@@ -33,7 +33,7 @@ def test_row_is_consistent(topic: Topic) -> None:
 
 
 class Records:
-    """Collects what a tap sends to a connected recorder."""
+    """Collects what a tap sends to a connected recorder. A tap copies a node's messages to a recorder or monitor."""
 
     def __init__(self) -> None:
         self.topics: list[str] = []

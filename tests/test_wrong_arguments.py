@@ -68,13 +68,13 @@ def test_predict_refuses_wrong_observations(observation: Any, text: str) -> None
         (
             {"config": "pendulum", "out": "s3://a/b"},
             UsageError,
-            "out is 's3:/a/b', which is a URL; it must be a folder",
+            "out is 's3://a/b', which is a URL; it must be a folder",
         ),
         ({"task": 3}, ConfigError, "task is 3; it must be text"),
         ({"task": "Walker3D"}, ConfigError, "task 'Walker3D' does not exist; similar ones: Walker2D"),
         ({"total_steps": 0}, ConfigError, "total_steps is 0; it must be a whole number >= 1"),
         ({"total_steps": "many"}, ConfigError, "total_steps is 'many'; it must be a whole number"),
-        ({"total_steps": float("nan")}, ConfigError, "total_steps is 'NaN'; it must be a whole number"),
+        ({"total_steps": float("nan")}, ConfigError, "total_steps is nan; allowed: finite numbers"),
         ({"seed": -1}, ConfigError, "seed is -1; it must be a whole number >= 0"),
         ({"out": 3}, TypeError, f"out is 3, of type int; {PATHS}"),
         ({"overrides": ["a=1"]}, TypeError, "overrides is ['a=1'], of type list; allowed: a dict"),
@@ -130,7 +130,7 @@ def test_evaluate_refuses_wrong_arguments(arguments: dict[str, Any], kind: type[
 def test_resume_refuses_wrong_arguments(
     arguments: dict[str, Any], kind: type[Exception], text: str, tmp_path: Path
 ) -> None:
-    """The run has made 1500 steps. A refused resume leaves its configuration as it is."""
+    """The run has made 1500 steps. A refused resume does not change the configuration of the run."""
     config = loading.load("pendulum", ["total_steps=1500", "learner.precision=fp32"])
     run = RunFolder.create(tmp_path / "run", config)
     run.write_final({"learner": Status("learner", "finished", "", {"env_steps": 1500.0}, {})})
@@ -155,10 +155,11 @@ def test_open_run_and_open_recording_refuse_wrong_arguments(tmp_path: Path) -> N
         ({"endpoint": "tcp://192.0.2.1:5"}, EndpointError, "name their folder (endpoints.keys, or the argument keys)"),
         ({"keys": "/nope"}, KeysError, "key folder '/nope' has no key pair; make one: "),
         ({"keys": 3}, TypeError, f"keys is 3, of type int; {PATHS}"),
-        ({"timeout": 0}, ArgumentError, "timeout is 0; allowed: numbers above 0 s"),
-        ({"timeout": float("nan")}, ArgumentError, "timeout is nan; allowed: numbers above 0 s"),
-        ({"timeout": 10**400}, ArgumentError, "timeout is inf; allowed: numbers above 0 s"),  # too large for a float
-        ({"timeout": "1"}, TypeError, "timeout is '1', of type str; allowed: numbers above 0 s"),
+        ({"timeout": 0}, ArgumentError, "timeout is 0; allowed: finite numbers above 0, in s"),
+        ({"timeout": float("nan")}, ArgumentError, "timeout is nan; allowed: finite numbers above 0, in s"),
+        # 10**400 is too large for a float
+        ({"timeout": 10**400}, ArgumentError, "timeout is inf; allowed: finite numbers above 0, in s"),
+        ({"timeout": "1"}, TypeError, "timeout is '1', of type str; allowed: finite numbers above 0, in s"),
     ],
 )
 def test_connect_refuses_wrong_arguments(arguments: dict[str, Any], kind: type[Exception], text: str) -> None:
@@ -175,7 +176,7 @@ def test_connect_refuses_wrong_arguments(arguments: dict[str, Any], kind: type[E
         (lambda it: it.rollback(-1), ArgumentError, "version is -1; allowed: whole numbers from 0 to"),
         (lambda it: it.load("nope"), BundleError, "there is no policy 'nope'"),
         (lambda it: it.takeover("leg", -1), ArgumentError, "index is -1; allowed: whole numbers from 0 to 4294967295"),
-        (lambda it: it.takeover(""), ArgumentError, "robot is ''; allowed: the name of a source"),
+        (lambda it: it.takeover(""), ArgumentError, "robot is ''; allowed: the name of a driver or simulator, see "),
         (lambda it: it.takeover("a/b"), ArgumentError, f"robot is 'a/b'; {NAMES}"),
     ],
 )

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 _FILE = Path(os.environ["LEAK"])
-_SMALLEST = 64  # bytes
+_SMALLEST = 64  # bytes of one allocation
 
 
 def _leak() -> None:

@@ -2,7 +2,8 @@
 
     python benchmarks/results/report.py [--check]
 
-The tables go between the marks in README.md (rows with ``readme``) and docs/explanation/results.md (every row).
+The tables go between the marks in README.md (the rows of rows.yaml with ``readme: true``) and in
+docs/explanation/results.md (every row).
 The charts go to docs/images/results_CHART.png. ``--check`` writes nothing; its exit code is 1 if a table does not match
 the data.
 """
@@ -63,7 +64,7 @@ def read(row: str) -> list[Result]:
 
 
 def table(results: dict[str, list[Result]], *, every: bool) -> str:
-    """Make the table of the rows with ``readme``, or of every row, in Markdown."""
+    """Make a table in Markdown: of every row, or only of the rows with ``readme: true``."""
     lines = [
         "| system | steps | updates | final policy, by seed | mean | must reach | best policy | wall-clock |",
         "|---|--:|--:|---|--:|--:|--:|--:|",
@@ -84,7 +85,7 @@ def _line(row: dict[str, Any], results: list[Result]) -> str:
         for result in shown
     )
     mean = statistics.fmean(result["final"]["mean"] for result in shown)
-    best = [result["best"]["mean"] for result in shown if "best" in result]  # a training that has just begun has none
+    best = [result["best"]["mean"] for result in shown if "best" in result]  # a new training has no best policy
     complete = len(whole) == len(row["seeds"])
     missed = complete and mean < row.get("bar", mean)
     verdict = " (missed)" if missed else "" if complete else " (not complete)"
@@ -97,7 +98,7 @@ def _line(row: dict[str, Any], results: list[Result]) -> str:
 
 
 def chart(name: str, results: dict[str, list[Result]]) -> None:
-    """Draw the learning curves of one chart: a line per seed, a colour per row, and a dashed line for the bar."""
+    """Draw one chart: a learning curve per seed, a colour per row, and a dashed line for the required return."""
     drawn = {title: results[title] for title, row in rows().items() if name in row["charts"] and results[title]}
     if not drawn:
         return

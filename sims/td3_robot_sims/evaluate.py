@@ -37,8 +37,8 @@ _EXAMPLES = """examples:
 """
 MAX_STEPS = EvaluationConfig().max_steps
 _FAST = {"libx264": ["-preset", "veryfast"], "libvpx-vp9": ["-deadline", "realtime", "-cpu-used", "8"]}
-"""Fast settings of the encoders. With the default settings, half of the time for a video is encoding."""
-_FRAME_RATE = 30.0  # frames per second; a video has about this frame rate, or less
+"""Fast settings of the encoders. With the default settings, encoding takes half of the time for a video."""
+_FRAME_RATE = 30.0  # frames per second of a video; with long control periods, the rate is lower
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Evaluation:
 
     Attributes:
         returns: float64[E], the undiscounted return of each episode.
-        lengths: int64[E], the steps of each episode.
+        lengths: int64[E], the number of steps of each episode.
     """
 
     task: str
@@ -78,7 +78,7 @@ def evaluate(
     """Run episodes of a policy without noise in simulation. Needs the extra ``sim``.
 
     Args:
-        policy: a policy, a shipped policy such as ``walker2d``, a run folder, or a policy file.
+        policy: a Policy, the name of a shipped policy such as ``walker2d``, a run folder, or a policy file.
         task: a task such as ``Walker2D`` or ``gymnasium:Pendulum-v1``; None for the task of the training.
         episodes: number of episodes, at least 1.
         seed: seed of the starting states, at least 0. To compare policies, use the same seed.
@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         type=integer(1),
         default=MAX_STEPS,
         metavar="N",
-        help="most steps of an episode (default: %(default)s)",
+        help="largest number of steps of an episode (default: %(default)s)",
     )
     parser.add_argument(
         "--seed", type=integer(), default=0, metavar="S", help="seed of the starting states (default: %(default)s)"
@@ -162,7 +162,7 @@ def _trained_task(policy: Policy, remedy: str) -> str:
 def _run(
     environment: Environment, actor: Actor, count: int, seed: int, max_steps: int, video: Path | None
 ) -> list[Episode]:
-    """Run the episodes; with ``video``, write the first one as a video."""
+    """Run the episodes. With ``video``, write the first episode as a video."""
     results: list[Episode] = []
     steps = -1
     with _video(video, environment) if video else nullcontext() as film, Working("eval") as working:

@@ -1,4 +1,4 @@
-"""A pool of threads that share the calls of one function."""
+"""A pool of threads that divide the calls of one function among themselves."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class ThreadPool:
         """Call ``call`` once with each number below ``count``; return when all calls have ended.
 
         Raises:
-            BaseException: the exception that interrupted the wait. After an interrupt, no further call begins. Without
-                an interrupt, the exception of the failed call with the lowest number. Exceptions such as
-                KeyboardInterrupt, which are no subclasses of Exception, have priority.
+            BaseException: the exception that interrupted the wait; then no further call begins. Without an interrupt,
+                it is the exception of the failed call with the lowest number. Exceptions such as KeyboardInterrupt,
+                which are no subclasses of Exception, have priority.
         """
         numbers = iter(range(count))  # next() is atomic
         failures: dict[int, BaseException] = {}

@@ -19,7 +19,7 @@ from td3_robot_sims.backends.base import Environment, Outcome
 from td3_robot_sims.thread_pool import ThreadPool
 
 _LARGEST = float(np.finfo(np.float32).max)
-_OVER = int(Phase.TERMINATED)  # comparing with a plain integer takes a quarter of the time
+_OVER = int(Phase.TERMINATED)  # comparing with a plain integer takes a quarter of the time that a Phase takes
 _SAVED = ("phase", "episode", "episode_step", "observation", "reward", "action")
 
 
@@ -32,7 +32,7 @@ class VectorEnvironment:
         make: makes one environment from a seed.
         robots: N.
         seed: with ``source`` and ``incarnation``, it determines every robot's random stream.
-        threads: number of threads, at most N; None for one per core.
+        threads: number of threads; None for one per processor core. More than N threads are never used.
 
     Attributes:
         phase, episode, …: see :class:`td3_robot.driver.body.Body`.
@@ -58,7 +58,7 @@ class VectorEnvironment:
         self.reward: Float32 = np.zeros(robots, np.float32)
         self.action: Float32 = np.zeros((robots, self.spec.action_size), np.float32)
         self.world: dict[str, dict[str, float]] = {}
-        self.problem = self.stop = ""  # only real robots have problems and emergency stops
+        self.problem = self.stop = ""  # only real robots report problems and emergency stops
         self.not_finite = 0
         self._begun = 0
         concurrent = all(environment.concurrent for environment in self._environments)

@@ -1,4 +1,4 @@
-"""The checks of a driver: the kit is its policy server and its operator."""
+"""Checks a driver. The conformance kit takes the place of the policy server and of the operator."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ DEMANDS = {
     "reply": "each Command gets one Reply with the same id, the state, and a detail with the key stopped (section 8)",
     "refusal": "a Command that is unknown, or not allowed in this state, gets an error (section 8)",
     "lifecycle": "each change of state is sent as LifecycleChange (section 8)",
-    "stop": "an emergency stop leads to fault, and only reset ends it (section 8)",
+    "stop": "an emergency stop leads to fault, and only reset ends the stop (section 8)",
     "inactive": "a driver that is not active keeps sending Steps, with origin 4 (section 8)",
     "garbage": "malformed messages change nothing (section 2)",
     "deadline": "without Actions the driver goes to fault (section 8)",
@@ -64,7 +64,7 @@ DEMANDS = {
     "rejoin": "after Refused with code hello, the same Hello comes again, and then Steps (section 3)",
     "bye": "after shutdown the driver says Bye (sections 3 and 8)",
 }
-"""Maps the name of each check to what the check demands."""
+"""Maps the name of each check to what it demands. The sections are those of docs/reference/protocol.md."""
 
 _QUEUED = 0.2  # seconds for the arrival of Hellos that ZeroMQ queued before the kit served the endpoint
 _STEPS = 48  # number of Steps to check

@@ -1,4 +1,4 @@
-"""The checks of a policy server: the kit is its drivers and its operator."""
+"""The checks of a policy server. The kit acts as the server's drivers and operator."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ DEMANDS = {
     "optional": "a Hello without the meanings of its channels is valid (section 3)",
     "reply": "each Command of an operator gets one Reply with its id and the state (section 8)",
     "unknown verb": "a Command with an unknown verb gets an error (section 8)",
-    "relay": "a Command for a robot reaches it with an empty target; the operator gets the robot's Reply (section 8)",
+    "relay": "a Command for a robot reaches the robot with no target; the operator gets the robot's Reply (section 8)",
     "stop": "estop reaches the robots, and their Steps get the safe action, until reset and activate (section 8)",
     "stop of a robot": "the estop of a driver stops the server, and comes back to the driver (section 8)",
     "joining a stop": "a driver that joins during an emergency stop gets estop (section 8)",

@@ -45,7 +45,7 @@ class StepRules:
         return len(self.stamps)
 
     def take(self, step: Step, refused: bool) -> None:
-        """Check a Step. ``refused``: the kit refuses Steps, so a jump of the sequence is not a mistake."""
+        """Check a Step. ``refused``: whether the kit refuses the driver's Steps now. Then the sequence may jump."""
         before, expect, number = self.newest, self._expect, step.sequence
         named = (step.source, step.incarnation)
         expect(

@@ -16,7 +16,10 @@ HIDDEN = (400, 300)
 BATCH = 256
 SOURCE = "bench"
 SAFETY = SafetyConfig(limits=(-0.9, 0.9), rate=500.0, low_pass=100.0, observation_deadline_ms=1e6)
-"""Settings for all parts of the safety filter and for the observation watch. Servers with them do not explore."""
+"""Settings for all parts of the safety filter and for the observation watchdog.
+
+A benchmark's policy server with these settings adds no exploration noise.
+"""
 
 
 def spec(control_period: float = 0.001) -> RobotSpec:

@@ -89,7 +89,7 @@ def describe(*packages: str) -> dict[str, Any]:
 def take_turns(
     contestants: Mapping[_Name, Callable[[], _Result]], rounds: int, *, warm_up: bool = False
 ) -> dict[_Name, list[_Result]]:
-    """Call every contestant once in each round. Each round begins with the next contestant. Return all results.
+    """Call every contestant once in each round. The first contestant changes from round to round. Return all results.
 
     ``warm_up`` adds a first round. The function drops the results of this round.
     """

@@ -1,6 +1,7 @@
 """``td3-robot bench learner``: TD3 updates per second of the learner on this machine.
 
-Batches of 256 come from a full replay buffer of random transitions of Walker2D's sizes. The time includes sampling.
+Batches of 256 come from a full replay buffer. Its transitions are random and have the sizes of Walker2D. The time
+includes sampling.
 Each kind of update has its own process. On a CPU with two threads or more, ``fp32`` and ``bf16`` compute each critic in
 a separate thread. ``operators`` and ``compiled`` use all threads inside operators.
 """
@@ -57,7 +58,9 @@ class Turn(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = options("td3-robot bench learner", "Measure TD3 updates per second of the learner. Use idle cores.")
+    parser = options(
+        "td3-robot bench learner", "Measure TD3 updates per second of the learner. Use idle processor cores."
+    )
     return harness.show(measure(given := parser.parse_args(arguments)), given.json, lines)
 
 

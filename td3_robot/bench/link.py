@@ -1,6 +1,6 @@
 """``td3-robot bench link``: time from an observation to its action over a real link, and a control loop.
 
-The policy server is a process with the real core and bus. This process is the robot.
+The policy server is another process, with the real core and bus. This process acts as the robot.
 """
 
 from __future__ import annotations

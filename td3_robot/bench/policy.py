@@ -97,7 +97,7 @@ def server_time(robots: int, actions: int, safety: SafetyConfig | None = None) -
 
 
 def _actor_and_noise(robots: int, actions: int) -> dict[str, Any]:
-    """Measure the actor, the noise, and the noise of earlier versions separately. Return the times (ns) of each.
+    """Measure the actor, the noise, and the noise of earlier td3-robot versions separately. Return the times (ns).
 
     The noise draws its numbers for several steps at once. So the highest percentiles show how long a draw takes.
     """

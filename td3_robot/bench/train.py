@@ -97,7 +97,7 @@ def _announced(key: tuple[str, int], train: Callable[[], float]) -> float:
 def ours(kind: str, *, threads: int, hidden: Sequence[int], batch: int, steps: int) -> float:
     """Train with td3-robot. Return the environment steps per second from the metrics of the learner.
 
-    The first record falls at the end of the warm-up. The measurement begins at the second.
+    The first record falls at the end of the warm-up. The measurement begins at the second record.
 
     Raises:
         NodeError: the training failed, or its update was not compiled.

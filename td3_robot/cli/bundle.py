@@ -114,11 +114,9 @@ def _create(options: argparse.Namespace) -> int:
         run = RunFolder.open(source)
         source = run.best_file if options.best else run.policy_file
         bundle = Bundle.load(source)
-    elif source.name.startswith("checkpoint-") and not source.is_dir():
-        bundle = _from_checkpoint(source)
     else:
         source = find_policy(options.source)
-        bundle = Bundle.load(source)
+        bundle = _from_checkpoint(source) if checkpoint.is_checkpoint(source) else Bundle.load(source)
     print(f"source: {source}")
     provenance = {**bundle.provenance, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     if options.note is not None:

@@ -24,7 +24,7 @@ from td3_robot.util.extras import NEEDED, missing
 _BASE = ("numpy", "pyzmq", "msgspec", "pyyaml", "safetensors")
 _TIMEOUT = 120.0  # seconds for a child process
 _IMPORT_CODE = """
-import importlib, json, sys
+import importlib, json, os, sys
 broken = {}
 for name in sys.argv[1:]:
     try:
@@ -32,7 +32,8 @@ for name in sys.argv[1:]:
     except BaseException as error:
         broken[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
 print()
-print(json.dumps(broken))
+print(json.dumps(broken), flush=True)
+os._exit(0)  # so that no package prints more
 """
 _REALTIME_CODE = """
 import json

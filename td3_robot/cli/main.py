@@ -37,8 +37,9 @@ _WRONG_PATH = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    0: success. 1: a failed check, process or command, or an error of the operating system. 2: any other error, such as
-    wrong usage, a wrong configuration or file, a missing package, or a diverged training.
+    0: success. 1: a failed check, process or command, or an error of the operating system that is not about a wrong
+    path. 2: any other error, such as wrong usage, a wrong path, configuration or file, a missing package, or a diverged
+    training.
 
     After a signal the code is 128 plus the signal's number: 130 for Ctrl-C, 143 for SIGTERM.
     """

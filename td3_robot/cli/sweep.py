@@ -98,7 +98,7 @@ def _parser() -> Parser:
         "--at-once",
         type=integer(1),
         metavar="N",
-        help="number of runs at the same time (default: one for every two cores; with --cluster: of all hosts)",
+        help="number of parallel runs (default: one for every two processor cores; with --cluster, of all hosts)",
     )
     parser.add_argument(
         "--cluster",

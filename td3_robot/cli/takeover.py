@@ -45,17 +45,17 @@ def drive(robot: Takeover, source: int) -> None:
 
     Raises:
         CommandError: the server refuses the actions, or does not answer.
-        UsageError: a line is not an action.
+        UsageError: a line is not an action, or the last line has no newline.
     """
     pilot = Keyboard(robot.actions) if os.isatty(source) else Lines(robot)
     with _keys_at_once(source):
         while True:
             if select.select([source], [], [], 0)[0]:
                 data = os.read(source, 4096)
+                if not pilot.read(data.decode("utf-8", "replace")):
+                    return
                 if not data:
                     robot.close()
-                    return
-                if not pilot.read(data.decode("utf-8", "replace")):
                     return
             if action := pilot.action():
                 robot.command(action)
@@ -119,11 +119,13 @@ class Lines:
         return newest
 
     def read(self, text: str) -> bool:
-        """Read more text. Return False after a line ``q``.
+        """Read more text; empty text is the end of the input. Return False after a line ``q``.
 
         Raises:
-            UsageError: a line is not an action.
+            UsageError: a line is not an action, or the input ends within a line.
         """
+        if not text and self._rest:  # the program may have failed while it wrote a number
+            raise UsageError(f"the last line {one_line(self._rest, 70)!r} has no newline, so it may be incomplete")
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             if line.strip() == "q":

@@ -50,7 +50,7 @@ COMMANDS: dict[str, Verb] = {
     "play": Verb("td3_robot.recording.play:main", "play a recording to live nodes", _RECORD),
     "replay": Verb(
         "td3_robot.replay.check:main",
-        "run the cores on recordings, and compare the outputs with the recorded ones",
+        "run the nodes' code on recorded inputs, and compare its outputs with the recording",
         _RECORD,
     ),
     "export": Verb(

@@ -16,8 +16,8 @@ class ClusterConfig(Section, frozen=True):
 
     Attributes:
         simulators: number of simulator processes on the cluster. With null, the key ``simulators`` gives the number.
-            With ``[low, high]``, the cores of the hosts determine the number: new hosts get more simulators, and if a
-            host is lost, the run continues as long as at least ``low`` simulators remain.
+            With ``[low, high]``, the processor cores of the hosts determine the number: new hosts get more simulators,
+            and if a host is lost, the run continues as long as at least ``low`` simulators remain.
         simulator_cpus, learner_cpus: processor cores that Ray reserves for each simulator and for the learner.
         wait_s: the longest time in seconds that the start waits until the hosts have cores for the lowest number of
             simulators.

@@ -78,7 +78,8 @@ class LearnerConfig(Section, frozen=True):
             on a GPU, in lock-step, and for algorithms without a fast engine.
         threads_in: with ``critics`` two parallel threads each compute one critic, or half of the actor's batch. More
             threads share the matrix products of these two. With ``operators`` all threads share every matrix product.
-            ``operators`` is faster if no other process uses the learner's cores, and otherwise may be far slower.
+            ``operators`` is faster if no other process uses the learner's processor cores. Otherwise it may be far
+            slower.
         compile: compile fp32 updates for the processor. This needs a C++ compiler, and takes about 20 s the first time.
             If it fails, the learner logs a warning and continues without compiled updates. Compiled updates use threads
             only inside operators. ``compile`` has no effect on a GPU or in bf16.

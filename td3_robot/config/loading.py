@@ -181,7 +181,7 @@ def _unknown(key: str, section: type[Section], name: str) -> str:
     known = get_type_hints(section)
     sections = {outer: inner for outer, inner in get_type_hints(Config).items() if _is_section(inner)}
     others = {inner: f"{outer}.{inner}" for outer, kind in sections.items() for inner in get_type_hints(kind)}
-    # The second search is stricter, because there are many names.
+    # The search in all sections is stricter, because there are many names.
     alike = similar(key, known) or [others[other] for other in similar(key, others, alike=0.7)]
     hint = f"did you mean {alike[0]!r}?" if alike else f"known keys: {', '.join(known)}"
     return f"unknown key {f'{name}.{key}'.lstrip('.')!r}; {hint}"

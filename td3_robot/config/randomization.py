@@ -1,7 +1,7 @@
 """Domain randomization: a simulator draws properties of the robot and its world for each episode.
 
 A policy then learns to act with unknown properties. Each key is a range ``[low, high]`` for a uniform draw, or null for
-off. All keys are off by default. With all keys off, the walking robots are bit for bit those of
+off. All keys are off by default. Then the walking robots behave bit for bit as in
 ``pybullet_envs_gymnasium``. The first Step of an episode reports the drawn values.
 """
 

@@ -50,7 +50,7 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
     """Check the changes at a resume, and return them, each as ``key: old → new``.
 
     Args:
-        before: the configuration of the run's last training. In both configurations, the chosen value
+        before: the configuration of the run's last training. In both configurations, the value that this machine chose
             already replaces ``auto``. So the check also finds a new device or precision.
         after: the configuration to resume with.
         declared: keys that the user wants to change. The name of a section means all its keys.

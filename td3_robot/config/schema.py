@@ -28,7 +28,7 @@ Width = Annotated[int, Meta(ge=1, le=4096)]
 MAX_WEIGHTS = 8_000_000
 """The largest number of weights between hidden layers.
 
-With this limit, the policy of a robot with up to 2,000 channels fits into one Weights message.
+With this limit, the policy of a robot with up to 2,000 channels fits into one Weights message (up to 64 MiB).
 """
 
 
@@ -233,7 +233,8 @@ class Config(Section, frozen=True):
         total_steps: environment steps of the run.
         simulators: number of simulator processes.
         robots: number of robots in each simulator.
-        timing: ``free`` runs every process at full speed. With ``lockstep``, runs with the same seed are bit-identical.
+        timing: with ``free``, learner and simulators wait for each other only to keep the replay ratio. With
+            ``lockstep``, runs with the same seed are bit-identical.
         launch: name of the launch description, which lists the processes.
     """
 
@@ -304,7 +305,7 @@ class Config(Section, frozen=True):
             raise ValueError(
                 f"learner.learning_starts is {learner.learning_starts}; with {self.simulators} simulators of "
                 f"{self.robots} robots at learner.n_step {learner.n_step} it must be at least {waiting}: "
-                "otherwise the replay buffer would be empty"
+                "otherwise the replay buffer would be empty at the first update"
             )
         if learner.replay_storage == "file" and learner.n_step > 1 and self.timing == "free":
             # The learner stores an n-step row some time after the Steps of this row. A killed learner would lose or

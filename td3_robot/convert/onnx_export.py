@@ -13,7 +13,7 @@ from td3_robot.bundle import OBSERVATION_CLIP, OBSERVATION_MEAN, OBSERVATION_STD
 
 OPSET = 13
 IR_VERSION = 8
-"""An old version, because runtimes on robots may be old. The model needs no newer feature."""
+"""OPSET and IR_VERSION are old versions, because runtimes on robots may be old. The model needs no newer feature."""
 
 
 def convert(bundle: Bundle) -> bytes:

@@ -1,9 +1,9 @@
 """Converts policies of Stable-Baselines3's TD3 and DDPG to bundles. Needs the extra ``learner``, for torch.
 
 This module reads three members of SB3's zip. ``policy.pth`` is a file of ``torch.save`` with the networks. ``data`` is
-JSON; some of its values are pickles, encoded as base64. ``_stable_baselines3_version`` is text. Of ``data``, this
-module reads only the plain text. It reads ``policy.pth`` with torch's safe loader, which makes tensors and runs no code
-from the file.
+JSON; some of its values are pickles, encoded as base64. ``_stable_baselines3_version`` is text. This module ignores the
+pickles, because they could run code. It reads ``policy.pth`` with torch's safe loader, which makes tensors and runs no
+code from the file.
 
 The actor is ``actor.mu``: linear layers with an activation between them, and tanh at the end. SB3 scales the actor's
 output from [-1, 1] to the limits of the action space. A bundle can describe this actor if the activation is ReLU.
@@ -26,7 +26,7 @@ from td3_robot.errors import BundleError
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.util import files
 
-_LONGEST = 1 << 30  # bytes of the zip, packed or unpacked; its critics and optimisers need more than the policy
+_LONGEST = 1 << 30  # bytes of the zip, packed or unpacked; the critics and optimisers in it are larger than the policy
 _LONGEST_MEMBER = 1 << 28  # bytes of one unpacked member of the zip
 _LAYER = re.compile(r"actor\.mu\.(\d+)\.(weight|bias)")
 _NUMBER = re.compile(r"-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf)")

@@ -1,4 +1,4 @@
-"""What an operator can do on the page: each action is one Command to each policy server."""
+"""What an operator can do on the dashboard's page: each action is one Command to each policy server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Verb = Literal["estop", "reset", "activate", "deactivate", "load", "rollback", "
 
 
 class Action(msgspec.Struct, forbid_unknown_fields=True):
-    """A request of the page.
+    """A request from the page.
 
     Attributes:
         verb: what to do.
@@ -50,7 +50,7 @@ def act(body: bytes, folder: RunFolder | None, config: Config) -> dict[str, Any]
 
     Returns:
         ``done``: whether each server, and each robot that must follow, has confirmed the action. ``text``: the
-        problems, empty if there is none. ``state``: the states of the servers in their replies, each state once.
+        problems, empty if there is none. ``state``: the states that the servers report, without repetitions.
         ``confirmed``: the robots that confirmed the action.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Computes how the page draws the robots, from the Steps since the last snapshot."""
+"""Computes the pictures of the robots for the dashboard's page, from the Steps since the last snapshot for the page."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Source:
 
 
 class Drawing:
-    """Draws the first robots of each source, if the links of the robots are known.
+    """Draws the first robots of each source, if this package knows the shapes of the robots' links (rigid bodies).
 
     Attributes:
         sources: the drawn sources by name.

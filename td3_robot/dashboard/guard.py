@@ -29,9 +29,9 @@ _HEADERS = {
 class Guard:
     """ASGI middleware that refuses requests from other sites and requests without a token.
 
-    The guard refuses a request whose Host header is not in ``hosts``. So another site cannot reach the dashboard under
-    the name of that site (DNS rebinding). The first request has the token in the address. The answer sets a cookie,
-    which later requests send.
+    The guard refuses a request whose Host header is not in ``hosts``. Otherwise, another site could let its own name
+    point to the dashboard's address, and so read the dashboard (DNS rebinding). The first request has the token in the
+    address. The answer sets a cookie, which later requests send.
 
     Args:
         app: the application behind the guard.

@@ -1,4 +1,4 @@
-"""Collects what the page shows live: the newest message of each node, and a history of limited length."""
+"""Collects what the dashboard shows live: the newest messages of each node, and a history of limited length."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Recordings:
     """Answers the requests of the page.
 
     A request names a recording. The name must be in the list; the server never uses it as a path. Other processes read
-    and replay the files, with low priority. So a large or damaged file does not delay the emergency stop.
+    and replay the files, with low priority. So a large or damaged file does not delay the dashboard's emergency stop.
 
     Args:
         title: name of the run, or of the folder of runs.

@@ -47,7 +47,7 @@ from td3_robot.specs import Float32
 log = logging.getLogger(__name__)
 
 ACCEPTS: dict[str, tuple[type[Message], ...]] = {"policy": (Action, Command), "learner": (Throttle,)}
-"""The messages that a source accepts from the server, by link."""
+"""The messages that a source accepts from the server of each link."""
 
 
 def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bool) -> SourceCore:
@@ -66,7 +66,7 @@ def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bo
 
 
 class SourceCore:
-    """Repeats a loop: publish a Step, wait for its Action until the pacing ends the wait, apply it or a substitute.
+    """Repeats a loop: publish a Step, wait for its Action while the pacing allows it, apply the Action or a substitute.
 
     Args:
         lockstep: wait for the Throttle that answers each Step. The next Step then needs the weights version that the

@@ -29,7 +29,7 @@ class Exchange:
         state: the state of the exchange.
         step: the newest published Step; None before the first.
         action: the accepted Action; None unless the state is ANSWERED.
-        use: float32[N, A], the Action within the guard's limits; None if ``action`` is None.
+        use: float32[N, A], the Action within the limits of the driver's ``Guard``; None if ``action`` is None.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Exchange:
         return self.action is None or action.safe
 
     def accept(self, action: Action, use: Float32) -> None:
-        """Take the Action; ``use``, float32[N, A], is its action within the guard's limits."""
+        """Take the Action; ``use``, float32[N, A], is its action within the limits of the driver's ``Guard``."""
         self.state, self.action, self.use = Progress.ANSWERED, action, use
 
     def publish(self, step: Step, now: float) -> None:

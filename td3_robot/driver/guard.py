@@ -36,7 +36,7 @@ class Guard:
         self.counters: Counter[str] = Counter()
         self._spec = spec
         self._autostart = autostart
-        self._waiting = True  # for the first Action after the start, an activate or a reset
+        self._waiting = True  # whether the first Action after the start, an activate or a reset has yet to come
         self._begun = False
         self._watchdog = Watchdog(self.lifecycle, "action", self.envelope.action_deadline_s, self.envelope.recovery_s)
         moves = ("configure", "activate", "deactivate", "reset", "estop", "shutdown")

@@ -1,4 +1,4 @@
-"""Detects a method of the robot that hangs. Then it stops the robot from another thread, and ends the process."""
+"""Detects a hanging method of the robot. Then this module stops the robot from another thread and ends the process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HangWatch:
 
     def __init__(self, limit: float, stop: Callable[[], None] | None, end: Callable[[int], object] = os._exit) -> None:
         self._limit, self._stop, self._end = limit, stop, end
-        self._log = logs.descriptor()  # get the number now, because a method of the robot may redirect sys.stderr later
+        self._log = logs.descriptor()  # of stderr; read it now, because a method of the robot may redirect stderr later
         self._call: list[str] | None = None  # the running method; each call has its own list
         self._lock = threading.Lock()
         self._given_up = False
@@ -73,7 +73,7 @@ class HangWatch:
             thread.start()
             thread.join(self._limit)
             outcome = outcomes[-1]
-        # Do not use logging: the hanging thread may hold logging's lock. A write may hang, too: another thread writes.
+        # Do not use logging: the hanging thread may hold its lock. A write may hang, too, so another thread writes.
         line = f"HUNG: {what}() has not returned for {self._limit * 1e3:.0f} ms; {outcome}; the driver ends\n"
         writer = threading.Thread(target=self._write, args=(line,), daemon=True, name="log")
         writer.start()

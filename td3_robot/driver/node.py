@@ -1,4 +1,4 @@
-"""The process of a driver: it connects a robot to its policy server, and keeps its timing and its safety.
+"""The process of a driver: it connects a robot to its policy server, and keeps the robot's control period and safety.
 
 A driver is a program of a few lines::
 
@@ -40,7 +40,7 @@ def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int
     """Drive a robot until a signal or an operator's shutdown.
 
     At the end the driver applies the safe action, unless SIGKILL or a hanging method ends the process. While another
-    driver may have the same name, this driver does not touch the robot.
+    driver with the same name may control the robot, this driver does not touch it.
 
     Args:
         name: name of this robot at its policy server; the option ``--name`` replaces it.

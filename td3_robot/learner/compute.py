@@ -91,7 +91,7 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
             run could not continue.
 
     Raises:
-        ConfigError: ``wanted`` is bf16, and the device lacks bf16 or is slower with it.
+        ConfigError: ``wanted`` is bf16, and the device lacks bf16 or, with ``begins``, is a CPU that is slower with it.
     """
     # On a GPU, bf16 is slower for networks of this size: kernel launches limit the speed, and bf16 needs more launches.
     if wanted == "fp32" or (wanted == "auto" and device.type != "cpu"):
@@ -115,7 +115,7 @@ def upload(array: NDArray[Any], device: torch.device) -> Tensor:
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Treat absolute values below 1.2e-38 as zero in this thread, and in threads that it creates in this context.
+    """Treat denormal numbers (absolute values below 1.2e-38) as zero in this thread and in new threads of this context.
 
     If a gradient vanishes, its moments in Adam decay to denormal numbers, which are slow on CPUs. The setting ends with
     the context, because a simulator may run in the same thread, and its results must not change.

@@ -57,7 +57,7 @@ class LearnerCore:
 
     @property
     def spec(self) -> RobotSpec | None:
-        """The specification of the robot; None before a simulator has joined."""
+        """The specification of the robot; None before a simulator or driver has joined."""
         return self.learning.spec
 
     @property
@@ -118,7 +118,7 @@ class LearnerCore:
             log.info("the replay file holds the transitions up to step %d", self.env_steps)
 
     def rolled_back(self) -> None:
-        """Prepare the messages that make connected peers return to the newest snapshot. The next turn sends them."""
+        """Prepare the messages that make connected peers return to the newest snapshot, for the next :meth:`step`."""
         self._outbox = self.publisher.resend() + self.scheduler.rolled_back()
 
     def insert(self, source: Source, step: Step, now: float) -> None:

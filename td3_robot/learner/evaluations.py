@@ -22,7 +22,7 @@ class Evaluations:
         pending: Weights that wait for the evaluator, by version.
         best_return: the highest mean return of a policy with at least one update; minus infinity if there is none.
         best: the policy bundle with ``best_return``. The node writes it to a file and sets this attribute to None.
-        reached: whether such a mean return has reached ``evaluation.target_return``.
+        reached: whether the mean return of a policy with at least one update has reached ``evaluation.target_return``.
     """
 
     def __init__(self, config: EvaluationConfig) -> None:

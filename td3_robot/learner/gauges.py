@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _RECENT = 20  # number of the newest episodes in the mean return and the mean length
-_REMEMBERED = 1000  # for so many of the newest versions, this class knows the number of updates
+_REMEMBERED = 1000  # number of the newest weights versions for which this class knows the number of updates
 _SMOOTHING = 0.01  # share of one Step in the moving mean ``staleness``
 
 

@@ -26,7 +26,8 @@ class Learning:
         spec: specification of the robot; None until :meth:`begin`.
         training: created by :meth:`begin`.
         env_steps: number of stored transitions from sources, without transitions from recordings.
-        sound_at: ``env_steps`` at the newest record, see ``Reports.sound``; None before the first record.
+        sound_at: ``env_steps`` at the newest training record; None before the first record. ``Reports.sound``
+            is the policy at that time.
     """
 
     def __init__(self, config: Config, make_training: Callable[[RobotSpec], Training]) -> None:
@@ -49,7 +50,7 @@ class Learning:
         """Create the training for this robot. With a bundle, the training starts from the bundle's policy."""
         safety.joined(self.config.safety, safety.SafetyConfig(), spec)
         self.training = self._make_training(spec)
-        # The configuration does not load the class of an algorithm of another package, and so cannot check these rules.
+        # The configuration does not load algorithms of other packages, so it cannot check these rules.
         if self.training.algorithm.exploration is not None and not self.config.exploration.is_default:
             raise ConfigError("exploration is set, but the algorithm sets its own exploration; leave exploration out")
         if not self.training.on_policy and (problem := self.config.replay_ratio_problem()):

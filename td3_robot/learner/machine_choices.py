@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # the import loads torch
     from td3_robot.learner.compute import Precision
 
 AUTO = "auto"
-# A choice is fast enough with this fraction of the highest speed. Fewer threads leave more cores for other processes.
+# The first choice with this fraction of the highest speed is taken. Within a precision, choices with fewer threads come
+# first, because they leave more processor cores for other processes.
 _AS_FAST = 0.97
 Sizes = tuple[int, int]
 """The sizes of observation and action."""
@@ -67,7 +68,7 @@ def resolve(
 
     Raises:
         ConfigError: this machine does not support the configured device or precision.
-        NodeError: the other process failed.
+        NodeError: the separate process failed.
     """
     learner = config.learner
     if cluster and learner.device != "cpu":
@@ -78,7 +79,7 @@ def resolve(
     if (learner.device, learner.precision) == ("cpu", "fp32") and learner.threads != AUTO:
         return Resolved(replace(config, learner=learner), None, [])
     begins = not before or before.learner.precision != learner.precision
-    others = 0 if cluster else config.simulators + 1  # the policy server
+    others = 0 if cluster else config.simulators + 1  # the simulators and the policy server
     request = Request(learner, config.network.hidden, sizes(), begins, config.timing == "lockstep", others)
     command = [sys.executable, "-m", "td3_robot.learner.machine_choices", msgspec.json.encode(request).decode()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

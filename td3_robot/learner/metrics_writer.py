@@ -24,7 +24,9 @@ TAGS = {
     "episodes": "time/episodes",
     "updates": "train/n_updates",
 }
-"""Maps keys of ``metrics.jsonl`` to the TensorBoard tags of Stable-Baselines3, so that its dashboards show these runs.
+"""Maps keys of ``metrics.jsonl`` to the TensorBoard tags of Stable-Baselines3.
+
+So one chart can compare runs of both packages.
 
 All other keys of training get the tag ``train/KEY``, for example ``train/critic_loss``. All other keys of evaluations
 get the tag ``eval/KEY``. All keys of offline updates get the tag ``offline/KEY``.

@@ -1,4 +1,4 @@
-"""Normalises observations with their running mean and deviation, so that all channels have the same scale."""
+"""Normalises observations with their running mean and standard deviation, so that all channels have the same scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from td3_robot.learner.checkpointing.stateful import Arrays
 from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.specs import Float32
 
-_SMALLEST = 1e-4  # smallest divisor, in the channel's unit; it limits the result if a constant channel changes
+# Smallest divisor, in the channel's unit. A constant channel has deviation 0. Without this limit, its result would be
+# 0 / 0, and its first tiny change would give ±OBSERVATION_CLIP.
+_SMALLEST = 1e-4
 
 
 class Normaliser:
@@ -51,7 +53,10 @@ class Normaliser:
         self._refresh()
 
     def tensors(self) -> dict[str, Float32]:
-        """The mean and deviation for a policy bundle, each float32[O]."""
+        """The mean and the divisor for a policy bundle, each float32[O].
+
+        The divisor is the deviation, but at least 1e-4. Before the first observation, it is 1.
+        """
         return {OBSERVATION_MEAN: self._offset.numpy().copy(), OBSERVATION_STD: self._scale.numpy().copy()}
 
     def __call__(self, batch: Batch) -> Batch:
@@ -72,7 +77,10 @@ class Normaliser:
         mean, squares, count = arrays["mean"], arrays["squares"], int(scalars["count"])
         same = mean.shape == squares.shape == self._mean.shape
         if not same or not np.isfinite([mean, squares]).all() or count < 0 or squares.min(initial=0) < 0:
-            raise ValueError("the observation statistics have a wrong shape, or a number is negative or not finite")
+            raise ValueError(
+                "the observation statistics have a wrong shape, a negative count or sum of squares, "
+                "or a value that is not finite"
+            )
         self._mean, self._squares, self.count = mean.copy(), squares.copy(), count
         self._refresh()
 

@@ -47,7 +47,7 @@ class Publisher:
     def bundle(self, *, averaged: bool = False) -> Bundle:
         """The policy that chooses the robots' actions. With ``averaged``: the policy for evaluations and files."""
         if self._learning.spec is None:
-            raise BundleError("the learner has no policy yet: no simulator has joined")
+            raise BundleError("the learner has no policy yet: no simulator or driver has joined")
         training, learner = self._learning.training, self._config.learner
         tensors = training.policy_tensors(averaged=averaged)
         if not all(np.isfinite(tensor).all() for tensor in tensors.values()):

@@ -39,7 +39,7 @@ class Reports:
         return taken
 
     def record_if_due(self, now: float) -> None:
-        """Make a record of the training every 1,000 environment steps, or less often with more than 62 robots."""
+        """Make a record every 1,000 environment steps; with more than 62 robots, every 16 steps of each robot."""
         if self._learning.env_steps >= self.next_record:
             robots = sum(source.robots for source in self._sources.live())
             self.next_record = next_multiple(self._learning.env_steps, max(EVERY, _PERIODS * robots))

@@ -119,7 +119,8 @@ def announce(
     networks = networks or estimated(config, observation_size, action_size)
     held = config.learner.buffer_size
     in_file = files.allocated(run.replay / ROWS)
-    # A process that saves only at its end deletes earlier checkpoints after this save, which cannot use their space.
+    # A process that saves only at its end deletes the earlier checkpoints after this save. So the new checkpoint cannot
+    # use their space.
     saved = run.checkpoints.glob("*.safetensors") if _saves_often(config) else ()
     in_checkpoints = sum(map(files.allocated, saved))
 

@@ -31,7 +31,7 @@ class Source:
     answered: int = 0  # sequence of the newest processed Step, plus one
     seen: int = 0  # number of transitions that the source has published, as its newest Step reports
     granted: int = 0  # total number of transitions that the source may publish
-    share: int = 0  # granted transitions; a source that joins later starts with the smallest share of the others
+    share: int = 0  # sum of all grants, to compare sources; a source that joins later starts with the lowest share
     active_at: float = 0.0  # time of the newest Step, or of a later join or grant that ended a wait, in seconds
     acknowledged: int = 0  # value of ``answered`` in the newest Throttle to the source
     queue: deque[Step] = field(default_factory=deque)  # in lock-step, Steps waiting for their round

@@ -1,7 +1,7 @@
 """Publishes messages for PlotJuggler's ZMQ subscriber, which plots numbers and booleans.
 
 Frames are ``[topic][payload][time]``. The payload is a msgpack map; nested maps become paths. The time is decimal text,
-in seconds since 1970. Source: DataStreamZMQ of PlotJuggler 3.9, with the protocol "MessagePack".
+in seconds since 1970. PlotJuggler 3.9 defines this format in its plugin DataStreamZMQ, with the protocol "MessagePack".
 """
 
 from __future__ import annotations

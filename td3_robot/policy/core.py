@@ -65,12 +65,13 @@ def make(config: Config, name: str, *, exploring: bool, frozen: bool = False, ex
 class PolicyCore:
     """Answers Steps with the policy that serves, or in lock-step with exactly the version that the Step needs.
 
-    A policy acts only while the server and its watch over the source are active. Otherwise the server answers with
-    the safe action. A server that is unconfigured or has no policy does not answer.
+    A policy acts only while the server and its :class:`~td3_robot.policy.watch.Watch` over the source are active.
+    Otherwise the server answers with the safe action. A server that is unconfigured or has no policy does not answer.
 
     Args:
         exploring: add the exploration noise that the policy asks for.
-        lockstep: each Step names the weights version that must answer it. The learner may later send a lower version.
+        lockstep: each Step names the weights version that must answer it. After the run returns to a snapshot, the
+            learner sends a lower version than before.
         safety: the robot's settings; the server joins them with the settings of each policy.
         autostart: go to the state ``active`` at once.
         frozen: refuse the weights of learners.

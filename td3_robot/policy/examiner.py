@@ -1,8 +1,8 @@
 """A thread that examines a learner's weights outside the control loop, so that no robot waits for the examination.
 
 Hashing, checking and rearranging weights takes one millisecond for a usual actor, and tens of milliseconds for a large
-actor. The core gets the weights and the result some turns later. If a person loads a policy, the core itself examines
-the policy, because the core must execute commands in their order.
+actor. The core gets the weights and the result some turns (calls of ``step``) later. If a person loads a policy, the
+core itself examines the policy, because the core must execute commands in their order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Examiner:
 
     Args:
         counters: ``weights_not_examined`` counts weights that the examiner drops: because the core would refuse them
-            (for example, newer weights serve), because a person has loaded a policy, or because too many weights wait.
+            (for example, it has newer weights), because a person has loaded a policy, or because too many weights wait.
     """
 
     def __init__(self, counters: Counter[str], examine: Examine = examine) -> None:

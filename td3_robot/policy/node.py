@@ -35,8 +35,9 @@ log = logging.getLogger(__name__)
 
 _SOON = 0.005  # seconds that a turn waits for inputs while the examiner works
 _SWITCH = 0.0002
-"""Seconds after which a thread passes the interpreter lock to a waiting thread. Hashing, number checks and file access
-release the lock. Only copying weights holds the lock, for 0.1 ms per megabyte."""
+"""Seconds after which a thread passes the interpreter lock to a waiting thread. Python's default of 0.005 s could delay
+an Action while another thread works. Hashing, number checks and file access release the lock. Only copying weights
+holds the lock, for 0.1 ms per megabyte."""
 
 _EPILOG = """examples:
   td3-robot policy --run runs/walker2d

@@ -258,7 +258,7 @@ class Explorer:
     """Computes the actions for one source, with the exploration that the current policy asks for.
 
     Args:
-        step: any Step of the source. All its Steps must have the same robots, actions and incarnation.
+        step: any Step of the source. All its Steps must have the same N, A and incarnation.
 
     Attributes:
         number: ``noise_kind`` of the newest actions.

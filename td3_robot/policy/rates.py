@@ -30,7 +30,10 @@ class AnswerRates:
         self._turn: tuple[Sequence[Input], float, float] = (), 0.0, 0.0
 
     def received(self, inputs: Sequence[Input], period: float, now: float) -> None:
-        """Note the inputs of a turn that begins at ``now`` (s); ``period``: the control period in seconds."""
+        """Note the inputs of a turn (one pass of the server's loop), which begins at ``now`` (s).
+
+        ``period`` is the control period in seconds.
+        """
         self._turn = inputs, period, now  # the server answers the Steps first; answered() does the rest
 
     def answered(self, now: float, *, answers: bool = True) -> None:

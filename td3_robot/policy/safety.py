@@ -1,6 +1,7 @@
 """Decides which robots a policy may move.
 
-The decision depends on the state of the server, on its watch over each robot, and on stops of single robots.
+The decision depends on the state of the server, on its :class:`Watch` over each source, and on stops of single sources.
+A *robot* in this file is a source: a driver or a simulator process.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Safety:
     # -- robots that leave ---------------------------------------------------------------------------------------
 
     def leave(self, name: str, farewell: Farewell) -> None:
-        """Note that a robot has left. Forget its watch if the watch is active.
+        """Note that a robot has left. Forget its watch if the watch is in the state active.
 
         Otherwise keep the watch, so that the robot cannot end a fault by leaving and returning. Also keep the watch of
         a robot that is lost during a reset: a source cannot send heartbeats while its ``reset()`` runs.
@@ -158,6 +159,6 @@ class Safety:
 
 
 def _kept(lifecycle: Lifecycle) -> Held | None:
-    """Return why no policy moves a robot, for the state file; without the reason if the lifecycle is only inactive."""
+    """Return why no policy moves a robot, for the state file; None if a policy may. Omit the reason for INACTIVE."""
     held = lifecycle.held
     return Held(Cause.INACTIVE) if held and held.cause is Cause.INACTIVE else held

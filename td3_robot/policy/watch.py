@@ -10,7 +10,7 @@ from td3_robot.safety.lifecycle import Lifecycle, Watchdog
 class Watch:
     """The server's watch over one simulator process or robot.
 
-    While all robots of the source are in ``reset()``, ``reset_timeout_ms`` replaces the deadline.
+    While all robots of the source are in ``reset()``, ``reset_timeout_ms`` replaces ``observation_deadline_ms``.
     A reset lasts from the last Step of an episode to the first Step of the next episode.
 
     Attributes:

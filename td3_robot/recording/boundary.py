@@ -6,7 +6,7 @@ and reports. The messages on links and the following messages are enough to repl
 =============== =====================================================================================================
 Start           construction arguments, and state restored from disk; the node records one Start
 Turn            the inputs and the time of one call of ``step``
-RobotReport     the robot's refusal, problem and stop reason, which no Step holds: an input of a driver's core
+RobotReport     refused first observation, problem and stop reason, which no Step holds: an input of a driver's core
 MotorCommand    the action that the robot's motors get: an output of a driver's core
 Latches         a new ``safety_state`` of a policy server's core; the server's state file also holds it
 =============== =====================================================================================================

@@ -9,11 +9,11 @@ from td3_robot.core_types import Peer
 from td3_robot.messages import Hello, Record, Start, Weights
 
 METADATA = "td3_robot"  # name of the MCAP metadata record of every recording
-REASON = "written_because"  # key in the metadata: why the recorder wrote its ring
+REASON = "written_because"  # key in the metadata: why the recorder wrote its ring buffer
 CONFIG = "config.yaml"  # name of the attachment with the resolved configuration
 METRICS = "metrics.jsonl"  # name of the attachment with the learning metrics of a finished run
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
-"""By topic: how many older messages of each publisher and link a new file repeats. So the file is readable alone."""
+"""By topic: how many older messages of each publisher and link a new file repeats. So a reader needs no other file."""
 ON_THE_WAY_NS = 500_000_000
 """Maximum delay of a message to the recorder, in ns. Nodes send messages in groups, which delays the first messages."""
 

@@ -86,12 +86,12 @@ class Episodes:
     """Splits the Steps of any number of sources into episodes, with the learner's rules for consecutive Steps."""
 
     def __init__(self) -> None:
-        self._alone = 0  # Steps of single robots without a Step directly before or after; no episode contains them
+        self._alone = 0  # Steps of single robots without a Step directly before or after; no episode has these Steps
         self._assemblers: dict[str, Assembler] = {}
         self._open: dict[tuple[str, int], list[Step]] = {}
 
     def add(self, step: Step) -> list[Episode]:
-        """Take a Step. Returns the episodes that it ends."""
+        """Take a Step. Returns the episodes that this Step ends."""
         joined = self._assemblers.setdefault(step.source, Assembler()).add(step)
         if joined is None:
             return []

@@ -255,7 +255,11 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the files, made if missing")
     parser.add_argument("--format", default="csv", choices=[*FORMATS, *_VIEWERS, "minari"], help="(default: csv)")
     parser.add_argument("--dataset", metavar="NAME-vN", help="name for --format minari (default: FILE-v0)")
-    parser.add_argument("--links", metavar="FILE", help="for --format foxglove: file with the links of your robot")
+    parser.add_argument(
+        "--links",
+        metavar="FILE",
+        help="for --format foxglove: file that describes the links (rigid parts) of your robot",
+    )
     parser.add_argument("--topics", nargs="+", default=[], metavar="TOPIC", help="(default: all)")
     parser.add_argument("--force", action="store_true", help="replace files that exist")
     parser.add_argument("--json", action="store_true", help="print the numbers of rows or messages as one JSON object")

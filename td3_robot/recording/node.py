@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _PAUSE = 0.1  # seconds to sleep if no message arrived, because waking up takes more time than writing a message
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _DRAIN = 10.0  # maximum time (s) to wait at the end for the last messages of a run's nodes
-_DRAIN_CALLS = 100  # number of receive calls after _DRAIN; each call returns at most a few hundred messages
+_DRAIN_CALLS = 100  # calls of receive after the wait; limited, because the nodes of a deployment never stop sending
 _SHORT_RING = (
     "the recorder notices a silent node only after %g s; by then, this short ring has dropped the node's last "
     "messages; use a longer ring"
@@ -39,18 +39,20 @@ _SHORT_RING = (
 _EXAMPLES = """examples:
   td3-robot record walk.mcap --run runs/walker2d
   td3-robot record walk.mcap --run runs/walker2d --split-mb 500
-  td3-robot record leg.mcap --config robot.yaml
+  td3-robot record robot.mcap --config robot.yaml
   td3-robot record walk.mcap --run runs/walker2d --weights-every 1000     (fewer policies, a smaller file)
-  td3-robot record fault.mcap --run runs/walker2d --ring-s 30    (a fault, or kill -USR1, writes a file)
+  td3-robot record fault.mcap --run runs/walker2d --ring-s 30    (a failure, or kill -USR1, writes a file)
 
 A training records itself with --set record=true.
 """
 _OPTIONS = {
     "split_mb": "begin a new file after X megabytes",
     "split_s": "begin a new file after X seconds",
-    "ring_s": "keep only the last X seconds; write them on a fault or SIGUSR1 (not with --split-…)",
+    "ring_s": "keep only the last X seconds; write them when a node fails, goes to fault or disappears, or on SIGUSR1: "
+    "first to OUT.mcap, then to OUT_1.mcap, … (not with --split-…)",
     "ring_mb": "maximum size of the ring, in megabytes",
-    "weights_every": "record every X-th of the learner's policies; 1: all; 0: none (default: 100)",
+    "weights_every": "record the learner's first policy and every X-th; 1: all; 0: none (default: 100); policies "
+    "that a person loads are always recorded",
 }
 _TYPES = {"weights_every": integer()}
 
@@ -87,7 +89,8 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
     config = _settings(node.config.record, options)
     recorder = Recorder(path, facts, config, epoch)
     if config.ring_s:
-        log.info("keeping the last %g s; a fault or SIGUSR1 writes them to %s", config.ring_s, path)
+        names = f"{path}, then {path.stem}_1{path.suffix}, …"
+        log.info("keeping the last %g s; a failure, fault, lost node or SIGUSR1 writes them: %s", config.ring_s, names)
         if config.ring_s <= PEER_TIMEOUT:
             log.warning(_SHORT_RING, PEER_TIMEOUT)
     else:

@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
         add(f"--{link}", metavar="ENDPOINT", help=f"endpoint of the {link} link, instead of --run")
     add("--monitor", metavar="ENDPOINT", help="endpoint of a monitor that shows the messages")
     add("--keys", metavar="DIR", help="folder of this machine's keys (default: those of --run)")
-    add("--topics", nargs="+", metavar="TOPIC", help="(default: step; all if only --monitor is given)")
+    add("--topics", nargs="+", metavar="TOPIC", help="topics to play (default: step; all if only --monitor is given)")
     add("--rate", type=real(above=True), default=1.0, metavar="X", help="factor of the speed (default: 1)")
     add("--loop", action="store_true", help="play repeatedly; each loop is a new start of the robot")
     add("--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher (not a topic) a new name")

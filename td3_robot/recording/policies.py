@@ -58,7 +58,7 @@ class StoredPolicies:
         if head is None:
             return entry
         if head.payload:
-            policy = hash(head.payload)  # a message may name a wrong SHA-256, so compare the policies
+            policy = hash(head.payload)  # a message may name a wrong SHA-256, so compare hashes of the policies
             if head.sha256 not in self._stored:
                 self._stored[head.sha256] = policy
                 return entry

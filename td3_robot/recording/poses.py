@@ -1,4 +1,4 @@
-"""Computes where the links of a robot are, from its observation, so that viewers can draw the robot.
+"""Computes where the links (rigid parts) of a robot are, from its observation, so that viewers can draw the robot.
 
 The observation holds all joint angles and, for a walking robot, the height and attitude of its torso. ``links.json``
 holds the links of the walking robots in PyBullet. ``python -m td3_robot_sims.backends.bullet.links`` writes this file.
@@ -107,8 +107,9 @@ class Poses:
     """Computes the pose of one robot, step by step.
 
     Height, attitude and joints follow from one observation. The place on the floor is the integral of the
-    observed velocities since the beginning of the episode. The heading is correct only if the target is far away. In
-    PyBullet, the target is far away. A robot whose observation lacks one of the channels in _TORSO has a fixed base.
+    observed velocities since the beginning of the episode. The heading comes from the observed direction to the
+    target, so it is correct only if the target is far away, as in PyBullet. A robot whose observation lacks one of the
+    channels in _TORSO has a fixed base.
 
     Args:
         spec: a specification for which :func:`known` is true.

@@ -27,7 +27,11 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 def _begins(path: Path) -> int:
-    """The received time (ns) of the first message of a part whose topic is not in REPEATED: it repeats no message."""
+    """The receive time (ns) of the first message that is certainly new in this file of a recording.
+
+    Messages of the topics in REPEATED may be repetitions from the file before. Without a new message, the result is the
+    receive time of the last message.
+    """
     received = 0
     for entry in SessionFile(path).entries():
         received = entry.received
@@ -161,7 +165,10 @@ class Session:
         return self._file.read / self._file.size if self._file.size else 0.0
 
     def _items(self) -> Iterator[Item]:
-        """The items of all files, without repeated messages. Parts repeat messages, and files of a ring overlap."""
+        """The items of all files, without repeated messages.
+
+        Each file repeats some messages of the file before. Files that a recorder writes from a ring buffer overlap.
+        """
         newest: dict[tuple[str, int, str], int] = {}
         for path in self.paths:
             file = self._file = SessionFile(path)

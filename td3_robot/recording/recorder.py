@@ -92,7 +92,7 @@ class Recorder:
         elif self._pending:
             self._dump(now)
         elif not self.files:
-            log.info("nothing was written to %s: there was neither a fault nor SIGUSR1", self.path)
+            log.info("nothing was written to %s: there was no failure, fault, lost node or SIGUSR1", self.path)
 
     def _take(self, entry: Entry) -> None:
         last = self._sequence.get(entry.stream, -1)

@@ -114,7 +114,7 @@ class _Source:
 
     Args:
         spec: the robot's specification; None if it is not known.
-        size: numbers of robots, of observation channels and of action channels.
+        size: the number of robots, the number of observation channels and the number of action channels.
     """
 
     def __init__(self, namespace: str, spec: RobotSpec | None, size: tuple[int, int, int]) -> None:

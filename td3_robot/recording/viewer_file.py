@@ -84,7 +84,8 @@ def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[
     if not recorded & sources:
         allowed = ", ".join(sorted(sources))
         raise SessionError(f"{str(session.paths[0])!r} holds no message to convert; it must hold one of {allowed}")
-    # The first Step may come before the first Hello. So learn all Hellos here, and last the one for the first Step.
+    # The first Step may come before the first Hello, so learn the Hellos now. The last ``learn`` of a source replaces
+    # the earlier ones. So go backwards, and learn the source's first Hello last.
     for _, hello in reversed(list(session.robots())):
         converter.learn(hello)
     counts: Counter[str] = Counter()
@@ -111,7 +112,10 @@ def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[
 
 
 def summary(counts: Counter[str]) -> list[str]:
-    """Return the lines of the report. The channels of a robot share a line."""
+    """Return the report: a line for each topic.
+
+    If each channel has its own topic, a robot has one line for its observations, and one line for its actions.
+    """
     lines: dict[str, list[int]] = {}
     for topic, count in counts.items():
         channel = re.fullmatch(r"(/.+/robot_\d+/(?:observation|action)/).+", topic)

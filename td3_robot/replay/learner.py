@@ -1,9 +1,9 @@
 """Replays the learner's core. The core must produce the recorded weights, Throttles, losses and transitions.
 
-The Start and the Turns determine these outputs of a new learner, also without lock-step: a Turn shows which Steps came
-before an update. Some computations, for example on a GPU, cannot be repeated on this machine. Then replay uses a
-learner that only stores transitions, and compares transitions and counters. If turns are missing, replay rebuilds them
-from Steps.
+If the learner did not resume, its Start and Turn messages determine these outputs, also without lock-step: a Turn shows
+which Steps came before an update. Some computations, for example on a GPU, cannot be repeated on this machine. Then
+replay uses a learner that only stores transitions, and compares transitions and counters. If turns are missing, replay
+rebuilds them from Steps.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def difference(metadata: Mapping[str, str], packages: Sequence[str]) -> str | No
     """The first difference between the machine in ``metadata`` and this machine; None if they are alike.
 
     Args:
-        metadata: metadata of a session or a reference.
+        metadata: metadata of a recording, or of the machine that made the reference outputs.
         packages: the packages whose versions matter.
     """
     here = machine.describe(packages)

@@ -18,10 +18,10 @@ class Replayed:
         packages: numbers must have the same bits only if the versions of these packages are the same.
         expected: the recorded messages with their entries. The entry is None if the message is from an attachment.
         got: the replayed messages.
-        reference: the attachment that ``--update`` writes; only for topics that are not in MESSAGES.
+        reference: the attachment that ``--update`` writes; only for results that no node sends.
         stream: ``PUBLISHER/INCARNATION``, or ``all``.
         where: maps Python's ``id`` of a message to the Step at which the node sent the message, as text.
-        older: True if the recorded node did not offer this topic. Then replay can compare only with a reference.
+        older: True if the recorded node had an older version, which did not send this topic to the recorder.
         made: metadata of the machine that made the reference, if known.
     """
 

@@ -86,7 +86,7 @@ def _bundle(weights: Weights) -> Bundle:
 
 
 def _rebuild(session: Session, after: Mapping[Key, int], outcome: Outcome) -> None:
-    """Rebuild turns of these servers. ``after`` holds the sequence of each server's last compared Action."""
+    """Rebuild turns of the servers in ``after``: the sequence of each server's last compared Action, -1 without one."""
     rebuilt: dict[Key, _LostTurns] = {}
     for key in after:
         start = session.decode(session.starts[key]) if key in session.starts else None
@@ -104,7 +104,9 @@ def _rebuild(session: Session, after: Mapping[Key, int], outcome: Outcome) -> No
 
 
 class _LostTurns:
-    """Rebuilds a turn for each Action of a life. The inputs are the Action's Step and weights.
+    """Rebuilds a turn for each Action of a life, see :mod:`td3_robot.replay.lives`.
+
+    The inputs of the turn are the Action's Step and weights.
 
     Safe actions and the Actions of operators are not replayed, because they depend on states that are not recorded.
     """

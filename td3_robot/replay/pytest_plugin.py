@@ -32,7 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Refuse folders without tests, because a suite that checks nothing must not pass."""
+    """Refuse a folder without recordings, or with a recording that pytest would leave out.
+
+    A suite that checks nothing must not pass.
+    """
     for folder in _folders(session.config):
         if not folder.is_dir():
             raise pytest.UsageError(f"{INI}: {str(folder)!r} is not a folder")

@@ -12,8 +12,8 @@ fault         inactive      ``activate`` asks for activate
 finalized     finalized     none
 ============= ============= ====================================
 
-In every other state, ``shutdown`` asks for shutdown. If the driver refuses a request, the transition fails in ROS, and
-the ROS node keeps its state. The ROS node refuses ``cleanup``, because a driver keeps its configuration.
+In every state except finalized, ``shutdown`` asks for shutdown. If the driver refuses a request, the transition fails
+in ROS, and the ROS node keeps its state. The ROS node refuses ``cleanup``, because a driver keeps its configuration.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PARAMETERS = ("endpoints.policy", "endpoints.learner", "endpoints.recorder", "endpoints.monitor", "endpoints.keys")
-"""Each ROS parameter replaces the configuration key of the same name. The parameter ``ros2.bundle`` does so, too."""
+"""Each of these ROS parameters, and ``ros2.bundle``, replaces the configuration key of the same name."""
 _MESSAGES: dict[Kind, Any] = {"joint": JointState, "imu": Imu, "array": Float64MultiArray}
 _REPORT_PERIOD = 1.0  # seconds between two diagnostics
 _SETTLE = 0.5  # seconds for the last command to arrive
@@ -66,7 +66,7 @@ _PATHS = {
     ("active", "unconfigured"): "deactivate",
     ("inactive", "unconfigured"): "cleanup",
 }
-"""The next transition, by the state of the ROS node and the state that the node must reach. Otherwise: shutdown."""
+"""The next transition, by the state of the ROS node and the state that it must reach. For other pairs: shutdown."""
 
 
 class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy

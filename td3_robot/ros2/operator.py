@@ -39,7 +39,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--target", required=True, metavar="NAME", help="name of the robot")
     add_index(parser)
     parser.add_argument(
-        "--button", type=integer(0, 1000), default=0, metavar="N", help="index of the button (default: %(default)s)"
+        "--button",
+        type=integer(0, 1000),
+        default=0,
+        metavar="N",
+        help="index of the joystick's button that must be pressed (default: %(default)s)",
     )
     options = parser.parse_args(ours)
     [endpoint], keys = policy_servers(options)

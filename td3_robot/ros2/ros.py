@@ -13,7 +13,7 @@ from td3_robot.errors import UsageError
 
 log = logging.getLogger(__name__)
 
-_JOIN = 3.0  # seconds for a callback to end
+_JOIN = 3.0  # maximum seconds to wait for the end of a running callback
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def integer(least: int = 0, most: int = _LARGEST) -> Callable[[str], int]:
-    """Return the ``type`` of an option for whole numbers from ``least`` to ``most``. It also reads ``1e5``."""
+    """Return the ``type`` of an option for whole numbers from ``least`` to ``most``. The type also accepts ``1e5``."""
 
     def parse(text: str) -> int:
         with contextlib.suppress(InvalidOperation):  # the text is not a number
@@ -158,8 +158,8 @@ def suggest(action: argparse.Action, names: Callable[[], Iterable[str]]) -> None
 def policy_servers(arguments: argparse.Namespace, target: str = "") -> tuple[list[str], str | None]:
     """Return the endpoints of the policy servers that the arguments name, and the folder of the keys for them.
 
-    Only a run on a cluster has several policy servers. There, ``target`` selects the server with this name, or the
-    server of the source with this name.
+    Only a run on a cluster has several policy servers. There, ``target`` is the name of one of these servers, or
+    the name of a source, which selects the server that answers this source.
     """
     run, config = run_or_config("policy", arguments)
     if run:

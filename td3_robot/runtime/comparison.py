@@ -70,7 +70,10 @@ def _evaluations(path: Path) -> list[dict[str, Any]]:
 
 def curve_of(path: Path) -> dict[str, list[float]]:
     """Return the evaluations of a run: ``env_steps`` and mean ``returns``."""
-    records = _evaluations(path)
+    return _curve(_evaluations(path))
+
+
+def _curve(records: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     return {
         "env_steps": [record["env_steps"] for record in records],
         "returns": [record["eval_return_mean"] for record in records],
@@ -90,7 +93,7 @@ def _facts(path: Path) -> dict[str, Any]:
         "score": last.get("eval_return_mean"),
         "score_std": last.get("eval_return_std"),
         "env_steps": last.get("env_steps"),
-        "curve": curve_of(path),
+        "curve": _curve(records),
         "videos": [file.name for file in videos_of(path)],
     }
 
@@ -112,7 +115,11 @@ def _key(value: Any) -> str:
 
 
 def _label(differences: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> str:
-    """A label for a group of runs: up to 3 settings that differ from other groups, or else the names of its runs."""
+    """A label for a group of runs.
+
+    The label of a single run is its name. Other labels have the settings that differ between groups, or the names of
+    the first and the last run if there are more than 3 such settings.
+    """
     if len(group) == 1:
         return str(group[0]["name"])
     if len(differences) > 3:

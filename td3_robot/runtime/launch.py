@@ -38,7 +38,7 @@ class RestartRule(Section, frozen=True):
 
 
 class ProcessRow(Section, frozen=True):
-    """One row of a launch description. ``launch/train.yaml`` explains the keys."""
+    """One kind of process in a launch description. ``launch/train.yaml`` explains the keys."""
 
     module: str
     count: str | None = None

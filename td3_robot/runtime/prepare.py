@@ -65,7 +65,8 @@ def new_run(
     """
     if out and re.match(r"\w+:/", str(out)):
         option = (flags or {}).get("out", "--out")
-        raise UsageError(f"{option} is {str(out)!r}, which is a URL; it must be a folder: mount this storage first")
+        url = str(out).replace(":/", "://", 1)  # pathlib has made one slash of two
+        raise UsageError(f"{option} is {url!r}, which is a URL; it must be a folder: mount this storage first")
     if source is None:
         wanted = configuration.parse({}, overrides, "the default configuration", flags)
     else:
@@ -115,7 +116,7 @@ def resumed_run(
     *,
     cluster: bool = False,
 ) -> Prepared:
-    """Open a run, and write the configuration to resume with. If a check fails, raise an error and do not write it.
+    """Open a run, and write the configuration for the resume. If a check fails, raise an error and keep the old one.
 
     If the storage of a cluster has newer files of the run, this function fetches them first.
 

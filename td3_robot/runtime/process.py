@@ -91,7 +91,7 @@ def _apply_settings(role: str, name: str, config: Config, bus: Bus) -> None:
 
 
 def _connect_listeners(node: Node, bus: Bus) -> None:
-    """Connect to the supervisor if it started this process, and to the recorders and monitors of this process."""
+    """Connect to the supervisor if it started this process, and to the recorders and monitors of its run or robot."""
     if LIFELINE in os.environ:
         bus.connect(node.endpoint("supervisor"), ClientLink("supervisor", node.hello("node"), ()))
         node.supervised = True

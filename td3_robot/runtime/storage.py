@@ -93,7 +93,7 @@ class Storage:
 
         Args:
             folder: folder of the learner.
-            copied: stamps of the copied files by name; this method updates them.
+            copied: stamps of the copied files by name, see :func:`stamps`; this method updates them.
         """
         with self._named():
             if (here := stamps(folder)) == copied:
@@ -115,12 +115,13 @@ class Storage:
                 del copied[name]
 
     def pull(self, folder: Path, *, checkpoints: bool = True, copied: dict[str, str] | None = None) -> None:
-        """Copy files from the storage. If it has a checkpoint, remove the learner's files that it does not have.
+        """Copy files from the storage. If it holds a checkpoint, remove the learner's files that the storage lacks.
 
         Args:
             folder: the run folder, or the folder of a learner.
             checkpoints: if False, copy no checkpoints, and remove nothing.
-            copied: states of the copied files by name; this method updates them. Files in the same state are skipped.
+            copied: for each copied file, what the storage said about it (size, time, …). This method updates these
+                values, and skips files with an equal value.
         """
         copied = {} if copied is None else copied
         with self._named():

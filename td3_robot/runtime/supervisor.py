@@ -42,7 +42,7 @@ _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
 _STARTS = 1000  # each start of the run reserves this many incarnation numbers; each restart of a process uses one
 
 Watch = Callable[[dict[str, Status]], bool | None]
-"""Callback that gets the newest Status of each process by name, at least ten times a second.
+"""Callback that gets the newest Status of each process by name, about ten times a second or more often.
 
 It returns False to stop the run.
 """

@@ -28,7 +28,7 @@ class Notifier:
             limit = environment.get("WATCHDOG_USEC", "")
             for_us = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
             if for_us and limit.isascii() and limit.isdigit() and int(limit):
-                self._period = int(limit) / 1e6 / 4
+                self._period = int(limit) / 1e6 / 4  # four notifications within the limit
 
     def turn(self, now: float) -> None:
         """Notify systemd if a notification is due. Call it in each turn of the loop, with the time in seconds."""

@@ -98,7 +98,7 @@ class Envelope:
         frozen_s, observation_deadline_s, action_deadline_s, hang_s: in seconds; None: off.
         reset_timeout_s: in seconds; at least ``observation_deadline_s``.
         recovery_s: in seconds; None: no automatic recovery.
-        guarded: whether any setting is set.
+        guarded: whether robot, policy or floor (see :func:`joined`) sets anything.
     """
 
     low: Float32

@@ -1,8 +1,9 @@
-"""Finds the monitors and recorders that attach to a running node.
+"""Finds the listeners (monitors and recorders) that attach to a running node.
 
-A monitor or recorder binds the first free socket of its link on this machine: ``ENDPOINT``, ``ENDPOINT.2``,
-``ENDPOINT.3``, …. Each node looks for these socket files and connects to them. So nobody edits a configuration, and the
-number of listeners is limited only by PLACES. Over a network, a listener needs an endpoint in the configuration.
+A listener binds the first free socket of its link on this machine. The possible sockets are the *places* of the link:
+``ENDPOINT``, ``ENDPOINT.2``, ``ENDPOINT.3``, …. Each node looks for these socket files and connects to them. So nobody
+edits a configuration, and the number of listeners is limited only by PLACES. Over a network, a listener needs an
+endpoint in the configuration.
 """
 
 from __future__ import annotations
@@ -53,12 +54,17 @@ def prepare(endpoint: str) -> None:
     """Make the folder for listeners if an endpoint from :func:`beside` is in it.
 
     Raises:
-        EndpointError: another user may write in the folder.
+        EndpointError: the folder cannot be made, or another user may write in it.
     """
     folder = Path(endpoint.removeprefix(_IPC)).parent
     if folder != _folder():
         return
-    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        remedy = "delete the file of this name, or set TMPDIR to another folder for all processes"
+        what = f"the folder {str(folder)!r} cannot be made: {error.strerror}"
+        raise EndpointError(f"endpoint {endpoint!r}: {what}; {remedy}") from None
     if not _is_private(folder):
         raise EndpointError(f"endpoint {endpoint!r}: another user can write in {str(folder)!r}; delete this folder")
 
@@ -76,7 +82,7 @@ class Search:
         self._settled_at = 0.0  # after this time (s), a new change gets a new time stamp
 
     def look(self) -> set[str] | None:
-        """Return the places with a socket file of this user; None if no place has changed since the last call."""
+        """Return the places with a socket file of this user; None if the folder has not changed since the last call."""
         try:
             changed = self._folder.stat().st_mtime_ns
         except OSError:
@@ -96,7 +102,7 @@ class Attaching:
     """The listeners of one link that attach and detach while a node runs.
 
     Attributes:
-        model: a tap. Each new tap continues its numbers and takes over its kept messages.
+        model: a :class:`Tap`. Each new tap continues the numbers of this tap, and takes over its kept messages.
         owned: True if the model has no listener, and only counts and keeps messages.
     """
 

@@ -22,9 +22,9 @@ from td3_robot.util.arrays import finite
 MAX_BYTES = max(message.MAX_BYTES for message in MESSAGES.values())
 """Largest payload of any message, in bytes."""
 MAX_SIZE = 1 << 16
-"""The maximum of N, O, A and E, and of the number of elements in a list or map."""
+"""The maximum of N (robots), O (observations), A (actions) and E (episodes), and of the elements in a list or map."""
 MAX_PARTS = 1 << 12
-"""The maximum number of maps and lists in a field of kind map. The check of each one takes time.
+"""The maximum number of maps and lists in a field of kind map. The check of each map or list takes time.
 
 In a field of kind list the maximum is MAX_SIZE.
 """

@@ -17,7 +17,7 @@ class Receiver:
     """Reads messages from the sockets of one bus. A message may have any number of frames.
 
     Args:
-        turn: the maximum time in seconds to drop frames of one message. After this time, other sockets get their turn.
+        turn: maximum time in seconds for which one :meth:`finish` drops frames, so that other sockets do not wait.
     """
 
     def __init__(self, turn: float, clock: Callable[[], float]) -> None:
@@ -44,7 +44,7 @@ class Receiver:
     def finish(self, socket: zmq.Socket[bytes]) -> None:
         """Drop the remaining frames of a message with too many frames. Call this before you read the next message.
 
-        Raises zmq.Again if the time of a turn was not enough to drop all frames.
+        Raises zmq.Again if this time was not enough to drop all frames.
         """
         if socket not in self._unfinished:
             return

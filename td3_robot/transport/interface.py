@@ -69,7 +69,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self, reason: str = "", *, in_order: bool = True) -> None:
-        """Leave every link and free its endpoints.
+        """Leave every link, and free the endpoints that this process serves.
 
         ``reason`` is the reason in the Byes. ``in_order`` means a normal exit. After a crash, only recorders and
         monitors get a Bye, so that no core mistakes the crash for a normal exit.
@@ -141,7 +141,7 @@ class Transport(ABC):
         return [server.tally for server in self.servers.values()] + [client.tally for client in self.clients.values()]
 
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:  # noqa: B027
-        """Copy the inputs of a core's turn at ``now`` (s) to the recorder."""
+        """Copy the inputs of the core's ``step`` at ``now`` (s) to the recorder."""
 
     def flush(self) -> None:  # noqa: B027
         """Send the messages that wait for recorders and monitors. Call this before a long time without receive()."""

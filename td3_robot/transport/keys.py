@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,7 +146,10 @@ class KeyFolder:
             words = line.split()
             if len(words) != 3 or not _NAME.fullmatch(words[0]) or not _KEY.fullmatch(words[1]) or words[0] in known:
                 raise KeysError(f"{what}, line {number}: needs a new NAME, a KEY and ROLES")
-            known[words[0]] = Entry(words[0], words[1], tuple(words[2].split(",")))
+            entry = Entry(words[0], words[1], tuple(words[2].split(",")))
+            if problem := _problem(entry, known.values()):
+                raise KeysError(f"{what}, line {number}: {problem}")
+            known[entry.name] = entry
         return known
 
     def allow(self, name: str, key: str, role: str = CLIENT) -> None:
@@ -154,23 +157,18 @@ class KeyFolder:
         check_name(name)
         if not _KEY.fullmatch(key):
             raise KeysError(f"key {key[:60]!r} is not a public key; allowed: 40 characters, see 'keys create'")
-        allowed = (CLIENT, *ROLES, *(SERVER + link for link in LINKS))
-        if role not in allowed:
-            raise KeysError(f"role is {role!r}; allowed: {', '.join(allowed)}")
+        if problem := _problem(Entry(name, key, (role,)), ()):
+            raise KeysError(problem)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
             known = self.entries()
             old = known.get(name)
             if old and old.key != key:
                 raise KeysError(f"{name!r} is known with another key; revoke it first: td3-robot keys revoke {name}")
-            for other in known.values():
-                if other.name != name and other.key == key:
-                    raise KeysError(f"this key is known as {other.name!r} already")
-                if other.name != name and role.startswith(SERVER) and role in other.roles:
-                    link = role.removeprefix(SERVER)
-                    raise KeysError(f"link {link!r} has {other.name!r} as its server; revoke that key first")
-            roles = tuple(dict.fromkeys([*(old.roles if old else ()), role]))
-            known[name] = Entry(name, key, roles)
+            entry = Entry(name, key, tuple(dict.fromkeys([*(old.roles if old else ()), role])))
+            if problem := _problem(entry, known.values()):
+                raise KeysError(problem)
+            known[name] = entry
             self._write(known)
 
     def revoke(self, name: str) -> None:
@@ -211,6 +209,23 @@ class KeyFolder:
             except OSError as error:
                 raise KeysError(f"key folder {str(self.path)!r} cannot be used: {error.strerror}") from None
             yield
+
+
+def _problem(entry: Entry, known: Iterable[Entry]) -> str | None:
+    """An error text if a role does not exist, or if the entry contradicts an entry with another name."""
+    allowed = (CLIENT, *ROLES, *(SERVER + link for link in LINKS))
+    for role in entry.roles:
+        if role not in allowed:
+            return f"role is {role[:60]!r}; allowed: {', '.join(allowed)}"
+    for other in known:
+        if other.name == entry.name:
+            continue
+        if other.key == entry.key:
+            return f"this key is known as {other.name!r} already"
+        for role in entry.roles:
+            if role.startswith(SERVER) and role in other.roles:
+                return f"link {role.removeprefix(SERVER)!r} has {other.name!r} as its server; revoke that key first"
+    return None
 
 
 REVOCATION_TIME = 0.1
@@ -289,7 +304,9 @@ def read_public(text: str) -> str:
     try:
         words = Path(text).read_text(encoding="ascii").split()
     except (OSError, ValueError):
-        raise KeysError(f"{text[:200]!r} is neither a public key (40 characters of Z85) nor a file with one") from None
+        raise KeysError(
+            f"{text[:200]!r} is neither a public key (40 characters of Z85) nor a file that holds a public key"
+        ) from None
     if len(words) != 2 or not _KEY.fullmatch(words[1]):
         raise KeysError(f"file {text!r} does not hold a name and a public key, as identity.public does")
     return words[1]

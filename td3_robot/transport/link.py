@@ -22,7 +22,7 @@ from td3_robot.transport.tally import LOG_PERIOD, Tally
 HELLO_PERIOD = 0.25
 """Seconds after which a client without an answer repeats its Hello."""
 HEARTBEAT_PERIOD = 1.0
-"""Seconds without a message in one of the two directions after which a client sends a Heartbeat."""
+"""If a client has sent nothing or received nothing for this number of seconds, it sends a Heartbeat."""
 PEER_TIMEOUT = 5.0
 """Seconds of silence after which a server forgets a client."""
 LONG_SILENCE = PEER_TIMEOUT - HEARTBEAT_PERIOD
@@ -257,7 +257,7 @@ class ServerLink:
 
     def _taken(self, hello: Hello, owner: str) -> Refused | None:
         """The refusal of a client if its name is reserved or another client keeps it; None if the client may use it."""
-        if hello.name == self.name or hello.name.startswith(f"{self.name}/"):  # NAME/ROBOT: its watch over a robot
+        if hello.name == self.name or hello.name.startswith(f"{self.name}/"):  # NAME/ROBOT: the watch over a robot
             return Refused("taken", f"name {hello.name!r} is reserved for this server; use another name")
         peer = self._holder(hello.name)
         if peer is None:

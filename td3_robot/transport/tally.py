@@ -19,7 +19,7 @@ class Tally:
     """Counts events by kind. For each kind, it logs the first event, and later at most one event in LOG_PERIOD.
 
     Attributes:
-        last: time (s) and text of the newest event; minus infinity and an empty text before the first.
+        last: time (s) and text of the newest event; minus infinity and an empty text before the first event.
     """
 
     counts: Counter[str] = field(default_factory=Counter)

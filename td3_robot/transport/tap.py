@@ -29,7 +29,7 @@ A replay needs these messages to make the core and to read the Steps.
 _KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {LifecycleChange: 64}}
 """Types that a tap keeps in addition, by link. A new monitor must show the state of every node."""
 _MOST = 1024  # maximum number of gathered messages, between two sends or until a recorder connects
-_MOST_BYTES = 1 << 25  # maximum size of the gathered messages; a policy can have some MB
+_MOST_BYTES = 1 << 25  # maximum size of the gathered messages; a policy can have several MB
 _RESEND_S = 2.0
 """Seconds for which a tap keeps sent messages, and gathers new messages, for a recorder that restarts."""
 _RESEND_BYTES = 1 << 22

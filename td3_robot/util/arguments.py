@@ -48,7 +48,7 @@ def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
 
 def seconds(name: str, value: Any) -> float:
     """Check an argument that is a finite time above 0, in s."""
-    allowed = "numbers above 0 s"
+    allowed = "finite numbers above 0, in s"
     if not isinstance(value, numbers.Real):
         raise wrong_type(name, value, allowed)
     try:

@@ -54,21 +54,21 @@ NEEDED = {
 """Maps a command, a kind of task or a method to the modules that it needs in addition to the base install."""
 
 
-def missing(error: ModuleNotFoundError, command: str = "") -> str | None:
+def missing(error: ModuleNotFoundError, extra: str = "") -> str | None:
     """Return advice for a failed import; None if the module belongs neither to an extra nor to ROS 2.
 
-    ``command`` is the name of an extra that installs all modules of a command, for example ``train``. If it is given,
-    the advice names this extra instead of the module's extra.
+    The advice names ``extra``, if given, instead of the module's own extra. For example, the extra ``train`` installs
+    all modules of the command ``train``.
     """
     module = (error.name or "").split(".")[0]
     if module in _ROS or module.endswith("_msgs"):
         source = "source the setup file of your ROS 2 installation and use its Python"
         return f"needs {error.name}, which is not installed; {source}, or for tests pip install 'td3-robot[ros2-node]'"
-    extra = _EXTRAS.get(module)
-    if extra == "sim" and sys.version_info >= (3, 12) and (error.name or "").startswith("pybullet"):
+    own = _EXTRAS.get(module)
+    if own == "sim" and sys.version_info >= (3, 12) and (error.name or "").startswith("pybullet"):
         version = ".".join(map(str, sys.version_info[:2]))
         return f"needs {error.name}, which has wheels for Python 3.10 and 3.11, not for {version}"
-    return f"needs {error.name}, which is not installed; pip install 'td3-robot[{command or extra}]'" if extra else None
+    return f"needs {error.name}, which is not installed; pip install 'td3-robot[{extra or own}]'" if own else None
 
 
 @contextlib.contextmanager

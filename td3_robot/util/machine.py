@@ -71,7 +71,8 @@ def compiler_lack() -> str | None:
 def resident_bytes(process: int | None = None) -> int | None:
     """Return the bytes of RAM that a process uses now; None if it does not exist, or on systems other than Linux.
 
-    Without ``process``, return the bytes of this process. A process that has ended exists until its parent waits.
+    Without ``process``, return the bytes of this process. An ended process still exists until its parent calls
+    wait().
     """
     try:
         pages = int(Path(f"/proc/{process or 'self'}/statm").read_text(encoding="ascii").split()[1])
@@ -83,8 +84,8 @@ def resident_bytes(process: int | None = None) -> int | None:
 def processor_seconds(process: int) -> float | None:
     """Return the processor time of a process in s, in user and system mode.
 
-    Return None if the process does not exist, or on systems other than Linux. A process that has ended exists until its
-    parent waits.
+    Return None if the process does not exist, or on systems other than Linux. An ended process still exists until its
+    parent calls wait().
     """
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

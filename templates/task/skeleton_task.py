@@ -1,4 +1,6 @@
-"""The task "skeleton" as a Gymnasium environment. It works as it is: replace the parts marked REPLACE.
+"""The task "skeleton" as a Gymnasium environment. It works unchanged.
+
+For your own task, replace the parts marked REPLACE. To train:
 
 PYTHONPATH=. td3-robot train skeleton.yaml
 """

@@ -264,7 +264,7 @@ def lenient() -> Change:
 def backwards() -> tuple[Change, Change]:
     """Imitate a server that answers a Step whose sequence goes back.
 
-    The proxy gives the Step a higher sequence. The Action gets the sequence that the driver sent.
+    The proxy gives the Step a higher sequence. The Action gets the sequence that the kit sent in its Step, which is 0.
     """
     high, newest = 10**6, [0]
 

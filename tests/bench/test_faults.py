@@ -1,4 +1,4 @@
-"""The fault matrix (benchmarks/faults.py): its choice of cells, its table in the documents, and one measured cell."""
+"""The cells (fault, process, use) of benchmarks/faults.py: their choice, their table on a page, and one measurement."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from td3_robot.errors import NodeError
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
@@ -42,14 +44,49 @@ def test_unknown_cell_is_refused(tmp_path: Path, cell: str) -> None:
     assert f"--only is ['{cell}']; no cell matches it" in done.stderr
 
 
-def test_the_longest_gap_may_begin_before_the_fault() -> None:
-    """The messages come at 1, 2, 6 and 7 s. Without a message after the fault, there is no gap."""
+def test_the_longest_gap_may_begin_before_the_fault_and_end_with_the_measurement() -> None:
+    """Messages come at 1, 2, 6 and 7 s. A measurement until 7 s adds no gap, and one until 12 s adds a gap of 5 s."""
     from faults_injected import longest_gap
 
+    def gaps(until: int) -> list[float | None]:
+        return [longest_gap(times, since * 10**9, until * 10**9) for since in (0, 3, 6, 8)]
+
     times = [second * 10**9 for second in (1, 2, 6, 7)]
-    assert [longest_gap(times, second * 10**9) for second in (0, 3, 6)] == [4.0, 4.0, 1.0]
-    assert longest_gap(times, 8 * 10**9) is None
-    assert longest_gap([], 0) is None
+    assert gaps(7) == [4.0, 4.0, 1.0, None]
+    assert gaps(12) == [5.0] * 4
+    assert longest_gap([], 0, 10**9) is None
+
+
+class Still:
+    """A robot that moves before the fault, at 1 s, and never again."""
+
+    end = run = ended = staticmethod(lambda *_: False)
+
+    def __init__(self, *_: Any) -> None:
+        self._moves = True
+
+    def wait_for_policy(self, moment: float, timeout: float) -> None:
+        del moment
+        if not self._moves:
+            raise NodeError(f"no action of the policy within {timeout:g} s")
+        self._moves = False
+
+    def applied(self) -> list[tuple[float, float]]:
+        return [(1.0, 0.5)]
+
+
+def test_the_note_of_a_robot_that_never_moves_again_gives_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fault_robot
+
+    monkeypatch.setattr(fault_robot, "Robot", Still)
+    monkeypatch.setattr(fault_robot, "_inject", lambda _: None)
+    monkeypatch.setattr(fault_robot, "read", lambda _: ({"action": [10**9]}, 0))
+    cell = fault_robot.deploy("kill", "policy", tmp_path, 0)
+    assert (cell["safe_s"], cell["robot_goes_on_s"]) == (None, None)
+    assert cell["note"] == "no action of the policy within 40 s"
+    assert cell["goes_on_s"] > 10**9 - 1  # the last message is of 1970, and the measurement ends now
 
 
 @pytest.mark.slow

@@ -16,9 +16,11 @@ def test_report_counts_messages_and_bytes(name: str, capsys: pytest.CaptureFixtu
     assert report.pop("machine")["processor"]
     assert all(value > 0 for value in report.values())
     if name == "record":
-        # First Hello, Weights, Start, Turn and two changes of state. Then a Step, a Turn and an Action per step.
+        # Six messages at the start: Hello, Weights, Start, Turn and two LifecycleChanges. Then three messages for each
+        # step: Step, Turn and Action.
         assert report["messages"] == 6 + 3 * 40
-        # A Step has 29 float32 values, 13 bytes of phase, episode and episode_step, and names. An Action has 6 values.
+        # A Step has 22 observations, 6 actions and a reward (float32), 13 bytes of phase, episode and episode_step, and
+        # names. An Action has 6 actions.
         assert report["wire_bytes_per_step"] > 4 * (22 + 6 + 1) + 13 + 4 * 6
     assert main(["bench", name, "--steps", "40", "--rounds", "1"]) == 0
     assert "cores" in capsys.readouterr().out

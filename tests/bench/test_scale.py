@@ -26,7 +26,10 @@ def test_few_sources_are_served_one_step_at_a_time() -> None:
 
 
 def test_the_costs_limit_the_steps_of_a_busy_thread() -> None:
-    """100 sources send 6,000 Steps per second, and each takes 1 ms. The thread processes 1,000; the others wait."""
+    """100 sources send 6,000 Steps per second, and each takes 1 ms. The thread processes 1,000 of them.
+
+    So after 2 s, 2 · (6,000 - 1,000) Steps wait.
+    """
     outcome = queues.simulate(100, 1, 60.0, queues.Costs(0.0, 0.0, 0.001, 0.0), seconds=2.0)
     assert outcome.busy > 0.99
     assert outcome.steps_per_s == pytest.approx(1000, rel=0.01)
@@ -43,7 +46,7 @@ def test_waiting_steps_share_the_cost_of_a_turn() -> None:
     assert outcome.steps_per_s == pytest.approx(2400, rel=0.01)
 
 
-def test_a_thread_with_half_a_core_makes_fewer_turns() -> None:
+def test_a_thread_with_half_a_processor_core_makes_fewer_turns() -> None:
     costs = queues.Costs(0.0004, 0.0, 0.0001, 0.0)
     alone, shared = (queues.simulate(16, 1, 60.0, costs, share=share) for share in (1.0, 0.5))
     assert shared.turns_per_step < alone.turns_per_step
@@ -73,7 +76,7 @@ def test_the_fit_recovers_the_costs() -> None:
     assert queues.fit(cells) == pytest.approx(costs)
 
 
-def test_the_page_shows_the_measured_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_page_scale_shows_the_measured_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import scale_page
 
     copy = tmp_path / "scale.md"
@@ -88,7 +91,7 @@ def test_the_page_shows_the_measured_figures(monkeypatch: pytest.MonkeyPatch, tm
 def test_parts_that_were_measured_differently_are_not_mixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], other: dict[str, Any]
 ) -> None:
-    """The page shows the rounds, the seconds and the processor once, for all parts."""
+    """The page Scale names the rounds, the seconds and the processor once, for all parts of the benchmark."""
     scale = importlib.import_module("scale")
     monkeypatch.setattr(scale, "_Bench", lambda *_: SimpleNamespace(costs=lambda: "new"))
     file = tmp_path / "scale.json"

@@ -93,13 +93,14 @@ def test_a_recording_of_fewer_policies_is_smaller() -> None:
     assert all(row["processor_us_per_message"] > 0 for row in rows["results"])
 
 
-def test_the_size_of_an_export_for_foxglove() -> None:
+def test_foxglove_size_compares_an_export_with_its_recording() -> None:
     pytest.importorskip("foxglove", reason="needs td3-robot[foxglove], which is not installed")
     file = SCRIPTS.parent / "tests/replay/sessions/walkers.mcap"
     (row,) = report("foxglove_size.py", str(file))["results"]
     assert row["bytes"] == file.stat().st_size
-    assert row["larger"] == pytest.approx(row["foxglove_bytes"] / row["bytes"])
-    assert 0.1 < row["larger"] < 2  # Foxglove messages would add more than a tenth, so recordings hold none
+    assert row["ratio"] == pytest.approx(row["foxglove_bytes"] / row["bytes"])
+    # Recordings contain no Foxglove messages, because these would make a recording more than a tenth larger.
+    assert 0.1 < row["ratio"] < 2
 
 
 @pytest.mark.parametrize(
@@ -231,6 +232,7 @@ def test_buffered_output_of_c_code_goes_to_standard_error(capfd: pytest.CaptureF
 
 
 def test_the_page_of_results_shows_every_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell has one value for each seed (101 and 102): the evaluation less than 1,000 steps from the column."""
     trials = importlib.import_module("trials")
     assert "\n".join(trials.table()) in trials.PAGE.read_text(encoding="utf-8")
     monkeypatch.setattr(trials, "FILE", tmp_path / "trials.json")

@@ -17,7 +17,9 @@ from td3_robot.util.machine import available_cores
 
 
 def test_report_names_machine_robots_fleets_and_memory() -> None:
-    """The benchmark runs in a child process. In this process, a robot may reuse memory that earlier tests freed."""
+    """The benchmark runs in a child process. In the process of the tests, robots could reuse memory that
+    earlier tests freed.
+    """
     words = ["-m", "td3_robot", "bench", "sim", "--json", "--steps", "20", "--rounds", "2", "--resets", "3"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)

@@ -38,10 +38,39 @@ def rows(**slopes: float) -> Any:
     ],
 )
 def test_verdict_names_what_grows_after_the_warm_up(slopes: dict[str, float], grows: list[str]) -> None:
-    """Allowed: 4 MB more memory per hour, any growth of the disk use, and 1.5 times the latency at the same load."""
+    """Allowed: 4 MB more memory per hour, any growth of the disk use, and 1.5 times the latency at the same load.
+
+    No growth of the open files or the threads is allowed.
+    """
     import soak
 
     assert soak.judge(rows(**slopes))["grows"] == grows
+
+
+def test_without_an_action_the_latency_fails_the_check() -> None:
+    import soak
+
+    made = rows()
+    for _, sample in made["run"]:
+        for name in ("median_ms", "p99_ms", "longest_ms"):
+            del sample[name]
+    assert soak.judge(made)["grows"] == ["latency (unknown: no Action)"]
+
+
+@pytest.mark.parametrize(("lost", "code"), [({}, 0), ({"step": 2}, 1)])
+def test_missing_messages_fail_the_check(
+    lost: dict[str, int], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import soak
+
+    monkeypatch.setattr(soak, "soak", lambda *_: (rows(), 0.0))
+    monkeypatch.setattr(soak, "add_latency", lambda *_: None)
+    monkeypatch.setattr(soak, "missing", lambda _: lost)
+    monkeypatch.setattr(soak.tempfile, "mkdtemp", lambda **_: str(tmp_path / "run"))
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(sys, "argv", ["soak.py", "deploy", "--out", str(tmp_path)])
+    assert soak.main() == code
+    assert json.loads((tmp_path / "deploy.json").read_text())["missing"] == lost
 
 
 def test_page_shows_the_tables_of_the_data(tmp_path: Path) -> None:

@@ -81,6 +81,14 @@ def test_create_removes_or_sets_the_noise_and_adds_a_note(run: Any, file: Path, 
     assert Bundle.load(out).exploration == Exploration("gaussian_v2", 0.05)
 
 
+def test_a_policy_may_have_the_name_of_a_checkpoint(run: Any, file: Path, tmp_path: Path) -> None:
+    named = file.rename(tmp_path / "checkpoint-1.safetensors")
+    assert run("create", named, tmp_path / "out.safetensors")[0] == 0
+    assert Bundle.load(tmp_path / "out.safetensors").spec == Bundle.load(named).spec
+    named.write_bytes(b"nonsense")
+    assert f"policy '{named}': not a safetensors file" in run("create", named, tmp_path / "other")[2]
+
+
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("average", [0.0, 0.01])
 def test_create_makes_a_policy_from_a_run(
@@ -200,9 +208,9 @@ def test_error_names_the_mistake(run: Any, file: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_export_to_onnx(run: Any, file: Path, tmp_path: Path) -> None:
+def test_export_writes_an_onnx_file(run: Any, file: Path, tmp_path: Path) -> None:
     assert run("export", file, tmp_path / "policy.onnx", "--onnx")[0] == 0
-    assert (tmp_path / "policy.onnx").stat().st_size > 4 * 78
+    assert (tmp_path / "policy.onnx").stat().st_size > 4 * 78  # 78 parameters in float32
 
 
 @pytest.mark.parametrize("words", [("create", "FILE", "OUT"), ("export", "FILE", "OUT", "--onnx")])
@@ -217,7 +225,7 @@ def test_a_file_is_replaced_only_with_force(words: tuple[str, ...], run: Any, fi
     assert len(out.read_bytes()) > 100
 
 
-def test_a_policy_is_given_by_shipped_name_or_run_folder(run: Any, file: Path, tmp_path: Path) -> None:
+def test_commands_accept_the_name_of_a_shipped_policy_or_a_run_folder(run: Any, file: Path, tmp_path: Path) -> None:
     assert "policy for Walker2D" in run("show", "walker2d")[1]
     assert run("verify", "ant", "--task", "Ant")[0] == 0
     folder = RunFolder.create(tmp_path / "run", configuration.parse({}))

@@ -15,7 +15,7 @@ pytest.importorskip("argcomplete")
 
 @pytest.fixture
 def completions(tmp_path: Path) -> Callable[[str], set[str]]:
-    """Returns a function that gives the shell's completions of a command line. The cursor is at its end."""
+    """Returns a function that gives the shell's completions of a command line. The cursor is at the end of the line."""
 
     def complete(line: str) -> set[str]:
         answer = tmp_path / "answer"

@@ -26,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "td3-robot" / "keys"
 
 
-def test_a_machine_without_keys_and_without_a_compiler(
+def test_doctor_reports_missing_keys_and_a_missing_compiler(
     capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "/nowhere/g++")
@@ -61,7 +61,7 @@ def test_a_missing_package_is_reported(capsys: pytest.CaptureFixture[str], monke
     assert found["train"][0] == "ok"
 
 
-def test_a_package_that_fails_to_import_and_a_package_without_version(
+def test_a_package_that_fails_to_import_is_bad_and_a_package_without_version_is_ok(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, text in (("mcap", "raise ImportError('no libz')"), ("onnx", "")):
@@ -72,6 +72,14 @@ def test_a_package_that_fails_to_import_and_a_package_without_version(
     found = findings(capsys, code=1)
     assert found["record"] == ("BAD", "cannot be imported: mcap: ImportError: no libz")
     assert found["bundle export --onnx"] == ("ok", "onnx")
+
+
+def test_a_package_that_prints_when_python_ends_is_ok(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "onnx.py").write_text("import atexit\nprint('hello', end='')\natexit.register(print, 'bye')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert findings(capsys)["bundle export --onnx"][0] == "ok"
 
 
 def test_a_socket_folder_with_a_too_long_path_is_reported(
@@ -87,7 +95,7 @@ def test_a_socket_folder_with_a_too_long_path_is_reported(
 
 
 def test_real_time_is_granted_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """There are two requests. The machine grants or refuses each request."""
+    """Doctor requests a SCHED_FIFO priority and locked memory. The machine grants or refuses each request."""
     assert main(["doctor"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line[4:].startswith("real time")]
     assert len(lines) == 2

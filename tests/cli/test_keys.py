@@ -57,7 +57,10 @@ def test_keys_are_created_allowed_listed_and_revoked(run: Any, tmp_path: Path) -
     ("words", "line"),
     [
         (["create", "a/b"], "name 'a/b' is not allowed; allowed: 1 to 64 letters, digits, '_', '-' and '.'"),
-        (["allow", "a", "nonsense"], "'nonsense' is neither a public key (40 characters of Z85) nor a file with one"),
+        (
+            ["allow", "a", "nonsense"],
+            "'nonsense' is neither a public key (40 characters of Z85) nor a file that holds a public key",
+        ),
         (["list"], "has no key pair; make one: td3-robot keys create NAME"),
         (["revoke", "a"], "cannot be used: No such file or directory"),
     ],

@@ -45,7 +45,9 @@ class TestNewDriver(RobotContract):
         return robot
 
 
-def test_the_next_steps_of_a_driver_end_with_activate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_printed_for_a_new_driver_end_with_activate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["new", "driver", "leg", "--out", str(tmp_path / "leg")]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "  td3-robot node configure --config robot.yaml && td3-robot node activate --config robot.yaml"
@@ -89,7 +91,7 @@ def test_an_existing_folder_stays_as_it_is(
 
 
 @pytest.mark.parametrize("name", ["Leg", "left-leg", "2legs", "", "a/b", "x" * 32, "bein_ß"])
-def test_a_name_that_cannot_be_a_module_name_is_refused(
+def test_a_malformed_name_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

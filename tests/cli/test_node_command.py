@@ -104,7 +104,7 @@ def _confirmed(bus: Any, verb: str, reply: Reply, messages: Iterator[Any]) -> tu
 
 
 def test_an_emergency_stop_names_robots_with_and_without_confirmation() -> None:
-    """Robot a stops. Robot b replies that it has not stopped. Robot c is silent. Its name has a control character."""
+    """Robot `a` stops. Robot `b` replies that it has not stopped. Robot `c` does not reply."""
     bus: Any = Asked()
     reply = Reply(1, "policy", "", "fault", {"connected": ["a", "b", "c\x1b"]})
 
@@ -126,7 +126,7 @@ def test_robots_that_do_not_activate_are_named_with_their_states() -> None:
     def messages() -> Iterator[Reply]:
         for command in bus.sent[:2]:
             yield Reply(command.id, command.target, "", "active" if command.target == "a" else "unconfigured", {})
-        # The server replies, because robot c has just disconnected.
+        # The server replies, because robot `c` has just disconnected.
         yield Reply(bus.sent[2].id, "policy", "no robot 'c' is connected", "active", {})
 
     answer, words = _confirmed(bus, "activate", reply, messages())
@@ -190,7 +190,7 @@ def test_an_empty_endpoint_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_state_names_faults_and_emergency_stops_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """Robot leg reports a fault. The server gets no observation from arm. sim is in an emergency stop."""
+    """Robot `leg` reports a fault. The server gets no observation from `arm`. `sim` is in an emergency stop."""
     bus: Any = Asked()
 
     def receive(_: float) -> list[tuple[None, Reply]]:

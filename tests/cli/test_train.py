@@ -100,13 +100,15 @@ def test_log_every_must_be_a_time(seconds: str, tmp_path: Path, capsys: pytest.C
         (9, "operators", "cuda", []),
     ],
 )
-def test_notices_about_more_threads_than_cores(threads: int, where: Any, device: Any, beginnings: list[str]) -> None:
+def test_a_notice_warns_about_more_threads_than_cores(
+    threads: int, where: Any, device: Any, beginnings: list[str]
+) -> None:
     found = thread_notices(LearnerConfig(threads=threads, threads_in=where, device=device), 2)
     assert len(found) == len(beginnings)
     assert all(line.startswith(begin) for line, begin in zip(found, beginnings, strict=True))
 
 
-def test_notices_about_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notices_tell_of_the_first_compilation_and_of_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compile_notices(LearnerConfig()) == []
     assert compile_notices(LearnerConfig(compile=True, precision="bf16")) == []
     assert compile_notices(LearnerConfig(compile=True, device="cuda")) == []

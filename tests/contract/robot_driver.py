@@ -42,7 +42,7 @@ class RobotContract:
         assert np.isfinite([spec.action_low, spec.action_high]).all()
         assert (spec.action_low < spec.action_high).all()
 
-    def test_observations_are_finite_and_copies_for_the_caller(self, robot: Robot) -> None:
+    def test_observations_are_finite_copies(self, robot: Robot) -> None:
         """A later observation does not change an earlier one."""
         robot.reset()
         first = robot.observe()

@@ -115,8 +115,10 @@ def test_an_on_policy_algorithm_of_another_package_needs_no_replay_buffer(
         make_core(theirs).start(spec)
     with pytest.raises(ConfigError, match="exploration is set, but the algorithm sets its own exploration"):
         make_core(replace(mine, exploration=ExplorationConfig(noise=0.2))).start(spec)
-    # The actor has 5 · (3 + 1) + 2 · 6 = 32 parameters, and V has 5 · (3 + 1) + 6 = 26.
+    # The networks have 3 inputs and 5 hidden neurons. The actor has 2 outputs: 5 · (3 + 1) + 2 · (5 + 1) = 32 weights
+    # and biases. V has 1 output: 5 · (3 + 1) + 5 + 1 = 26.
     assert networks(mine, spec) == (58, 58, False)
+    # A learner keeps parameters, gradients and Adam's two moments, with 4 bytes for each number.
     assert needs(mine, 3, 2, networks(mine, spec)).kept == 4 * 4 * 58
     assert needs(theirs, 3, 2, networks(theirs, spec)) == needs(parse({"network": {"hidden": [5]}, "robots": 50}), 3, 2)
 

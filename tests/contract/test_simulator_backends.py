@@ -54,7 +54,7 @@ def installed() -> Iterator[None]:
 @pytest.mark.parametrize("task", ["own:TwoLegs"])
 class TestOwnRobot(SimulatorBackendContract):
     def test_robot_stands_on_the_floor(self, task: str) -> None:
-        """The legs reach 0.35 m below the centre of the body."""
+        """The legs reach 0.35 m below the centre of the body, which starts at a height of 0.36 m."""
         environment = tasks.make(task, 1)
         observation = environment.reset()
         names = [channel.name for channel in environment.spec.observations]
@@ -65,7 +65,7 @@ class TestOwnRobot(SimulatorBackendContract):
         environment.close()
 
 
-def test_an_own_robot_with_a_published_name_is_not_the_published_robot() -> None:
+def test_a_robot_of_a_package_has_no_gymnasium_id_even_if_it_has_the_name_of_a_shipped_robot() -> None:
     class Heavy(BulletBackend):
         models = {"Ant": replace(MODELS["Ant"], power=1.0)}  # noqa: RUF012
 

@@ -25,7 +25,7 @@ from td3_robot.transport import codec
 from td3_robot.transport.interface import Transport
 from td3_robot.transport.link import LONG_SILENCE, PEER_TIMEOUT, ClientLink, ServerLink, hello
 
-ENDLESS = 1_000_000  # messages; every queue must be full after fewer
+ENDLESS = 1_000_000  # messages; every queue must be full after fewer messages
 _DEADLINE = 60.0  # s
 
 
@@ -101,12 +101,12 @@ SPEC = RobotSpec.from_description(
 
 
 def server(session: int = 1, **fields: Any) -> ServerLink:
-    """A server's end of the link, which accepts Steps from simulators and drivers."""
+    """The server's end of a link. It accepts Steps from simulators and drivers."""
     return ServerLink("policy", "server", {"simulator": (Step,), "driver": (Step,)}, {"task": "Toy"}, session, **fields)
 
 
 def client(name: str = "sim-0", *, number: int = 7, task: str = "Toy", **fields: Any) -> ClientLink:
-    """A simulator's end of the link."""
+    """The simulator's end of a link."""
     greeting = hello("simulator", name, client=number, robots=1, spec=SPEC, agreement={"task": task}, **fields)
     return ClientLink("policy", greeting, (Action, Throttle))
 
@@ -124,7 +124,7 @@ def of(inputs: list[Input], kind: type[Message]) -> list[Any]:
 
 
 def pump(condition: Callable[[list[list[Input]]], bool], *buses: Transport) -> list[list[Input]]:
-    """Receive from all buses in turn until ``condition`` is true for all inputs received so far.
+    """Receive from one bus after another until ``condition`` is true for all inputs received so far.
 
     Returns:
         For each bus, the list of its inputs.
@@ -255,7 +255,7 @@ class TransportContract:
             ("policy", number) for number in range(300)
         ]
 
-    def test_full_queue_to_the_server_refuses_and_drops_nothing(
+    def test_full_queue_to_the_server_refuses_messages_and_drops_none(
         self, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
         serving, joining, _ = linked
@@ -271,7 +271,9 @@ class TransportContract:
         (got,) = pump(lambda got: bool(got[0]), serving)
         assert [step.sequence for step in of(got, Step)] == [sent]
 
-    def test_full_queue_to_a_client_refuses_and_drops_nothing(self, linked: tuple[Transport, Transport, Peer]) -> None:
+    def test_full_queue_to_a_client_refuses_messages_and_drops_none(
+        self, linked: tuple[Transport, Transport, Peer]
+    ) -> None:
         serving, joining, peer = linked
         sent = 0
         while serving.send(peer, action(sent)):
@@ -384,7 +386,7 @@ class TransportContract:
         assert joining.send("policy", make_step(0))
         pump(lambda got: Step in kinds(got[0]), serving)
 
-    def test_new_server_welcomes_the_clients_of_the_old_one(
+    def test_new_server_welcomes_the_clients_of_the_old_server(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
         """The new server gets Steps for the old server. It drops them and asks for a Hello."""

@@ -17,7 +17,7 @@ from tests.dashboard.conftest import Site
 
 
 def make_runs(folder: Path) -> None:
-    """Make two runs that differ in their seed, and one with another batch size. Each run has two evaluations."""
+    """Make two runs with different seeds, and a third run with another batch size. Each run has two evaluations."""
     for name, seed, batch, scores in (("a1", 1, 128, (10, 20)), ("a2", 2, 128, (30, 60)), ("b", 1, 256, (5, 6))):
         config = loading.load("walker2d_fast", [f"seed={seed}", f"learner.batch_size={batch}"])
         run = RunFolder.create(folder / name, config)
@@ -54,7 +54,7 @@ def test_runs_of_a_folder_are_compared(page: Page, serve: Callable[..., Site], t
     assert [problem for problem in page.problems if "walk.mp4" not in problem] == []
 
 
-def test_a_video_of_eval_plays(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
+def test_a_video_in_a_run_folder_plays(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
     imageio = pytest.importorskip("imageio.v2", reason="needs imageio, which is not installed")
     make_runs(tmp_path / "runs")
     with imageio.get_writer(tmp_path / "runs" / "a1" / "walk.mp4", fps=10) as film:

@@ -78,7 +78,7 @@ def test_a_request_with_two_host_headers_is_refused(site: Site) -> None:
     connection.close()
 
 
-def test_metrics_and_stream_of_a_run_that_has_ended(site: Site) -> None:
+def test_a_run_that_has_ended_has_metrics_and_a_stream(site: Site) -> None:
     cookie = site.cookie()
     found = json.loads(site.get("/metrics", cookie)[2])
     train = [record for record in RECORDS if record["kind"] == "train"]
@@ -97,7 +97,7 @@ def test_metrics_and_stream_of_a_run_that_has_ended(site: Site) -> None:
             line = stream.readline().decode()
             live = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else live
         assert "start its training first" in live["problem"]
-        site.process.interrupt()  # ends although a viewer is connected
+        site.process.interrupt()  # the server ends although a viewer is connected
         assert site.process.finish(30) == 130, site.process.output()
         assert site.token not in site.process.output().replace(site.address, "")
 

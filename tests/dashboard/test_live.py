@@ -24,7 +24,7 @@ MS = 1_000_000  # ns
 
 
 def test_the_times_between_messages_follow_the_clock_of_the_node(make_step: Callable[..., Step]) -> None:
-    """One of seven Steps, 7 ms apart, is missing. The gap does not count, so the bin up to 10 ms has four times."""
+    """One of seven Steps, 7 ms apart, is missing. The gap does not count: the bin up to 10 ms has four intervals."""
     pace = Pace()
     entries = entries_of([("sim-0", make_step(number)) for number in range(7)], period=7 * MS)
     del entries[3]

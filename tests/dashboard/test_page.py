@@ -102,7 +102,9 @@ def test_the_memory_of_an_open_page_stays_constant(page: Page, serve: Callable[.
     assert page.problems == []
 
 
-def test_pictures_of_the_former_robot_are_not_drawn(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
+def test_after_a_change_of_the_robot_the_page_does_not_draw_waiting_pictures(
+    page: Page, serve: Callable[..., Site], tmp_path: Path
+) -> None:
     make_run(tmp_path / "run")
     page.open(serve("--run", "run").address)
     page.wait("document.querySelector('#why').textContent")
@@ -153,7 +155,7 @@ def test_the_page_follows_a_training_and_connects_again_to_the_next_one(
     page.wait("[...document.querySelectorAll('#tiles dt')].some((it) => it.textContent === 'steps/s')")
     page.wait("trend.length > 5 && trend.at(-1).steps_per_s > 0")
     page.wait("document.querySelectorAll('#channels tbody tr').length === 22 + 6")
-    # An episode starts without an action.
+    # The first Step of an episode has no action, so wait for a later Step.
     page.wait("document.querySelector('#robot-facts').textContent.includes('action from: policy')")
     page.wait("document.querySelectorAll('#chart-latency canvas, #chart-channels canvas').length === 2")
     page.wait("!document.querySelector('#body').hidden && body.frame?.length === 7 * 6")  # 7 shapes, 2 ends, x y z

@@ -22,7 +22,7 @@ def test_an_action_is_applied_at_once_and_reported_in_the_next_step(make_core: M
     step = one(core.step([], 0.02))
     assert (step.sequence, step.phase[0], step.origin, step.answered, step.weights_version) == (1, 1, POLICY, 0, 7)
     assert step.action.tolist() == [[1.5, -0.25]]
-    assert step.reward.tolist() == [1 + 1.5]
+    assert step.reward.tolist() == [1 + 1.5]  # the toy's reward: first observation + first action
     step = one(core.step([], 0.04))  # no Action for Step 1 yet: the motors hold the last one
     assert (step.origin, step.weights_version, step.action.tolist()) == (HELD, 0, [[1.5, -0.25]])
     assert len(robot.applied) == 2
@@ -48,7 +48,7 @@ def test_a_held_action_of_an_operator_belongs_to_the_operator(make_core: Make) -
         assert (step.origin, step.operated) == (origin, {})
 
 
-def test_the_servers_safe_action_overrides_its_policys_action(make_core: Make, robot: Toy) -> None:
+def test_a_safe_action_of_the_server_overrides_the_action_of_the_policy(make_core: Make, robot: Toy) -> None:
     core = make_core()
     core.step([action(0, 1.5, 0), action(0, -0.5, 0.125, version=0)], 0.003)
     assert robot.applied[-1] == [-0.5, 0.125]
@@ -57,7 +57,13 @@ def test_the_servers_safe_action_overrides_its_policys_action(make_core: Make, r
     assert core.guard.lifecycle.active  # the server is present and sends actions
 
 
-def test_the_robots_own_limits_always_hold(make_core: Make, robot: Toy) -> None:
+def test_a_second_answer_of_the_policy_to_the_same_step_is_ignored(make_core: Make, robot: Toy) -> None:
+    core = make_core()
+    core.step([action(0, 1.5, 0), action(0, -0.5, 0.125)], 0.003)
+    assert robot.applied[-1] == [1.5, 0.0]
+
+
+def test_the_driver_always_applies_its_own_limits(make_core: Make, robot: Toy) -> None:
     core = make_core(SafetyConfig(limits={"left": (-0.5, 1.0)}))
     core.step([action(0, 2.5, 0.5)], 0.003)
     assert robot.applied[-1] == [1.0, 0.5]
@@ -176,7 +182,7 @@ def test_the_action_deadline_is_checked_between_two_steps(make_core: Make, robot
     step = one(core.step([], 0.06))
     assert (step.origin, step.action.tolist(), step.weights_version) == (SAFE_ORIGIN, [[0.25, 0]], 0)
     before = len(robot.applied)
-    for number in range(4, 50):  # Actions return and are not applied
+    for number in range(4, 50):  # Actions come again, but the driver does not apply them
         core.step([action(number - 1, 1.5, 0)], number * PERIOD - 0.01)
         assert one(core.step([], number * PERIOD)).origin == SAFE_ORIGIN
     assert robot.applied[before:] == [[0.25, 0]] * 46  # once a period
@@ -188,12 +194,12 @@ def test_the_action_deadline_is_checked_between_two_steps(make_core: Make, robot
     assert robot.applied[-1] == [1.25, 0]
 
 
-def test_automatic_recovery_after_the_recovery_time(make_core: Make, robot: Toy) -> None:
+def test_the_driver_recovers_automatically_after_the_recovery_time(make_core: Make, robot: Toy) -> None:
     """Recovery needs Actions for 39 ms. They come every 20 ms from 0.065 s; the driver applies the one at 0.105 s."""
     core = make_core(SafetyConfig(action_deadline_ms=50, recovery="automatic", recovery_ms=39, safe_action="zero"))
     core.step([action(0, 1.5, 0)], 0.003)
     core.step([], 0.02)
-    assert states(core.step([], 0.061)) == ["fault"]  # Step 2
+    assert states(core.step([], 0.061)) == ["fault"]  # this turn also publishes Step 2
     applied = []
     for number in range(3, 8):
         core.step([action(number - 1, 1.5, 0)], number * PERIOD + 0.005)
@@ -242,8 +248,11 @@ def test_a_reply_has_the_rate_that_the_node_measured(make_core: Make) -> None:
     assert reply.detail["loop"] == {"rate_hz": 50.0}
 
 
-def test_the_time_of_a_reset_misses_no_deadline(make_core: Make, robot: Toy) -> None:
-    """The reset begins at 0.04 s and lasts 2 s. Real time continues, so there are 99 overruns."""
+def test_the_time_of_a_reset_does_not_count_as_missed_deadlines(make_core: Make, robot: Toy) -> None:
+    """The reset lasts from 0.04 s to 2.041 s. 100 deadlines pass before the next Step, so 99 are overruns.
+
+    ``missed_share`` does not count them.
+    """
     core = make_core()
     robot.ends = Phase.TERMINATED
     core.step([], 0.02)

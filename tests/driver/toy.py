@@ -21,7 +21,13 @@ Make = Callable[..., SourceCore]
 
 
 class Toy(Robot):
-    """A robot that records its actions. ``observe`` returns ``sees``, or raises ``sees`` if it is an exception."""
+    """A robot that records its actions.
+
+    Attributes:
+        sees: what ``observe`` returns. If this is an exception, ``observe`` raises it.
+        motor: an exception that ``apply`` raises, or None.
+        ends: the phase after each control period.
+    """
 
     def __init__(self, spec: RobotSpec) -> None:
         self.spec = spec

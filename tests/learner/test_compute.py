@@ -133,7 +133,7 @@ def test_only_a_newly_chosen_precision_is_measured(
     ("speeds", "expected"),
     [
         ((100, 120, 150, 200), ("bf16", 2)),
-        ((100, 120, 196, 200), ("bf16", 1)),  # 97 % of the highest speed is fast enough
+        ((100, 120, 196, 200), ("bf16", 1)),  # 196 is above 97 % of the highest speed, so 1 thread is enough
         ((196, 120, 200, 150), ("fp32", 1)),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_learner_outside_a_run_measures_no_updates(monkeypatch: pytest.MonkeyP
     assert core.config.learner.thread_count == 1
 
 
-def test_threads_are_powers_of_two_up_to_the_cores() -> None:
+def test_threads_are_powers_of_two_up_to_the_number_of_processor_cores() -> None:
     config = parse({"learner": {"threads": "auto"}}).learner
     assert measure.choices(config, ["fp32"], 6) == [("fp32", 1), ("fp32", 2), ("fp32", 4)]
     compiled = parse({"learner": {"threads": "auto", "compile": True}}).learner
@@ -232,7 +232,7 @@ def test_resolve_gives_the_settings_that_this_process_would_use() -> None:
     assert notices[3:] == [] or notices[3].startswith("measured updates per second: fp32 with 1 thread ")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, so the learner does not refuse it")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, so the learner accepts cuda")
 def test_a_missing_device_gives_a_one_line_error() -> None:
     with pytest.raises(
         ConfigError, match=r"^learner\.device is 'cuda': torch .* sees no GPU; allowed here: cpu, auto$"

@@ -1,4 +1,7 @@
-"""The learner's core without sockets or physics: grants, published weights, metrics and divergence."""
+"""The learner's core without sockets or physics: grants, published weights, metrics and divergence.
+
+A grant is the number of transitions that a Throttle allows a source.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from tests.learner.world import World, config, published, throttles
 
 
 def test_grants_follow_the_ratio(world: World) -> None:
-    """With ratio 1, band 8 and start 10, the learner allows 18 + u transitions after u updates."""
+    """With replay_ratio 1, replay_ratio_band 8 and learning_starts 10, u updates allow 18 + u transitions."""
     sim = world.peer("simulator", "sim-0", robots=1)
     [grant] = throttles(world.join(sim))
     assert (grant.transitions_allowed, grant.answers) == (18, 0)
@@ -37,13 +40,13 @@ def test_grants_follow_the_ratio(world: World) -> None:
     assert world.core.updates == 8
     outputs += world.idle(20)
     assert world.core.updates == 8  # 18 - 10 updates: the learner waits for more data
-    assert throttles(outputs)[-1].transitions_allowed == 26  # 10 + 8 + 8
+    assert throttles(outputs)[-1].transitions_allowed == 26  # learning_starts 10 + band 8 + 8 updates
 
 
 def test_a_leaving_source_returns_its_grant(world: World) -> None:
     a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
     assert throttles(world.join(a))[0].transitions_allowed == 18
-    assert throttles(world.join(b)) == []  # a holds the whole grant
+    assert throttles(world.join(b)) == []  # `a` holds the whole grant
     outputs = world.give(a, Bye("done"))
     [grant] = throttles(outputs)
     assert (grant.source, grant.transitions_allowed) == ("b", 18)
@@ -64,7 +67,7 @@ def test_published_weights_are_complete_and_set_the_exploration(world: World) ->
     assert bundle.spec == world.spec
 
 
-def test_versions_increase_across_a_learners_restart(world: World) -> None:
+def test_versions_increase_across_a_restart_of_the_learner(world: World) -> None:
     """A simulator joins first. Then the policy server joins, which serves version 70 of an earlier learner."""
     world.join(world.peer("simulator", "sim-0", robots=1))
     [weights] = published(world.join(world.peer("policy", "policy", version=70)))
@@ -117,7 +120,7 @@ def test_actions_are_stored_normalised(world: World) -> None:
     assert world.core.training.experience.replay.sample(1).action.tolist() == [[0.5, -0.5]]
 
 
-def test_a_step_with_another_sources_name_is_dropped(world: World) -> None:
+def test_a_step_that_names_another_source_is_dropped(world: World) -> None:
     sim = world.peer("simulator", "sim-0", robots=1)
     world.join(sim)
     world.give(sim, world.make_step(0, source="sim-1"))
@@ -138,6 +141,7 @@ def test_training_stops_at_the_configured_steps(world: World) -> None:
 
 
 def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    """A round has one Step of each simulator."""
     values = config(learning_starts=2)
     world = World(make_core(changed(values, timing="lockstep", simulators=2)), spec, make_step)
     a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
@@ -163,7 +167,7 @@ def test_n_step_returns_end_with_their_recording(spec: RobotSpec, make_step: Cal
     recorded = [make_step(number, reward=np.array([number], np.float32)) for number in range(6)]
     core = make_core(config(n_step=3))
     assert prefill(core, [(spec, recorded[:4]), (spec, recorded[4:])]) == [3, 1]
-    rewards = core.training.experience.replay.rows[:4, 3 + 2]  # after observation and action
+    rewards = core.training.experience.replay.rows[:4, 3 + 2]  # the reward comes after 3 observations and 2 actions
     assert rewards == pytest.approx([1 + 2 * 0.99 + 3 * 0.99**2, 2 + 3 * 0.99, 3, 5])
 
 
@@ -203,7 +207,7 @@ def test_a_new_learner_continues_the_version_numbers_of_the_server(world: World)
 
 
 def test_a_paused_source_does_not_stop_the_others(world: World) -> None:
-    """The first source holds all 18 steps and then does nothing for more than 5 s."""
+    """Source `a` holds the grant of 18 steps and does nothing. After 5 s, the learner gives the grant to source `b`."""
     a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
     world.join(a)
     assert throttles(world.join(b)) == []
@@ -255,7 +259,10 @@ def test_divergence_is_reported_and_the_final_policy_has_a_new_version(world: Wo
 def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
     spec: RobotSpec, make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With γ = 0.99 and rewards of 1, returns are at most 100. The mean target is near 29,700; the limit is 10,000."""
+    """With γ = 0.99 and rewards of 1, returns are at most 1 / (1 - 0.99) = 100. The limit is 100 times this: 10,000.
+
+    The target critics return about 30,000, so the mean target is near 0.99 · 30,000 = 29,700.
+    """
     monkeypatch.setattr(reports, "EVERY", 20)
     world = World(make_core(config(publish_every=1000)), spec, make_step)
     sim = world.peer("simulator", "sim-0", robots=1)

@@ -136,7 +136,7 @@ def storages(thing: Any, found: dict[int, int], seen: set[int]) -> dict[int, int
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_announced_gpu_memory_equals_that_of_the_tensors(precision: str, device: torch.device) -> None:
-    """The GPU holds copied rows, one batch and the networks. The test also adds up the same tensors on the CPU.
+    """The GPU holds copied rows, one batch and the networks. The test also runs on the CPU, with the same tensors.
 
     The tolerance of 2 % covers gaps between parameters.
     """
@@ -173,10 +173,11 @@ def machine_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_needs_match_a_hand_calculation() -> None:
     """The actor has 5 · 3 + 5 + 2 · 5 + 2 = 32 numbers. The critics have 2 · (5 · 5 + 5 + 5 + 1) = 72.
 
-    The learner keeps these 104 numbers five times. A checkpoint holds them four times. A checkpoint also holds the
-    rows, except in free-running with a replay file, and for LAP one priority of 8 bytes for each row. The disk must
-    hold two kept checkpoints and a new one. The sum tree has four levels of 3125 · 32, 98 · 32, 4 · 32 and 32 nodes. A
-    node has 8 bytes.
+    The learner keeps these 104 numbers five times: weights, targets, gradient and Adam's two moments. A checkpoint
+    holds all of them except the gradient. A checkpoint also holds the rows, except in free-running with a replay file,
+    and for LAP one priority of 8 bytes for each row. The disk must hold two kept checkpoints and a new one. The sum
+    tree has four levels of 3125 · 32, 98 · 32, 4 · 32 and 32 nodes. A node has 8 bytes. A GPU holds the rows, a batch
+    of 256 rows of 40 bytes, and the networks.
     """
     rows, networks, saved = 4_000_000, 5 * 104 * 4, 4 * 104 * 4
     plain = needs(small(), 3, 2)

@@ -126,7 +126,7 @@ def test_a_restarted_node_starts_with_new_counts(nodes: Nodes, make_step: Make, 
     assert [row["action"] for row in rows(message, names)] == [{"left": 0.0, "right": 0.0}] * 3
 
 
-def test_the_summary_of_a_message(make_step: Make) -> None:
+def test_a_summary_counts_phases_and_averages_returns(make_step: Make) -> None:
     assert facts(make_step(0))["phase"] == "first"
     ended = make_step(3, 3, phase=np.array([Phase.MID, Phase.TRUNCATED, Phase.MID], np.uint8))
     assert facts(ended)["phase"] == "2 mid, 1 truncated"

@@ -41,8 +41,9 @@ def test_the_state_of_many_robots_fits_into_a_message(
     answer = reply(core, operator, command("state"))
     assert len(codec.encode(answer)) < Reply.MAX_BYTES
     detail = answer.detail
+    # ``leg`` is connected, too, but the server watches over it only after its first Step.
     assert (detail["sources_in_all"], detail["connected_in_all"]) == (1000, 1001)
-    assert (len(detail["sources"]), len(detail["connected"])) == (256, 512)
+    assert (len(detail["sources"]), len(detail["connected"])) == (256, 512)  # the most that a Reply lists
     assert {each["watch"] for each in detail["sources"].values()} == {"fault"}
     assert len(detail["stopped"]) == 999
     assert len(codec.encode(Latches(core.safety_state.plain()))) < Latches.MAX_BYTES
@@ -55,7 +56,7 @@ def test_an_emergency_stop_overrides_actions_until_reset_and_activate(
     core.step([(peer, make_step(1))], 1.0)
     inputs: list[Input] = [(peer, make_step(2)), (operator, command("estop"))]
     outputs = core.step(inputs, 1.01)
-    assert only_safe(outputs)  # also for the Step that came before the command in the same turn
+    assert only_safe(outputs)  # also for the Step that came before the command in the same call
     assert ("policy", "fault") in changes(outputs)
     assert [(to, m.verb) for to, m in outputs if isinstance(m, Command)] == [(peer, "estop")]
     assert "emergency stop is in force" in reply(core, operator, command("activate"), 1.02).error
@@ -98,7 +99,7 @@ def test_a_robot_can_send_no_command_except_estop_for_all_robots(
     assert not core.safety.stopped
     outputs = core.step([(peer, command("estop"))], 0.0)
     assert core.lifecycle.stopped
-    [relayed] = [message for to, message in outputs if to is peer]  # no Reply: a driver does not use one
+    [relayed] = [message for to, message in outputs if to is peer]  # no Reply: a driver does not need it
     assert isinstance(relayed, Command)
     assert relayed.verb == "estop"
 
@@ -133,7 +134,7 @@ def test_configure_activate_and_deactivate_without_a_target_apply_to_all_robots(
         assert not [m for _, m in core.step([(operator, command(verb))], 0.0) if isinstance(m, Command)]
 
 
-def test_load_and_rollback(
+def test_load_serves_a_new_policy_and_rollback_an_older_policy(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
     core = make_core()
@@ -148,7 +149,7 @@ def test_load_and_rollback(
         (command("load", payload=good.encode(), version=1), "not newer than version 1"),
         (command("load", payload=outside.encode()), "safe_action of 'left' is 0.25 N; allowed: 2.0 to 3.0"),
         (command("rollback"), "no policy before version 1"),
-        (command("rollback", version=7), "version 7 is not held: 1 are"),
+        (command("rollback", version=7), "the server does not hold version 7; it holds 1"),
         (command("dance"), "no verb 'dance'; allowed: state, configure"),
         (command("state", "arm"), "no robot 'arm' is connected; connected: leg"),
     ]
@@ -225,7 +226,7 @@ def test_state_changes_of_robots_are_relayed_to_operators(make_core: Cores, peer
 
 
 @pytest.mark.parametrize("how", ["fault", "stop"])
-def test_a_learners_weights_neither_end_a_fault_nor_remove_the_limits(
+def test_weights_of_a_learner_neither_end_a_fault_nor_remove_the_limits(
     how: str,
     peer: Peer,
     operator: Peer,
@@ -246,7 +247,7 @@ def test_a_learners_weights_neither_end_a_fault_nor_remove_the_limits(
     core.step([(operator, command("reset", "leg")), (operator, command("activate", "leg"))], 1.13)
     [action] = actions(core.step([(peer, make_step(4))], 1.14))
     assert (action.weights_version, action.action[0, 0]) == (3, 0.5)
-    core.step([], 1.2401)  # the deployed policy's deadline
+    core.step([], 1.2401)  # 100 ms after the Step, the deadline of the deployed policy is over
     assert core.detail()["sources"]["leg"]["watch"] == "fault"
 
 
@@ -331,7 +332,7 @@ def test_a_stop_of_an_absent_robot_can_be_reset(make_core: Cores, peer: Peer, op
     assert sent_to(core.step([(peer, peer.hello)], 1.0), peer) == []
 
 
-def test_a_stopped_robot_without_settings_gets_the_safe_action(
+def test_a_stopped_robot_without_safety_settings_gets_the_safe_action(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core(SafetyConfig())
@@ -340,7 +341,7 @@ def test_a_stopped_robot_without_settings_gets_the_safe_action(
     applied = np.array([[0.5, -0.25]], np.float32)
     outputs = core.step([(operator, command("estop", "leg")), (peer, make_step(2, action=applied))], 0.2)
     [action] = actions(outputs)
-    # No settings: the safe action repeats the applied one. Version 0 means that no policy computed it.
+    # Without settings, the safe action repeats the applied action. Version 0: no policy computed this action.
     assert (action.weights_version, action.action.tolist()) == (0, applied.tolist())
     assert core.counters["safe_actions"] == 1
     [action] = actions(core.step([(operator, command("activate", "leg")), (peer, make_step(3))], 0.3))

@@ -74,6 +74,7 @@ def test_gaussian_noise_scales_with_half_the_range(
     core.step([weights(1, replace(make_bundle(kind="gaussian", scale=0.1), tensors=tensors))], 0.0)
     drawn = np.array([core.step([(peer, make_step(n))], 0.0)[0][1].action[0] for n in range(4000)])  # type: ignore[attr-defined]
     # Zero weights give the middle of the range, (1, 0). Half ranges 2 and 0.5 give deviations 0.2 and 0.05.
+    # The tolerances are at least four standard errors.
     np.testing.assert_allclose(drawn.mean(0), [1, 0], atol=4 * 0.2 / 4000**0.5)
     np.testing.assert_allclose(drawn.std(0), [0.2, 0.05], rtol=0.06)
 
@@ -102,7 +103,7 @@ def test_lockstep_waits_for_the_required_version_and_uses_it(
     assert np.array_equal(action.action, Actor(bundles[2])(np.full((1, 3), 5, np.float32)))
 
 
-def test_only_the_newest_valid_weights_are_decoded(
+def test_outside_lockstep_the_server_decodes_only_the_newest_valid_weights(
     make_bundle: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[str] = []

@@ -214,7 +214,10 @@ def test_the_waiting_queue_is_bounded(
 def test_a_loaded_policy_replaces_all_weights_that_came_before_it(
     examiner: Examiner, gate: Gate, counters: Counter[str], operator: Peer, make_bundle: Callable[..., Bundle]
 ) -> None:
-    """Version 7 is being examined and 8 waits. The next turn receives 9, the load command, and 10."""
+    """Version 7 is being examined and 8 waits. The next turn receives 9, the load command, and 10.
+
+    The command names no version, so its policy gets version 5, the next after 4.
+    """
     core = PolicyCore(seed=9, examine=examiner)
     core.load(4, make_bundle())
     new = {version: weights(version, make_bundle(version)) for version in (7, 8, 9, 10)}

@@ -85,7 +85,7 @@ def test_robots_together_and_one_by_one_get_equal_noise(kind: type[Noise], actio
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("robots", [1, 5, 64])
-def test_the_number_of_robots_does_not_change_a_robots_noise(kind: type[Noise], robots: int, seed: int) -> None:
+def test_the_number_of_robots_does_not_change_the_noise_of_a_robot(kind: type[Noise], robots: int, seed: int) -> None:
     few, many = made(kind, seed, robots, 3), made(kind, seed, 1024, 3)
     for step in (0, 15, 16, 63, 64, 255, 256, 1000):
         expected = ask(many, [7] * 1024, [step] * 1024)[:robots]
@@ -93,7 +93,7 @@ def test_the_number_of_robots_does_not_change_a_robots_noise(kind: type[Noise], 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_robots_noise_does_not_depend_on_other_robots_steps(kind: type[Noise], seed: int) -> None:
+def test_the_noise_of_a_robot_does_not_depend_on_the_steps_of_other_robots(kind: type[Noise], seed: int) -> None:
     """Robot 1 gets the same noise for episode 2 and step 70, although the steps of the other robots differ."""
     together = ask(made(kind, seed, 3, 2), [0, 2, 9], [5, 70, 200])
     apart = ask(made(kind, seed, 3, 2), [4, 2, 1], [64, 70, 63])
@@ -130,7 +130,8 @@ def test_gaussian_and_ornstein_uhlenbeck_noise_draw_different_numbers(white: typ
 def test_the_distributions_have_the_expected_moments(white: type[Noise], flat: type[Noise]) -> None:
     """10,000 draws with a fixed seed.
 
-    The means are within four standard errors: 4 · 1/√10⁴ = 0.04 and 4 · 0.289/√10⁴ = 0.012.
+    Uniform numbers from 0 to 1 have the standard deviation 1/√12 = 0.289. The means are within four standard errors:
+    4 · 1/√10⁴ = 0.04 and 4 · 0.289/√10⁴ = 0.012.
     """
     normal, uniform = (
         np.concatenate([ask(noise, [0], [step]) for step in range(1000)])
@@ -164,7 +165,7 @@ def test_numbers_drawn_at_once_are_independent_and_normal() -> None:
         "robots": (drawn[1:], drawn[:-1]),
         "steps": (drawn[:, 1:], drawn[:, :-1]),
         "channels": (drawn[:, :, 1:], drawn[:, :, :-1]),
-        "channels of one word": (drawn[:, :, 3:], drawn[:, :, :3]),
+        "channels of one word": (drawn[:, :, 3:], drawn[:, :, :3]),  # a random word gives channels p and 3 + p
     }
     for name, (one, other) in neighbours.items():
         assert abs((one * other).mean()) < 4 / one.size**0.5, name
@@ -253,9 +254,10 @@ def test_ornstein_uhlenbeck_remembers_only_the_blocks_it_needs() -> None:
 def test_ornstein_uhlenbeck_has_the_expected_variance_and_correlation() -> None:
     """The variance tends to 1 / (1 - 0.85²) = 3.6036, so the standard deviation tends to 1.898.
 
-    The correlation of successive steps is 0.85. The seed is fixed. 3,800 steps of 10 actions are worth at least
-    3800 · 0.15 · 10 / 2 = 2850 independent numbers. So three standard errors of the standard deviation,
-    3/√(2 · 2850), are below 4 %. The first 200 steps do not count, because the process begins at 0.
+    The correlation of successive steps is 0.85. The seed is fixed. With this correlation, a number is worth at
+    least (1 - 0.85) / 2 of an independent number. So 3,800 steps of 10 actions are worth at least
+    3800 · 10 · 0.15 / 2 = 2850 independent numbers. Three standard errors of the standard deviation, 3/√(2 · 2850), are
+    below 4 %. The first 200 steps do not count, because the process begins at 0.
     """
     noise = OrnsteinUhlenbeck(**IDENTITY, theta=0.15)
     x = np.concatenate([ask(noise, [0], [step]) for step in range(4000)])[200:]
@@ -311,7 +313,10 @@ def test_an_installed_package_adds_a_noise(
     make_step: Callable[..., Step],
     peer: Peer,
 ) -> None:
-    """A zero actor gives (1, 0). Half ranges are 2 and 0.5, so noise of ±2 · 0.1 changes an action by ±0.4 and ±0.1."""
+    """An actor with zero weights gives the middles of the action ranges, (1, 0). The half ranges are 2 and 0.5.
+
+    With size 2 and scale 0.1, the noise changes an action by ±2 · 0.1 · (2, 0.5) = ±(0.4, 0.1).
+    """
     install(1000)
     config = loading.parse({"exploration": {"kind": "sign", "parameters": {"size": 2.0}}}).exploration
     exploration = Exploration(config.kind, config.noise, config.noise_parameters())

@@ -125,7 +125,7 @@ STOPS, CLAMPS = (SafetyConfig(limits=LIMITS, out_of_limit=mode) for mode in ("st
 
 
 @pytest.mark.parametrize(("robot", "bundle"), [(CLAMPS, STOPS), (STOPS, CLAMPS)], ids=["bundle", "robot"])
-def test_an_action_outside_stops_the_robot_if_the_robots_or_the_bundles_settings_say_so(
+def test_an_action_outside_the_limits_stops_the_robot_if_the_robot_or_the_bundle_sets_stop(
     robot: SafetyConfig, bundle: SafetyConfig
 ) -> None:
     core = PolicyCore(1, safety=robot)
@@ -134,7 +134,7 @@ def test_an_action_outside_stops_the_robot_if_the_robots_or_the_bundles_settings
     assert serve(core, 0, 0.1).weights_version == 0
 
 
-def test_a_safe_action_outside_the_drivers_limits_does_not_stop_the_driver() -> None:
+def test_a_safe_action_outside_the_limits_of_the_driver_does_not_stop_the_driver() -> None:
     guard = Guard(SPEC, "leg", STOPS)
     guard.look(0.0)
     action = Action("leg", 0, 0, 0, np.float32([[2.0, 0.0]]), 1, NO_NOISE, 0)

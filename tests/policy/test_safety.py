@@ -43,9 +43,10 @@ def test_the_rate_limits_the_change_of_an_action() -> None:
 
 
 def test_the_low_pass_mixes_the_new_action_with_the_applied_action() -> None:
-    """With a cut-off frequency of 10 Hz, the new action has a share of 0.71539: 1 + 0.71539·(2 - 1) = 1.71539.
+    """The applied action is 1, and the new action is 2. The result is 1 + 0.71539·(2 - 1) = 1.71539.
 
-    The filter does not change channels without a cut-off frequency.
+    With a cut-off frequency of 10 Hz, the weight of the new action is 1 - exp(-2π · 10 Hz · 0.02 s) = 0.71539. The
+    filter does not change channels without a cut-off frequency.
     """
     config = SafetyConfig(low_pass={"left": 10.0})
     assert filtered(config, [2, 0.5], [1, -0.5]) == pytest.approx([1.71539, 0.5], abs=1e-5)

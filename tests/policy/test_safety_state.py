@@ -87,7 +87,7 @@ def test_a_stop_of_one_robot_and_a_fault_of_another_survive_a_restart(
     core = begin(make_bundle(1))
     core.step([(peer, peer.hello), (other, other.hello), (operator, operator.hello)], 0.0)
     core.step([(peer, make_step(1)), (other, make_step(1)), (operator, command("estop", "arm"))], 0.0)
-    core.step([], 0.11)  # 100 ms without an observation of the leg
+    core.step([], 0.11)  # more than 100 ms without an observation of `leg`
     assert core.safety_state.stopped == ("arm",)
     assert core.safety_state.sources["leg"] == Held(Cause.FAULT, "no observation for 100 ms")
     restarted = begin(make_bundle(1), core.safety_state)
@@ -119,6 +119,7 @@ def test_only_reset_and_activate_end_a_stop_of_one_robot(
         core.step([(operator, command("activate", "leg"))], 0.012)
     restarted = PolicyCore(9, safety=AUTOMATIC)
     restarted.load(1, make_bundle(1))
+    # One log line for the state of `leg`, and a second line for its stop.
     assert len(restarted.resume(core.safety_state, 0.0)) == {"stopped": 2, "reset": 1, "activated": 0}[until]
     restarted.step([(peer, peer.hello), (operator, operator.hello)], 0.0)
     assert moved(restarted) == moved(core) == {1 if until == "activated" else 0}

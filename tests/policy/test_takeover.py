@@ -71,7 +71,9 @@ def serve(make_bundle: Callable[..., Bundle], spec: RobotSpec, make_step: Callab
     return lambda **options: Server(make_bundle(), spec, make_step, **options)
 
 
-def test_an_operators_action_replaces_the_policys_action_within_the_rate_limits(serve: Callable[..., Server]) -> None:
+def test_an_action_of_an_operator_replaces_the_action_of_the_policy_within_the_rate_limits(
+    serve: Callable[..., Server],
+) -> None:
     """The action goes from 1 to 3 in steps of 0.5, and to 1 again after ``give_back``. The other robot stays at 1."""
     server = serve()
     assert server.act().operated == {}

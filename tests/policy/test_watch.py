@@ -65,7 +65,7 @@ def test_activate_leaves_fault(
     assert not is_safe(action)
 
 
-def test_automatic_recovery_after_the_recovery_time(
+def test_automatic_recovery_ends_a_fault_after_the_recovery_time(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core(SafetyConfig(observation_deadline_ms=100, recovery="automatic", recovery_ms=50))
@@ -310,7 +310,7 @@ def make_phase(make_step: Callable[..., Step]) -> Callable[..., Step]:
 def test_the_watch_waits_while_a_robot_resets(
     make_core: Cores, peer: Peer, make_phase: Callable[..., Step], end: Phase
 ) -> None:
-    """The reset lasts 2 s, and the deadline is 200 ms. After the reset, the deadline holds again."""
+    """The reset lasts 2 s of the allowed 3 s. The deadline of 200 ms holds again after the reset."""
     core = make_core(RESETS)
     core.step([(peer, make_phase(4, end, 4))], 1.0)
     assert core.due == pytest.approx(4.0)
@@ -376,7 +376,7 @@ def test_a_fault_of_the_robot_ends_the_wait_for_its_reset(
 def test_too_many_queued_steps_after_a_reset_cause_a_fault(
     make_core: Cores, peer: Peer, make_phase: Callable[..., Step], queued: int, faults: list[tuple[str, str]]
 ) -> None:
-    """The server is suspended during the reset. A period is 20 ms, so 10 queued periods are within the deadline."""
+    """The server is suspended during the reset. A period is 20 ms, so 10 queued periods fit the deadline of 200 ms."""
     core = make_core(RESETS)
     core.step([(peer, make_phase(4, Phase.TERMINATED, 4))], 1.0)
     steps = [(peer, make_phase(5 + k, Phase.MID if k else Phase.FIRST, k)) for k in range(queued + 1)]

@@ -16,7 +16,6 @@ from td3_robot.driver.pacing import RealTime
 from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
 from td3_robot.messages import (
     Action,
-    Command,
     Latches,
     LifecycleChange,
     Message,
@@ -34,6 +33,7 @@ from td3_robot.specs import Float32, RobotSpec
 from td3_robot.topics import RECORDER
 from td3_robot.transport import turns
 from td3_robot.transport.link import hello
+from tests.policy.served_robot import command, leg
 
 SAFE = SafetyConfig(observation_deadline_ms=100)
 
@@ -58,17 +58,8 @@ class Records:
 
 
 @pytest.fixture
-def peer(spec: RobotSpec) -> Peer:
-    return Peer("policy", b"1", hello("driver", "leg", client=1, robots=1, spec=spec), {})
-
-
-@pytest.fixture
 def operator() -> Peer:
     return Peer("policy", b"2", hello("operator", "op", client=2), {})
-
-
-def command(verb: str) -> Command:
-    return Command(1, "", verb, "because", 0, "", b"")
 
 
 def recorded_policy(core: PolicyCore) -> tuple[RecordedCore, Records]:
@@ -84,7 +75,7 @@ def test_state_changes_are_recorded_when_no_operator_is_connected() -> None:
     assert records.take(LifecycleChange) == []
 
 
-def test_a_state_change_sent_to_an_operator_is_left_to_the_link(operator: Peer) -> None:
+def test_a_state_change_that_a_link_sends_to_an_operator_is_not_recorded_again(operator: Peer) -> None:
     """The link records every message that it sends."""
     core, records = recorded_policy(PolicyCore(seed=9))
     core.step([(operator, operator.hello)], 1.0)
@@ -95,9 +86,9 @@ def test_a_state_change_sent_to_an_operator_is_left_to_the_link(operator: Peer) 
 
 
 def test_latches_are_recorded_when_they_change(
-    peer: Peer, operator: Peer, make_bundle: Callable[..., Bundle], make_step: Callable[..., Step]
+    spec: RobotSpec, operator: Peer, make_bundle: Callable[..., Bundle], make_step: Callable[..., Step]
 ) -> None:
-    policy = PolicyCore(9, safety=SAFE)
+    peer, policy = leg(spec), PolicyCore(9, safety=SAFE)
     policy.load(1, make_bundle(1))
     policy.resume(SafetyState(stopped=("arm",)), 0.0)
     core, records = recorded_policy(policy)
@@ -169,7 +160,7 @@ def test_the_applied_action_is_recorded_with_the_next_step_number_and_the_time(d
     assert (command_sent.step, command_sent.stamp, command_sent.action.tolist()) == (1, 3_000_000, [1.5, -0.25])
 
 
-def test_the_robots_reports_are_recorded_when_they_change(driver: Driver) -> None:
+def test_reports_of_the_robot_are_recorded_when_they_change(driver: Driver) -> None:
     """Calls 1 and 2 are apply and observe at 0.0 s. Call 3 observes and fails. Call 4 applies the safe action."""
     core, records, robot = driver
     assert records.take(RobotReport) == []

@@ -117,7 +117,7 @@ def test_a_failed_export_leaves_no_file(
 
 
 @pytest.mark.parametrize("name", ["faulted", "walkers"])
-def test_a_real_recording_with_every_topic_in_both_forms(name: str, tmp_path: Path, capsys: Any) -> None:
+def test_csv_and_parquet_exports_hold_the_same_rows_of_every_topic(name: str, tmp_path: Path, capsys: Any) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     recording = Path(__file__).parent.parent / "replay" / "sessions" / f"{name}.mcap"
     counts = []

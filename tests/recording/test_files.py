@@ -86,7 +86,7 @@ def test_schema_names_every_field(name: str) -> None:
 
 
 def test_a_killed_recorder_loses_only_the_unfinished_chunk(acted: Make, save: Make) -> None:
-    """90 messages come at 60 per second. A chunk lasts CHUNK_S, so complete chunks hold at least 59 messages."""
+    """90 messages come at 60 per second. The lost chunk lasts at most CHUNK_S (0.5 s), so it has at most 31."""
     entries = entries_of(acted(44))  # 2 Weights, 44 Steps and 44 Actions
     assert len(entries) == 90
     path = save("killed.mcap", entries, close=False)
@@ -197,7 +197,7 @@ def test_recover_reports_what_is_missing(acted: Make, save: Make, number: int) -
 def test_recover_without_an_index_warns_that_more_may_be_missing(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If the damaged chunk held the name of a channel, all messages of this channel are lost. Others are kept."""
+    """If the damaged chunk held the name of a channel, all messages of this channel are lost. Other channels stay."""
     steps, actions = (
         [entry for entry in entries_of(acted(60)) if entry.topic == topic] for topic in ("step", "action")
     )
@@ -255,7 +255,8 @@ def damaged(path: Path) -> bool:
 def test_damage_to_the_index_is_found_and_loses_nothing(acted: Make, save: Make, rng: np.random.Generator) -> None:
     """Change or cut the file after the data. A reader that starts at the beginning finds all entries.
 
-    The data ends with a record of 9 + 4 bytes. The file ends with footer and magic: 37 bytes.
+    The data ends with a record of 13 bytes: opcode and length (9) and content (4). The file ends with the footer record
+    (29 bytes) and MCAP's magic bytes (8).
     """
     entries = entries_of(acted(2))
     path = save("a.mcap", entries)
@@ -359,7 +360,7 @@ def test_a_huge_chunk_is_not_unpacked(acted: Make, save: Make) -> None:
         summary = make_reader(file).get_summary()
     assert summary is not None
     octets = bytearray(path.read_bytes())
-    at = summary.chunk_indexes[0].chunk_start_offset + 9 + 16
+    at = summary.chunk_indexes[0].chunk_start_offset + 9 + 16  # after opcode and length, and two times of 8 bytes
     octets[at : at + 8] = (1 << 60).to_bytes(8, "little")
     path.write_bytes(octets)
     file_ = SessionFile(path)
@@ -417,7 +418,9 @@ def test_text_from_a_file_cannot_control_the_terminal(
     assert "\x1b" not in output.out + output.err
 
 
-def test_the_recover_command(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_recover_command_mends_a_cut_file_and_writes_nothing_for_a_whole_file(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = save("a.mcap", entries_of(acted(4)))
     assert main(["recover", str(whole)]) == 0
     assert "nothing to recover" in capsys.readouterr().out

@@ -50,7 +50,7 @@ def read(path: Path) -> dict[str, list[tuple[str, Any, int]]]:
 
 @pytest.fixture(scope="module")
 def walkers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, Any, int]]]:
-    """The messages for two simulators with two Walker2D each, by topic."""
+    """The messages for two simulators with two Walker2D robots each, by topic."""
     folder = tmp_path_factory.mktemp("walkers")
     assert main(["export", str(SESSIONS / "walkers.mcap"), "--out", str(folder), "--format", "foxglove"]) == 0
     return read(folder / "foxglove.mcap")
@@ -107,7 +107,7 @@ def test_frames_are_the_poses_of_the_links(walkers: dict[str, Any], steps: list[
 
 
 def test_the_scene_has_a_shape_for_each_part(walkers: dict[str, Any]) -> None:
-    """The walker has 7 capsules: torso, two thighs, legs and feet. The foot lies along x: 0.2 m long, radius 0.06 m."""
+    """The walker has 7 capsules: torso, 2 thighs, 2 legs, 2 feet. A foot lies along x: length 0.2 m, radius 0.06 m."""
     entities = {entity.frame_id: entity for entity in walkers["/sim-0/1/scene"][0][1].entities}
     assert sum(len(entity.cylinders) for entity in entities.values()) == 7
     assert sum(len(entity.spheres) for entity in entities.values()) == 14
@@ -194,7 +194,8 @@ def test_a_matrix_and_its_quaternion_are_the_same_rotation(values: tuple[float, 
     )
     decode = decoder("foxglove.Quaternion", type(_quaternion(matrix)).get_schema().data)
     found = decode(_quaternion(matrix).encode())
-    dot = abs(found.x * x + found.y * y + found.z * z + found.w * w)  # 1, because q and -q are the same rotation
+    # q and -q are the same rotation, so the product is 1 or -1.
+    dot = abs(found.x * x + found.y * y + found.z * z + found.w * w)
     assert dot == pytest.approx(1, abs=1e-6)
 
 

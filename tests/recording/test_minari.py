@@ -68,7 +68,7 @@ def steps(make_step: Make) -> list[Step]:
     return [step for step in made if step.sequence != 8]
 
 
-def test_export_to_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_can_be_exported_to_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     recording = str(SESSIONS / "pendulum.mcap")
     assert main(["export", recording, "--out", "some/where", "--format", "minari", "--dataset", "td3/pendulum-v0"]) == 0
@@ -106,7 +106,7 @@ def test_recorded_episodes_are_exported_and_cut_where_a_step_is_lost(
     assert first.rewards.tolist() == [1, 2, 3, 4, 5]
     assert first.actions.tolist() == [[number / 8, 0] for number in range(1, 6)]
     assert first.infos["weights_version"].tolist() == [0, 0, 0, 0, 1, 1]
-    assert dataset.action_space.high.tolist() == [3.0, 0.5]  # limits of the channels left and right
+    assert dataset.action_space.high.tolist() == [3.0, 0.5]  # limits of the channels `left` and `right`
     assert dataset.observation_space.low.tolist() == [-5.0] * 3
     metadata = dataset.storage.metadata
     assert "1 Steps missing in 1 places" in metadata["description"]

@@ -40,6 +40,20 @@ def recorded(acted: Make, save: Make, spec: RobotSpec) -> Path:
     return path
 
 
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/policy"
+
+
+@pytest.fixture
+def server(endpoint: str) -> Iterator[Bus]:
+    """A policy server that accepts Steps at ``endpoint``."""
+    bus = Bus()
+    bus.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
+    yield bus
+    bus.close()
+
+
 def test_the_schedule_follows_start_duration_and_rate(acted: Make) -> None:
     """Entries are 0.1 s apart. Start 0.25 s and duration 0.5 s select 0.3 s to 0.7 s, here at double rate."""
     entries = entries_of(acted(10), SECOND // 10)
@@ -156,12 +170,9 @@ def drive(player: Player, other: Bus, until: Callable[[list[Any]], bool]) -> lis
     return got
 
 
-def test_a_live_policy_server_answers_as_recorded(recorded: Path, tmp_path: Path) -> None:
+def test_a_live_policy_server_answers_as_recorded(recorded: Path, server: Bus, endpoint: str) -> None:
     """With the same weights and noise, the server sends the recorded actions, bit for bit."""
     session = Session([recorded])
-    endpoint = f"ipc://{tmp_path}/policy"
-    server = Bus()
-    server.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
     player = Player(session, ["step"], {"policy": endpoint}, {"sim-0": "sim-0"})
     assert player.missing() == ["policy"]
     drive(player, server, lambda _: not player.missing())
@@ -181,13 +192,9 @@ def test_a_live_policy_server_answers_as_recorded(recorded: Path, tmp_path: Path
         assert one.answers == other.answers
     assert player.counts() == {"step": 30}
     player.close()
-    server.close()
 
 
-def test_a_later_loop_plays_a_later_incarnation_under_the_new_name(recorded: Path, tmp_path: Path) -> None:
-    endpoint = f"ipc://{tmp_path}/policy"
-    server = Bus()
-    server.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
+def test_a_later_loop_plays_a_later_incarnation_under_the_new_name(recorded: Path, server: Bus, endpoint: str) -> None:
     session = Session([recorded])
     player = Player(session, ["step"], {"policy": endpoint}, {"sim-0": "ghost"}, loop=2)
     (met,) = [m for _, m in drive(player, server, lambda got: any(isinstance(m, Hello) for _, m in got))]
@@ -199,11 +206,10 @@ def test_a_later_loop_plays_a_later_incarnation_under_the_new_name(recorded: Pat
     assert (step.source, step.incarnation) == ("ghost", 2000)
     player.close()
     poll_until(lambda: any(isinstance(m, Bye) for _, m in server.receive(0.05)), lambda: "no Bye", timeout=20)
-    server.close()
 
 
 def test_steps_of_an_earlier_process_are_played_under_its_incarnation(
-    acted: Make, save: Make, spec: RobotSpec, tmp_path: Path
+    acted: Make, save: Make, spec: RobotSpec, server: Bus, endpoint: str
 ) -> None:
     """The recording has two processes of sim-0. A server accepts only Steps with the incarnation of the Hello."""
     hellos = [handshake.hello("simulator", "sim-0", client=n, incarnation=n, robots=2, spec=spec) for n in (1, 2)]
@@ -212,9 +218,6 @@ def test_steps_of_an_earlier_process_are_played_under_its_incarnation(
         item for hello in hellos for item in [hello, *(changed(step, incarnation=hello.incarnation) for step in steps)]
     ]
     session = Session([save("two.mcap", entries_of([("sim-0", message) for message in lives]))])
-    endpoint = f"ipc://{tmp_path}/policy"
-    server = Bus()
-    server.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
     player = Player(session, ["step"], {"policy": endpoint}, {"sim-0": "sim-0"})
     drive(player, server, lambda _: not player.missing())
     for entry in session.entries(("step",)):
@@ -224,7 +227,6 @@ def test_steps_of_an_earlier_process_are_played_under_its_incarnation(
     assert played == [(hello.incarnation, step.sequence) for hello in hellos for step in steps]
     assert not server.dropped()
     player.close()
-    server.close()
 
 
 def test_weights_are_played_to_a_live_policy_server(recorded: Path, tmp_path: Path) -> None:
@@ -255,11 +257,8 @@ def test_a_policy_that_the_recording_leaves_out_is_not_played(acted: Make, save:
 
 
 @pytest.mark.usefixtures("recorded")
-def test_the_play_command(tmp_path: Path, command: Callable[..., Any]) -> None:
+def test_the_play_command_plays_the_steps_in_order(server: Bus, endpoint: str, command: Callable[..., Any]) -> None:
     """Play at ten times the speed without the first 0.5 s. The Steps arrive in order."""
-    endpoint = f"ipc://{tmp_path}/policy"
-    server = Bus()
-    server.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
     player = command("play", "a.mcap", "--policy", endpoint, "--rate", "10", "--start", "0.5", "--json")
     got: list[Any] = []
     deadline = time.monotonic() + 120
@@ -267,13 +266,13 @@ def test_the_play_command(tmp_path: Path, command: Callable[..., Any]) -> None:
         assert time.monotonic() < deadline, player.output()
         got += server.receive(0.05)
     assert player.finish() == 0, player.output()
-    # Message n comes just before n/60 s. Message 0 is the Hello; 1 and 32 are Weights; 30 is Step 14; 33 is Step 15.
+    # Message n comes just before n/60 s. Message 0 is the Hello; 1 and 32 are Weights.
+    # 30 is Step 14, just before 0.5 s. 33 is Step 15.
     sequences = [m.sequence for _, m in got if isinstance(m, Step)]
     assert sequences == list(range(15, 30))
     assert all(isinstance(origin, Peer) for origin, _ in got)
     report = json.loads(player.lines[-1])
     assert (report["loops"], report["step"]) == (1, len(sequences))
-    server.close()
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_a_reference_to_a_damaged_policy_has_no_policy(policy: Make, tmp_path: P
 def test_a_file_with_references_cannot_fill_the_memory(
     policy: Make, save: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nine references in one chunk copy more than LARGE bytes each. Together they may copy _MAX_CHUNK bytes."""
+    """Nine references in one chunk copy more than LARGE bytes each. The limit _MAX_CHUNK for one chunk is 8 · LARGE."""
     one = policy(1)
     path = save("a.mcap", entries_of([("learner", one), *((f"server-{n}", one) for n in range(9))], 1))
     assert len(payloads(path)) == 10

@@ -35,7 +35,10 @@ def environment(request: pytest.FixtureRequest) -> Iterator[Locomotion]:
 
 
 def simulated(world: World) -> Pose:
-    """Return PyBullet's pose of the torso and of the links with a joint. Their centre of mass is at the joint."""
+    """Return PyBullet's pose of the torso and of the links with a joint.
+
+    In PyBullet, such a link has its centre of mass at its joint.
+    """
     world.body()  # fills the arrays of the client
     client = world.client
     states = [client.links[7 * joint : 7 * joint + 7] for joint in (world._torso, *world._joints) if joint >= 0]
@@ -87,10 +90,11 @@ def test_the_file_of_links_is_up_to_date() -> None:
 def test_a_new_episode_begins_at_the_origin() -> None:
     spec = specification(MODELS["Walker2D"])
     poses, observation = Poses(spec), np.zeros(spec.observation_size, np.float32)
-    observation[3] = 0.6  # 0.6 / 0.3 = 2 m/s ahead
+    observation[3] = 0.6  # the velocity ahead, times 0.3 s/m: 0.6 / 0.3 = 2 m/s
     observation[1:3] = 1, 0  # the target is to the left, so the robot looks along -y
     poses.step(observation, first=True)
     pose = poses.step(observation, first=False)
+    # The control period is 0.0165 s. At the start, the torso is at 1.25 m.
     np.testing.assert_allclose(pose.positions[0, 0], [0, -2 * 0.0165, 1.25], atol=1e-6)
     np.testing.assert_allclose(poses.step(observation, first=True).positions[0, 0], [0, 0, 1.25], atol=1e-6)
 

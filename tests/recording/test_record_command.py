@@ -59,8 +59,8 @@ def test_the_log_names_the_file_and_an_existing_file_is_refused(record: Any, cap
     Path("leg.mcap").unlink()
     assert record("--ring-s", "30") == 0
     assert caplog.messages[-2:] == [
-        "keeping the last 30 s; a fault or SIGUSR1 writes them to leg.mcap",
-        "nothing was written to leg.mcap: there was neither a fault nor SIGUSR1",
+        "keeping the last 30 s; a failure, fault, lost node or SIGUSR1 writes them: leg.mcap, then leg_1.mcap, …",
+        "nothing was written to leg.mcap: there was no failure, fault, lost node or SIGUSR1",
     ]
     assert not Path("leg.mcap").exists()
 

@@ -100,7 +100,7 @@ def test_a_ring_without_an_event_logs_that_nothing_was_written(
     it.publish(make_step(0))
     it.recorder.close(it.now)
     path = tmp_path / "a.mcap"
-    assert caplog.messages == [f"nothing was written to {path}: there was neither a fault nor SIGUSR1"]
+    assert caplog.messages == [f"nothing was written to {path}: there was no failure, fault, lost node or SIGUSR1"]
     assert not path.exists()
 
 

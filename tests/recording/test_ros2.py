@@ -69,7 +69,10 @@ def test_joint_states_hold_the_recorded_values(converted: Path) -> None:
 
 
 def test_the_bytes_of_a_joint_state_match_a_hand_calculation(converted: Path) -> None:
-    """The bytes are little-endian CDR: 4 header bytes, int32 sec, uint32 nanosec, strings with length and zero."""
+    """The bytes are little-endian CDR: 4 header bytes, int32 sec, uint32 nanosec, and strings.
+
+    A string has its length before it and a zero byte after it.
+    """
     with converted.open("rb") as file:
         [data] = [
             m.data
@@ -156,7 +159,7 @@ def one_step(make_step: Make, observations: int, actions: int, **fields: Any) ->
             [0.25, 0.5],
             {"effort": [0.25, 0.5]},
         ),
-        # the unit tells the field, but only for a joint that an action drives; torso has no action
+        # the unit tells the field, but only for a joint that an action drives; no action drives `torso`
         (
             {"torso": "rad", "hip": "rad", "hip_vel": "1"},
             {"hip": "rad"},
@@ -247,7 +250,7 @@ def test_a_robot_without_joints_has_named_channels(
     )
 
 
-def test_channels_without_a_place_are_reported(
+def test_channels_that_belong_to_no_joint_are_reported(
     make_step: Make, exported: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = robot({"hip.position": "rad", "torso.height": "m"}, {"hip.torque": "1"})

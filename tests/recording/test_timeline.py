@@ -31,7 +31,7 @@ def test_events_and_gaps_have_times_and_repetitions_are_left_out(
             ("leg", Start("driver", "", {})),
             *(("leg", make_step()) for _ in range(4)),
             ("leg", failed),
-            ("policy", failed),  # forwarded
+            ("policy", failed),  # the policy server forwards the message
             ("policy", Command(id=5, target="leg", verb="reset", reason="by hand", version=0, sha256="", payload=b"")),
             ("leg", LifecycleChange("leg", "fault", "inactive", "", 8)),
         ],

@@ -12,8 +12,6 @@ If the protocol changes, make the sessions again. If you change only the behavio
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -31,7 +29,8 @@ from td3_robot.policy.node import weights
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.safety.state import SafetyState
 from td3_robot.transport.link import ClientLink, hello
-from tests.replay.stages import LEG, Deployed, Stage, Training, leg_policy, repeat, tamper
+from tests.conftest import Command as Process
+from tests.replay.stages import LEG, Deployed, Stage, leg_policy, repeat, tamper
 
 FOLDER = Path(__file__).parent / "sessions"
 SMALL = (
@@ -47,21 +46,31 @@ SMALL = (
 PENDULUM = ("task=gymnasium:Pendulum-v1", "evaluation.every=0", *SMALL)
 
 
+def start(target: Path, steps: int, *overrides: str) -> Process:
+    """Start a training in the folder ``run`` beside ``target``."""
+    sets = [word for item in ("learner.threads=2", *overrides) for word in ("--set", item)]
+    words = ("train", "walker2d", "--out", "run", "--steps", str(steps), "--log-every", "0.1")
+    return Process(*words, *sets, cwd=target.parent)
+
+
+def finish(training: Process, target: Path) -> None:
+    if training.finish():
+        raise RuntimeError(training.output())
+    (training.cwd / "run" / "session.mcap").rename(target)
+
+
 def walkers(target: Path) -> None:
     """Train in lock-step with evaluations and two simulators of two robots each. Every episode ends with a fall."""
     overrides = ("simulators=2", "robots=2", "learner.learning_starts=100", "evaluation.every=200")
-    run = Training(target.parent, 400, *SMALL, *overrides, "evaluation.episodes=1", "timing=lockstep")
-    run.finish()
-    run.session.rename(target)
+    finish(start(target, 400, *SMALL, *overrides, "evaluation.episodes=1", "timing=lockstep"), target)
 
 
 def pendulum(target: Path) -> None:
     """One robot, whose episodes are truncated after 200 steps. The policy server is killed and restarted."""
-    run = Training(target.parent, 1040, *PENDULUM, "learner.learning_starts=150", "learner.replay_ratio=0.25")
-    run.wait_for_steps(300)
-    os.kill(run.pid_of("policy"), signal.SIGKILL)
-    run.finish()
-    run.session.rename(target)
+    training = start(target, 1040, *PENDULUM, "learner.learning_starts=150", "learner.replay_ratio=0.25")
+    training.wait_for_steps(300)
+    training.children()["policy"].kill()
+    finish(training, target)
 
 
 def tampered(target: Path) -> None:
@@ -133,7 +142,7 @@ def commander(stage: Deployed) -> Callable[..., Act]:
 
 
 def deployed(target: Path) -> None:
-    """A robot and its policy server have nine safety settings. The script and pauses cause faults."""
+    """A robot and its policy server have nine safety settings. ``script`` and pauses of processes cause faults."""
     safety = (
         "safety.limits=[-0.6, 0.6]",
         "safety.rate=12",
@@ -316,7 +325,8 @@ def takeover(target: Path) -> None:
         (100, act(0.5)),  # refused: the operator does not have the robot
         (200, say("takeover", "leg")),
         *((time, act(1.5 if time < 600 else -0.5)) for time in range(300, 1000, 40)),
-        *((time, act(0.25)) for time in range(1400, 2600, 40)),  # silent before, and stopped in between
+        # The operator is silent from 980 to 1400 ms. The emergency stop at 1700 ms interrupts the driving.
+        *((time, act(0.25)) for time in range(1400, 2600, 40)),
         (1700, say("estop")),
         (1900, say("reset")),
         (1950, say("activate")),

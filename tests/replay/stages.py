@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -37,47 +33,6 @@ from td3_robot.transport.link import ClientLink, ServerLink, hello
 from td3_robot.transport.memory import Connection, MemoryBus, Network
 from td3_robot.transport.tap import RECORDED, Tap
 from tests.in_process import InProcess
-
-_TIMEOUT = 120.0
-
-
-class Training:
-    """`td3-robot train` as a process."""
-
-    def __init__(self, folder: Path, steps: int, *overrides: str) -> None:
-        self.run = Path(tempfile.mkdtemp(dir=folder)) / "run"
-        sets = [word for item in ("learner.threads=2", *overrides) for word in ("--set", item)]
-        command = [sys.executable, "-m", "td3_robot.cli.main", "train", "walker2d", "--out", str(self.run)]
-        self.process = subprocess.Popen(
-            [*command, "--steps", str(steps), "--log-every", "0.1", *sets],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.session = self.run / "session.mcap"
-
-    def wait_for_steps(self, steps: int) -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            made = line.split("/")[0].replace(",", "")
-            if made.isdigit() and int(made) >= steps:
-                return
-        raise RuntimeError(f"the training ended before {steps} steps")
-
-    def pid_of(self, name: str) -> int:
-        supervisor = json.loads((self.run / "run.json").read_text())["supervisor_pid"]
-        children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-        for child in children:
-            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            if b"--name" in words and words[words.index(b"--name") + 1] == name.encode():
-                return int(child)
-        raise RuntimeError(f"no process is named {name}")
-
-    def finish(self) -> None:
-        output, _ = self.process.communicate(timeout=_TIMEOUT)
-        if self.process.returncode:
-            raise RuntimeError(output)
-
 
 OFFERS = {"offers": sorted(kind.NAME for kind in RECORDED)}  # every node announces these topics
 
@@ -280,7 +235,7 @@ class Deployed:
         return self._policy
 
     def serve(self, bundle: Bundle | None, *, safety_state: SafetyState | None = None, learner: bool = False) -> None:
-        """Start the policy server. ``learner``: connect it to the learner. Its first turn gets the waiting messages."""
+        """Start the policy server. Its first turn gets the waiting messages. ``learner``: connect it to the learner."""
         start, now = self._starts["policy"], self.tape.now * 1e-9
         core = self._policy = policy_core.make(self._config, "policy", exploring=learner)
         settings: dict[str, Any] = {"exploring": learner, "frozen": False}

@@ -23,9 +23,9 @@ from tests.replay.stages import Stage
 
 
 def test_a_lock_step_session_with_a_replay_file_and_n_step_returns_replays(tmp_path: Path) -> None:
-    """This configuration is valid only in lock-step, but replay also makes a free-running learner from it.
+    """Replay does not refuse the free-running learner that it makes from a lock-step configuration.
 
-    That learner only stores transitions. In free-running, ``replay_storage: file`` and ``n_step`` 3 conflict.
+    In free-running, ``replay_storage: file`` and ``n_step`` 3 conflict. But this learner only stores transitions.
     """
     overrides = ("learner.replay_storage=file", "learner.n_step=3", "learner.learning_starts=20", "timing=lockstep")
     target = tmp_path / "session.mcap"

@@ -1,4 +1,7 @@
-"""Replay reports missing and invalid messages of a recording. It stops before a turn with a missing input."""
+"""Replay reports missing and invalid messages of a recording. Replay stops before a turn with a missing input.
+
+A turn is one call of a core's ``step``.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +109,7 @@ def test_a_missing_step_is_restored_from_a_turn_that_contains_it(changed: Callab
 def test_a_missing_input_ends_the_comparison(changed: Callable[..., Session]) -> None:
     report, states = policy(changed(without("policy", "command", 0)))
     assert report.same
-    assert 0 < report.turns < 1259
+    assert 0 < report.turns < 1259  # the session has 1259 turns of the policy server
     assert states < ALL
     assert any("command" in note and "is not recorded" in note for note in report.notes), report.notes
 
@@ -118,7 +121,7 @@ def test_an_unrecorded_answer_is_no_difference(changed: Callable[..., Session]) 
     assert not report.notes
 
 
-def test_a_servers_states_are_not_compared_without_its_first_turn_or_policy(
+def test_states_of_a_server_are_not_compared_without_its_first_turn_or_policy(
     changed: Callable[..., Session],
 ) -> None:
     report, states = policy(changed(without("policy", "turn", 0)))
@@ -228,10 +231,14 @@ def test_messages_that_an_older_node_did_not_offer_are_not_compared_without_a_re
     assert [c.counts["not expected"] for r in reports for c, _ in r.comparisons if not c.same] == [20, 331]
 
 
-def test_a_reference_is_compared_for_its_own_machine_and_other_messages_for_the_recordings_machine(
+def test_the_tolerance_depends_on_the_machine_that_made_the_expected_messages(
     changed: Callable[..., Session], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The recording is from another machine. Actions that the driver did not apply differ in the last bit."""
+    """The recording is from another machine. Actions that the driver did not apply differ in the last bit.
+
+    ``replay --update`` adds a reference, the expected Actions of this machine. Replay compares the Actions with the
+    reference bit for bit, and other messages with the recording within a tolerance.
+    """
     host = json.loads(Session([DEPLOYED]).metadata["host"])
     applied = {step.action.tobytes() for _, step in Session([DEPLOYED]).messages([Step.NAME]) if isinstance(step, Step)}
     elsewhere = {"host": json.dumps({**host, "processor": "Abacus 3000"})}

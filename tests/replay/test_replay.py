@@ -75,10 +75,12 @@ def test_a_difference_gives_exit_code_1_and_a_report(
     assert "policy: action DIFFERS: 1 action (of 30 compared bit for bit)" in text
     assert "first at action sim-0 0 12: action[robot 1, channel 0]" in text
     assert "expected 0.25" in text
-    assert "█" in text
+    assert "█" in text  # the histogram of the errors
 
 
-def test_the_json_report(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_report_shows_each_recording_and_its_differences(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     good, bad = save("a.mcap", entries_of(acted(30))), save("b.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
     assert main(["replay", str(good), str(bad), "--core", "policy", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
@@ -183,7 +185,7 @@ def test_the_difference_between_machines_is_named() -> None:
         assert machines.difference({"host": text}, ()) is not None
 
 
-def test_a_difference_of_instruction_sets_is_short() -> None:
+def test_the_text_about_different_instruction_sets_is_short() -> None:
     """The text names three of 40 missing instruction sets."""
     host = json.loads(facts_of_this_machine(Config()).metadata["host"])
     vector = " ".join([host["vector"], *(f"amx_{number:02}" for number in range(40))])
@@ -209,7 +211,7 @@ def test_a_session_with_nothing_to_compare_fails(
 
 
 def test_uncheckable_actions_are_reported(acted: Make, save: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first weights are not recorded, so 15 Actions cannot be checked."""
+    """The first weights, which computed 15 of the 30 Actions, are not recorded. These Actions cannot be checked."""
     messages = [item for number, item in enumerate(acted(30)) if number != 0]
     assert policy(save("a.mcap", entries_of(messages))) == 0
     assert "not checked: policy: 15 Actions: their weights are not recorded; " in capsys.readouterr().out

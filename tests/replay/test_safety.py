@@ -464,7 +464,7 @@ def test_replay_finds_a_mistake_in_the_safety_code(
     ],
     ids=lambda item: item if isinstance(item, str) else item.__name__,
 )
-def test_replay_finds_a_mistake_around_joining_and_leaving(
+def test_replay_of_restarts_and_new_policies_finds_a_mistake_in_the_safety_code(
     monkeypatch: Patch, core: str, mistake: Callable[[Patch], None]
 ) -> None:
     is_found(monkeypatch, "restarted", core, mistake)
@@ -496,4 +496,4 @@ def test_update_accepts_an_intended_change_of_one_core_only(
     assert main(["replay", str(path), "--update"]) == 0
     assert path.read_bytes() == now
     monkeypatch.undo()
-    assert main(["replay", str(path)]) == 1  # the old behaviour now differs from the expected one
+    assert main(["replay", str(path)]) == 1  # the unchanged code now differs from the new references

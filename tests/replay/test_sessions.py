@@ -1,4 +1,7 @@
-"""The current cores give the outputs of the recorded sessions. The sessions cover every case in NEEDED."""
+"""Replay feeds the inputs of recorded sessions to the current code, and finds the recorded outputs.
+
+The sessions cover every case in NEEDED.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +55,13 @@ FILES = sorted((Path(__file__).parent / "sessions").glob("*.mcap"))
 
 
 TRAINING = {"policy", "simulator", "learner"}
-DEPLOYED = {"policy", "driver", "learner"}  # no learner's core ran; replay makes transitions from the Steps
+DEPLOYED = {"policy", "driver", "learner"}  # these sessions have no learner core: replay makes transitions from Steps
 CORES = dict.fromkeys(("faulted", "pendulum", "tampered", "walkers"), TRAINING)
 CORES |= dict.fromkeys(("deployed", "restarted", "takeover"), DEPLOYED)
 # Topics with messages that replay does not compare, by session.
 AROUND = {name: {"hello", "welcome", "refused", "bye", "status", "evaluation"} for name in CORES}
 AROUND["deployed"] |= {"weights"}  # an operator loaded these policies
-AROUND["restarted"] |= {"weights", "command"}  # a driver without a core sends commands
+AROUND["restarted"] |= {"weights", "command"}  # no core sends these: they come from make_sessions.py
 
 
 @cache
@@ -81,7 +84,7 @@ def test_a_recorded_session_replays_without_a_difference(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_later_parts_of_a_session_show_no_difference(path: Path, tmp_path: Path) -> None:
-    """Split a session into three or more parts. The parts without the beginning show no difference."""
+    """Split a session into three or more parts. Replay policy servers and drivers from each part but the first."""
     whole = Session([path])
     seconds = (whole.end - whole.begin) * 1e-9
     facts = Facts(whole.metadata, [item for item in whole.attachments.values() if item.name == CONFIG])
@@ -268,7 +271,7 @@ def only_where_recorded() -> None:
 
 
 def elsewhere() -> str | None:
-    """Return the note that another kind of machine made the sessions, or None on the same kind of machine."""
+    """Return replay's note that another kind of machine made the sessions; None if this machine is of the same kind."""
     notes = (note for path in FILES for report in checked(path) for note in report.notes)
     return next((note for note in notes if "same kind of machine" in note), None)
 
@@ -287,7 +290,11 @@ def differing(name: str, core: str) -> dict[str, int]:
 
 
 def test_a_changed_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of 1046 rewards changes by 0.01. The tolerance between machines is 1e-4 · (1 + 16.3) = 1.7e-3."""
+    """One of 1046 rewards changes by 0.01.
+
+    Between machines, a reward may differ by 1e-4 · (1 + |reward|). Pendulum's rewards are at least -16.3, so that is at
+    most 1.7e-3.
+    """
     unchanged, made = VectorEnvironment._continue, itertools.count()
 
     def changed(self: VectorEnvironment, robot: int, outcome: Outcome, action: Any) -> None:
@@ -307,7 +314,10 @@ def test_changed_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_transitions_joined_over_a_gap_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong assembler joins Steps 59 and 61. For three robots this gives three false transitions."""
+    """Step 60 of the session ``tampered`` is lost. A wrong assembler joins Steps 59 and 61.
+
+    The session has three robots, so this gives three false transitions.
+    """
     add = Assembler.add
 
     def changed(self: Assembler, step: Step) -> Any:
@@ -322,7 +332,7 @@ def test_transitions_joined_over_a_gap_are_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_changed_update_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lock-step is deterministic, so another learning rate gives another policy."""
+    """Replay repeats every update. With another learning rate, it computes other policies than the recorded ones."""
     only_where_recorded()
     update = Training.update
     monkeypatch.setattr(Training, "update", lambda self, _: update(self, 0.9e-3))

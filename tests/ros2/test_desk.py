@@ -1,4 +1,4 @@
-"""The desk of a driver follows the driver's state. A plain object replaces the driver's core here."""
+"""The ``Desk`` between ROS and a driver follows the driver's state. A plain object replaces the driver's core here."""
 
 from __future__ import annotations
 

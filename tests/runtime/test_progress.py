@@ -95,8 +95,8 @@ def test_resume_from_an_older_checkpoint_is_reported_once() -> None:
     assert stream.getvalue().count("back from") == 1
 
 
-def test_a_narrow_terminal_keeps_steps_time_left_and_return() -> None:
-    """A narrow terminal drops the other figures. 60 columns are enough for these three."""
+def test_a_narrow_terminal_keeps_the_steps_the_eta_and_the_return() -> None:
+    """The line drops the other figures if the terminal is too narrow. 60 columns are enough for these three."""
     assert line(FIGURES, 100_000, width=100) == (
         "25,000/100,000 steps (25 %) | ETA 8:20 | 150 steps/s | 149 updates/s | ratio 1.00 | return 612"
     )
@@ -115,8 +115,8 @@ def test_the_line_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stream.getvalue() == "\r25,000/100,000 steps (25 %) | ETA - | return 612"
 
 
-def test_time_left_waits_for_a_typical_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line shows no time left at first, because a learner is slow after its start, resume or restart."""
+def test_the_eta_waits_for_a_typical_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first the line shows ``ETA -``, because a learner is slow after its start, resume or restart."""
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     stream = io.StringIO()
@@ -134,7 +134,7 @@ def test_a_terminal_shows_that_processes_are_starting() -> None:
     assert stream.getvalue() == "\rstarting, 0 s"
 
 
-def test_long_work_shows_its_share_and_time_beside_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_work_shows_its_percentage_and_time_beside_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     terminal, written = Terminal(), threading.Event()
     monkeypatch.setattr(terminal, "flush", written.set)

@@ -1,4 +1,4 @@
-"""A storage on S3, in moto's server, which emulates S3 over HTTP."""
+"""Tests of a storage on S3. A server of the package ``moto`` emulates S3 over HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ URL = "s3://bucket/walker"
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty bucket. The environment has its address and the password, as on a user's host."""
+    """An empty bucket. The environment variables hold its address and password, as on a user's host."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -277,7 +277,7 @@ def test_the_last_copy_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_resume_fetches_what_an_interrupted_training_left(place: Path, tmp_path: Path) -> None:
-    """At first, the storage has the newest checkpoint. Then the run folder makes a newer one, and keeps it."""
+    """At first, the storage has the newest checkpoint. Then the run folder gets a newer one, and a fetch keeps it."""
     run, config, _ = new_run("pendulum", [], tmp_path / "run")
     run.write_run(config=config.to_yaml())
     left = Storage(f"file://{place}")

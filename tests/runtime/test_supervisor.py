@@ -67,7 +67,7 @@ def test_the_loss_of_a_host_counts_as_one_death(tmp_path: Path) -> None:
         (-40, "learner was killed by signal 40; see ", "the newest checkpoint is saved"),  # a real-time signal
     ],
 )
-def test_a_stop_promises_everything_learned_only_if_all_processes_ended_well(
+def test_a_stop_reports_everything_learned_as_saved_only_if_the_learner_ended_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str | None, saved: str
 ) -> None:
     """``stop`` replaces ``Supervisor.supervise``: after Ctrl-C, the learner has ended with ``code``."""

@@ -54,7 +54,10 @@ def test_without_a_watchdog_only_ready_is_sent(tmp_path: Path, watchdog: dict[st
 
 @pytest.mark.parametrize("watchdog", [{}, {"WATCHDOG_USEC": "2000000"}])
 def test_notification_is_sent_later_if_the_socket_was_full(tmp_path: Path, watchdog: dict[str, str]) -> None:
-    """systemd kills a service whose READY=1 does not arrive before the start timeout."""
+    """systemd kills a service whose READY=1 does not arrive before the start timeout.
+
+    So the notifier tries again after 0.1 s.
+    """
     address = str(tmp_path / "notify")
     with listening(address) as server, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:
         others.setblocking(False)

@@ -52,6 +52,7 @@ class Stand:
         self._noise = Random(seed, 0.05)
 
     def __call__(self, observation: Float32, size: int) -> Float32:
+        # Observation 3 is the forward velocity, 7 is the pitch. From 8 on: position and velocity of each joint.
         target, stiffness, damping, lean, drift = self._gains
         position, velocity = observation[8 : 8 + 2 * size].reshape(size, 2).T
         springs = stiffness * (target - position) - damping * velocity + lean * observation[7] + drift * observation[3]

@@ -87,7 +87,7 @@ def ours(twins: Twins) -> dict[str, list[float]]:
     }
 
 
-def test_all_numbers_equal_pybullets(twins: Twins, seed: int) -> None:
+def test_all_numbers_equal_those_of_pybullet(twins: Twins, seed: int) -> None:
     """The test compares joints and masses at the start, all states after each step, and a picture at the end."""
     world, client, floor, robot, driven = twins
     for index, joint in enumerate(world.client.joints(world._robot)):

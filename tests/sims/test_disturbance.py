@@ -40,7 +40,7 @@ def test_latencies_are_drawn_evenly(spec: RobotSpec, seed: int) -> None:
     assert all(abs(count - 200) < 70 for count in counts), counts
 
 
-def test_jitter_delays_each_action_and_drops_actions_older_than_the_last(spec: RobotSpec, seed: int) -> None:
+def test_jitter_delays_each_action_and_drops_overtaken_actions(spec: RobotSpec, seed: int) -> None:
     jittery = disturbance(spec, seed, action_latency=[1, 1], action_jitter=[0, 2])
     ages = []
     newest = 0.0

@@ -44,7 +44,7 @@ for name, keys in {"Asymmetric-v0": {"max_episode_steps": 4}, "Endless-v0": {}}.
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_numbers_equal_gymnasiums(task: str) -> None:
+def test_numbers_equal_those_of_gymnasium(task: str) -> None:
     ours = tasks.make(f"gymnasium:{task}")  # first, because tasks.make() filters the warnings of Box2D's import
     original = gymnasium.make(task)
     random = np.random.default_rng(0)
@@ -152,7 +152,7 @@ def test_pictures_have_the_requested_size() -> None:
     task.close()
 
 
-def test_without_pygame_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pygame_the_error_names_pygame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pygame", None)  # an import of pygame then fails
     task = tasks.make("gymnasium:Pendulum-v1", seed=1)
     task.reset()
@@ -174,7 +174,7 @@ def test_a_task_that_draws_only_a_window_has_no_pictures(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("task", "identity"), [("gymnasium:m:Pendulum-v1", "Pendulum-v1"), ("discrete:CartPole-v1", None)]
 )
-def test_only_a_continuous_task_equals_gymnasiums(task: str, identity: str | None) -> None:
+def test_only_a_continuous_task_has_a_gymnasium_id(task: str, identity: str | None) -> None:
     """An action of a discrete task is a list of scores. Gymnasium's environment takes the index of an action."""
     backend, name = tasks.find(task)
     assert backend.gymnasium_id(name) == identity

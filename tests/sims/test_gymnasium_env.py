@@ -37,7 +37,7 @@ def test_checkers_find_no_problem(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROBOTS)
-def test_numbers_equal_the_environment_inside(name: str) -> None:
+def test_observations_and_rewards_equal_those_of_the_wrapped_environment(name: str) -> None:
     outside = gymnasium.make(name)
     inside = tasks.make(name.removeprefix("td3_robot/").removesuffix("-v0"))
     random = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Peculiarities of the published robots, kept because they define these robots."""
+"""Peculiarities of the robots of pybullet_envs_gymnasium. td3-robot keeps them, because they define these robots."""
 
 from __future__ import annotations
 

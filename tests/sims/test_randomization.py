@@ -128,9 +128,9 @@ def test_motor_strength_scales_torques_and_not_their_cost(monkeypatch: pytest.Mo
     robot.step(action)
     plain.step(action)
     strength = robot.world["motor_strength"]
-    assert applied[1] == [37.5, -75.0, 75.0]  # an action of 1 gives 0.75 · 100 N·m
+    assert applied[1] == [37.5, -75.0, 75.0]  # an action of 1 gives 0.75 · 100 N·m; 2 counts as 1
     assert applied[0] == pytest.approx([strength * torque for torque in applied[1]])
-    # Nothing moves, so only the current has a cost: -0.1 · mean of 0.25, 1, 4.
+    # Nothing moves, so only the current has a cost: -0.1 · the mean of 0.5², 1² and 2².
     assert robot.reward_terms()["electricity"] == pytest.approx(-0.175, abs=1e-6)
     robot.close()
     plain.close()
@@ -208,7 +208,7 @@ def test_a_push_moves_the_torso_in_its_direction(task: str, side: float) -> None
 
 
 def test_pushes_follow_their_schedule(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """A push lasts 3 control periods of 0.0165 s, and starts every 20 periods. The first starts within 20 periods."""
+    """A push lasts 3 control periods of 0.0165 s, and starts every 20 periods. The first push starts within 20."""
     pushed: list[tuple[int, float, float]] = []
     robot = make("Ant", seed, push={"force": [50, 60], "duration": [0.05, 0.05], "interval": [0.33, 0.33]})
     monkeypatch.setattr(World, "push", lambda _, force, side: pushed.append((robot.length, force, side)))
@@ -302,7 +302,7 @@ def test_first_steps_report_their_world(seed: int) -> None:
         ({"tilt": (0, 0.1)}, "tilt"),
     ],
 )
-def test_gymnasium_tasks_have_no_physics_to_change(content: dict[str, Any], key: str) -> None:
+def test_gymnasium_tasks_refuse_keys_that_need_access_to_their_physics(content: dict[str, Any], key: str) -> None:
     words = f"randomization.{key}.*; the backend 'gymnasium' of the task allows: action_latency"
     with pytest.raises(ConfigError, match=words):
         make("gymnasium:Pendulum-v1", **content)

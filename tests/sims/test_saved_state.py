@@ -67,12 +67,12 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
     ant.reset()
     good = robot.save_state()
     cases = {
-        "another robot's": (ant.save_state(), "actions is float32"),
+        "the state of another robot": (ant.save_state(), "actions is float32"),
         "a part missing": ({k: v for k, v in good.items() if k != "random"}, "must hold"),
         "another type": ({**good, "actions": good["actions"].astype(np.float64)}, "float64"),
         "not finite": ({**good, "actions": np.full_like(good["actions"], np.nan)}, "not finite"),
         "not an array": ({**good, "actions": [[1.0], [1.0, 2.0]]}, "actions is list"),
-        "no generator's": ({**good, "random": np.full(6, 2**64 - 1, np.uint64)}, "PCG64"),
+        "not the state of a generator": ({**good, "random": np.full(6, 2**64 - 1, np.uint64)}, "PCG64"),
         "another start": (
             {**good, "random": good["random"] + np.array([1, 0, 0, 0, 0, 0], np.uint64)},
             "the observation differs from the saved one",

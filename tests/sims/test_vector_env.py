@@ -1,4 +1,4 @@
-"""Robots stepped together: phases, episodes, seeds."""
+"""Several robots step together: their phases, episodes and seeds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_reward_and_action_are_zero_after_a_reset(envs: Callable[..., VectorEnvi
     assert robots.action.tolist() == [[0, 0], [3, 3]]
 
 
-def test_robots_sources_and_restarts_have_different_repeatable_starts() -> None:
+def test_starts_are_repeatable_and_differ_between_robots_sources_restarts_and_seeds() -> None:
     def starts(source: str, incarnation: int, seed: int = 3) -> Float32:
         robots = VectorEnvironment(lambda number: tasks.make("Walker2D", number), 2, seed, source, incarnation)
         robots.step(robots.action)
@@ -113,7 +113,10 @@ def test_the_number_of_threads_changes_nothing(task: str, seed: int) -> None:
     together.close()
 
 
-def test_there_are_as_many_threads_as_cores_but_no_more_than_robots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_threads_step_as_there_are_processor_cores_but_no_more_than_robots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of the threads is the caller of ``step``. The pool has the other threads."""
     monkeypatch.setattr("td3_robot_sims.vector_env.available_cores", lambda: 3)
 
     def threads(task: str, robots: int) -> set[str]:

@@ -68,7 +68,7 @@ def test_pictures_change_when_the_robot_moves() -> None:
     robot.close()
 
 
-def test_worlds_are_freed_by_close_and_by_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worlds_are_freed_by_close_and_by_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     freed: list[int] = []
     disconnect = bullet_api.disconnect
     monkeypatch.setattr(bullet_api, "disconnect", lambda handle: (freed.append(handle), disconnect(handle)))

@@ -96,7 +96,7 @@ def make_bus() -> Iterator[Callable[[], Bus]]:
 
 @pytest.fixture
 def pump() -> Callable[..., list[list[Input]]]:
-    """Returns ``pump(condition, *buses)``, which receives from all buses in turn until ``condition`` holds."""
+    """Returns ``pump(condition, *buses)``, which receives from one bus after another until ``condition`` holds."""
     return contract.pump
 
 

@@ -1,4 +1,4 @@
-"""A node finds the sockets of this user's monitors and recorders."""
+"""A node finds the sockets of this user's listeners, which are monitors and recorders."""
 
 from __future__ import annotations
 
@@ -71,3 +71,14 @@ def test_listeners_of_a_tcp_server_use_a_folder_of_this_user(tmp_path: Path, mon
             attach.prepare(endpoint)
         monkeypatch.setattr(Path, "lstat", lambda _: os.lstat(tmp_path / "missing"))
         assert Search(endpoint, skip=False).look() == set()  # the folder disappears during the search
+
+
+def test_a_file_in_place_of_the_folder_of_listeners_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    endpoint = beside("tcp://127.0.0.1:5601", "monitor")
+    folder = Path(endpoint.removeprefix("ipc://")).parent
+    folder.touch()
+    with pytest.raises(EndpointError, match=rf"folder '{folder}' cannot be made: File exists; delete the file"):
+        attach.prepare(endpoint)

@@ -246,7 +246,7 @@ def test_the_newest_of_many_queued_hellos_counts(tmp_path: Path, make_bus: Make,
     endpoint = f"ipc://{tmp_path}/learner"
     client, bus = raw(zmq.DEALER), make_bus()
     client.connect(endpoint)
-    versions = [min(number, 100) for number in range(144)]
+    versions = [min(number, 100) for number in range(144)]  # the last Hellos repeat version 100
     for version in versions:
         client.send_multipart([b"hello", codec.encode(make_hello("policy", "policy", weights_version=version))])
     bus.serve(endpoint, ServerLink("learner", "learner", {"policy": ()}, {}, 1))
@@ -376,7 +376,7 @@ def test_a_message_with_very_many_frames_is_dropped_and_read_over_several_turns(
     assert server.dropped() == {"frames": 1}
     assert max(kept) == 3
     assert len(of(got, Step)) == 1
-    assert next(clock) == 2 * 19 + 1  # 4997 = 19 · 256 + 133: 19 turns read the clock twice, and the last turn once
+    assert next(clock) == 2 * 19 + 1  # 5000 - 3 = 19 · 256 + 133: 19 turns read the clock twice, the last turn once
 
 
 def test_random_frames_are_counted_and_dropped(
@@ -414,7 +414,7 @@ def test_a_client_that_sends_a_bye_is_not_reported_as_lost(
     assert "ended without a Bye" not in caplog.text
 
 
-def test_a_frame_above_the_limit_closes_the_senders_connection_and_is_logged(
+def test_a_frame_above_the_limit_closes_the_connection_and_is_logged(
     linked: tuple[Bus, Bus, Peer],
     endpoint: str,
     make_step: Make,

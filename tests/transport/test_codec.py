@@ -400,7 +400,7 @@ def test_encoding_a_wrong_array_is_a_value_error(make_step: Any, observation: An
 @pytest.mark.parametrize("place", ["a field", "a map", "an unknown field"])
 def test_a_false_length_uses_little_memory(place: str) -> None:
     """The header of a list states its length. The decoder must not allocate memory for a false length of 2^31 - 1."""
-    endless = msgpack.ExtType(1, b"")  # stands for the list
+    endless = msgpack.ExtType(1, b"")  # the place where the list will be
     fields: dict[str, Any] = {"protocol": 1, "role": "node", "name": "x", "incarnation": 0, "client": 0, "robots": 0}
     fields |= {"weights_version": 0, "spec": {}, "agreement": {}}
     fields |= {"a field": {"name": endless}, "a map": {"spec": {"x": endless}}, "an unknown field": {"y": endless}}[
@@ -419,7 +419,7 @@ def test_a_false_length_uses_little_memory(place: str) -> None:
     assert most < 1 << 20  # a list of 2^31 - 1 pointers would take 17 GB
 
 
-def test_a_missing_key_is_found_despite_duplicate_keys() -> None:
+def test_a_missing_field_is_an_error_even_if_another_field_comes_twice() -> None:
     payload = b"\x82" + msgpack.packb("stamp") + b"\x01" + msgpack.packb("stamp") + b"\x02"
     with pytest.raises(ProtocolError) as caught:
         codec.decode("heartbeat", payload)

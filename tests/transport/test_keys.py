@@ -176,6 +176,28 @@ def test_a_damaged_list_is_an_error(folder: KeyFolder, line: str) -> None:
         AllowList(folder)
 
 
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ("a {0} client,drivr", "line 1: role is 'drivr'; allowed: client, simulator, driver, .* server:learner"),
+        ("a {0} client\nb {1} server:camera", "line 2: role is 'server:camera'; allowed: client, "),
+        ("a {0} client\nb {0} operator", "line 2: this key is known as 'a' already"),
+        ("a {0} server:policy\nb {1} server:policy", "line 2: link 'policy' has 'a' as its server"),
+    ],
+)
+def test_a_contradiction_in_an_edited_list_is_an_error(folder: KeyFolder, lines: str, problem: str) -> None:
+    """A running node then lets no other machine connect, as with a damaged list."""
+    folder.create("here")
+    first, second = public(), public()
+    folder.allow("a", first)
+    live = AllowList(folder)
+    folder.allowed_file.write_text(lines.format(first, second))
+    with pytest.raises(KeysError, match=rf"^allow-list '.*allowed', {problem}"):
+        AllowList(folder)
+    assert re.match(f"no other machine may connect: allow-list '.*allowed', {problem}", live.refresh() or "")
+    assert live.client(first) is None
+
+
 def test_a_list_that_others_can_write_is_refused(folder: KeyFolder) -> None:
     folder.create("here")
     folder.allow("a", public())

@@ -222,7 +222,7 @@ def test_a_specification_with_only_a_name_is_refused_with_the_missing_field(
 
 @pytest.mark.parametrize("name", ["server", "server/leg"])
 def test_the_name_of_the_server_is_reserved(make_server: MakeServer, make_hello: MakeHello, name: str) -> None:
-    """A Command for the server's name reaches the server. SERVER/ROBOT is the name of its watch over a robot."""
+    """A Command for the server's name reaches the server. The server's watch over a robot has the name SERVER/ROBOT."""
     server = make_server()
     for role in ("driver", "simulator", "evaluator"):
         refused = refusal(server, make_hello(role, name))
@@ -298,7 +298,7 @@ def test_a_name_in_use_is_refused(make_server: MakeServer, make_hello: MakeHello
     assert ask(server, make_hello(name="sim-1", client=8), b"3")[0]
 
 
-def test_a_later_incarnation_replaces_the_earlier(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_a_later_incarnation_replaces_the_earlier_incarnation(make_server: MakeServer, make_hello: MakeHello) -> None:
     server = make_server()
     ((first, _),), _ = ask(server, make_hello())
     inputs, replies = ask(server, make_hello(client=8, incarnation=1), b"2")
@@ -532,7 +532,7 @@ def test_a_refused_client_is_forgotten(make_server: MakeServer, make_hello: Make
 # -- the server: messages --------------------------------------------------------------------------------------------
 
 
-def test_only_messages_of_the_clients_role_are_accepted(
+def test_only_messages_of_the_role_of_a_client_are_accepted(
     make_server: MakeServer, make_hello: MakeHello, make_step: Any
 ) -> None:
     server = make_server()

@@ -15,7 +15,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def linked(make_server: Make, make_client: Make) -> tuple[MemoryBus, MemoryBus, Any]:
-    """A server bus, a client bus that has joined it, and the server's peer object for the client. Time stands still."""
+    """A server bus, a client bus that has joined it, and the server's peer object for the client. The clock shows 0."""
     network = Network()
     server, client = MemoryBus(network, lambda: 0.0), MemoryBus(network, lambda: 0.0)
     server.serve("policy", make_server())

@@ -1,4 +1,4 @@
-"""The tap sends each message once to a recorder, never waits, and counts lost messages."""
+"""A node's tap copies each sent message once to a recorder, never waits, and counts lost messages."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from td3_robot.util.rate import LoopRate, RateMeter
 
 
-def test_growth_since_the_last_call() -> None:
+def test_a_rate_is_the_growth_per_second_since_an_earlier_call() -> None:
     meter = RateMeter()
     assert meter(10.0, steps=100, updates=0) == {}
     assert meter(12.0, steps=150, updates=4) == {"steps": 25.0, "updates": 2.0}
@@ -17,7 +17,7 @@ def test_growth_since_the_last_call() -> None:
     assert meter(13.0, steps=150, updates=5) == {"steps": 0.0, "updates": 1.0}
 
 
-def test_a_smoothed_rate_approaches_the_new_one() -> None:
+def test_a_smoothed_rate_approaches_the_new_rate() -> None:
     """Smoothing over 5 s gives 1 s the weight 1/5: 10 + (20 - 10) / 5 = 12. The first rate is not smoothed."""
     meter = RateMeter(period=0.5, smoothing=5.0)
     meter(0.0, steps=0)
@@ -28,7 +28,7 @@ def test_a_smoothed_rate_approaches_the_new_one() -> None:
     assert meter(9.0, steps=37) == {"steps": pytest.approx(1.0)}
 
 
-def test_rate_jitter_and_missed_deadlines_of_a_loop() -> None:
+def test_a_loop_reports_its_rate_jitter_and_missed_deadlines() -> None:
     """Intervals of 1, 1, 1 and 2 s: 4 turns in 5 s are 0.8 Hz. The standard deviation is 0.75^0.5 / 2 s."""
     loop = LoopRate(1.0)
     for now in (1.0, 2.0, 3.0, 4.0):
@@ -66,7 +66,10 @@ def test_a_pause_is_not_measured() -> None:
 def test_the_log_has_the_first_measurement_and_those_with_too_many_missed_deadlines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A measurement has 40 turns. Every tenth deadline is missed; in the second measurement, every fifth."""
+    """A measurement has 40 turns, 8 per second for 5 s. In the second measurement, every fifth deadline is missed.
+
+    In the other measurements, every tenth deadline is missed.
+    """
     caplog.set_level(logging.INFO)
     loop = LoopRate(0.125)
     for number in range(170):

@@ -1,4 +1,4 @@
-"""Text from peers and files on a terminal, and suggestions."""
+"""Tests of text from peers and files on a terminal, and of suggestions for mistyped words."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_peer_can_neither_control_the_terminal_nor_add_a_line(
     print(_line(LifecycleChange(STEERS, STEERS, STEERS, STEERS, 0)))
     _print(Reply(1, STEERS, "", STEERS, {STEERS: STEERS, "sources": {STEERS: {"watch": STEERS}, "x": [STEERS]}}))
     printed = capsys.readouterr()
-    assert printed.out.count("\n") == 1 + 4
+    assert printed.out.count("\n") == 1 + 4  # one line of _line, and four lines of _print
     assert "\x1b" not in printed.out
 
 

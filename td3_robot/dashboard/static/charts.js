@@ -46,7 +46,7 @@ function listChannels(body, names, selected, redraw, texts) {
   });
 }
 
-// A chart that adapts to the width of its place and to the colour scheme. Its labels name the series. With points, each
+// A chart that adapts to the width of its element and to the colour scheme. Its labels name the series. With points, each
 // series is a row of points, and the vertical axis has the names of the series.
 class Chart {
   constructor(id, { time = false, bars = false, points = false, values = null, label = "steps" } = {}) {

@@ -140,7 +140,7 @@ function showRobots(live) {
     body.play(drawn);
   }
   const counts = live.latency[robot.source];
-  if (counts) latency.set(["periods"], [counts.map((_, index) => index), counts]);
+  if (counts) latency.set(["loops"], [counts.map((_, index) => index), counts]);
 }
 
 // Why the page does not draw a robot; empty if the page draws it.
@@ -218,7 +218,7 @@ function connect() {
   stream.addEventListener("history", (event) => { trend = JSON.parse(event.data); metricsVersion = ""; });
   stream.onmessage = (event) => show(JSON.parse(event.data));
   stream.onerror = () => {
-    $("connection").textContent = "no connection to td3-robot dashboard; the page tries again. After a restart, open the new address.";
+    $("connection").textContent = "no connection to td3-robot dashboard; the page tries again. If you start td3-robot dashboard again, open its new address.";
     $("connection").className = "bad";
     if (stream.readyState === EventSource.CLOSED) {
       stream.close();

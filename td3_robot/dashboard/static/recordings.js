@@ -126,7 +126,7 @@ function drawChannels() {
   channels.set(drawn.map((channel) => `${channel.kind}: ${channel.name}`), [shown.time_s, ...drawn.map((channel) => channel.values)]);
 }
 
-// Shows the newest replay, which any viewer may have started. While the replay runs, this function asks again.
+// Shows the newest replay, which any viewer may have started. While the replay runs, this function asks the server again.
 function showReplay(replay) {
   $("replay").disabled = replay.running;
   const of = replay.name === name ? "" : `${replay.name}: `;

@@ -16,10 +16,10 @@ class Robot {
   forget() {
     this.timers.forEach(clearTimeout);
     this.frame = null;
-    this.size = 0; // m; the highest point of a part so far, or its largest distance from the torso along x or y if that is larger
+    this.size = 0; // m; the largest height of a part so far, or the largest distance of a part from the torso along x or y; the larger of the two
   }
 
-  // Shows the frames one after the other within a period. With reduced motion, it shows only the last frame.
+  // Shows the frames one after the other within a period. If the user prefers reduced motion, it shows only the last frame.
   play({ radii, frames }) {
     this.timers.forEach(clearTimeout);
     this.radii = radii;

@@ -1,4 +1,4 @@
-"""A2C: advantage actor-critic (Mnih et al. 2016, algorithm S3, with one actor), for discrete actions.
+"""A2C: advantage actor-critic (Mnih et al. 2016, algorithm S3, with one worker), for discrete actions.
 
 The policy is categorical. Each update uses the returns of one whole episode.
 """

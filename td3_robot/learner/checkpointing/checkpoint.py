@@ -102,6 +102,14 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
     raise DamagedError(f"{what} is damaged: the hash in its header is not the hash of its content")
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether the header of this file is that of a checkpoint; False if the header cannot be read."""
+    try:
+        return "scalars" in _header(path, path.name)
+    except (BundleError, OSError):
+        return False
+
+
 def of_another_program(path: Path) -> bool:
     """Whether the on-policy program of version 0.1.0 wrote this checkpoint; False if the file is damaged."""
     try:

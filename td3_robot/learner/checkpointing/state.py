@@ -33,11 +33,11 @@ def save(core: LearnerCore, now: float) -> tuple[Arrays, dict[str, Any]]:
     Arrays can be views of arrays in the core. Write them to a file or copy them before the core continues.
 
     Raises:
-        BundleError: no simulator has joined.
+        BundleError: no simulator or driver has joined.
         DivergenceError: training has diverged.
     """
     if core.spec is None:
-        raise BundleError("the learner has nothing to save yet: no simulator has joined")
+        raise BundleError("the learner has nothing to save yet: no simulator or driver has joined")
     core.learning.check()
     arrays: Arrays = {}
     parts: dict[str, Any] = {}

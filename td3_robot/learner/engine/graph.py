@@ -45,7 +45,7 @@ def aside(work: Work) -> None:
 
 
 class CapturedUpdate:
-    """Makes the updates of :meth:`FastTD3.improve` with two graphs. Only one of them contains the policy update.
+    """Makes the updates of :meth:`FastTD3.improve` with two graphs: one with the policy update, and one without it.
 
     The first updates run without a graph. Graphs start when the weight of ``policy_average`` is constant and the
     updates that train only the critics (``critics_first``) are over. The first launch of a graph must give the same
@@ -119,7 +119,7 @@ class CapturedUpdate:
         else:
             self._graphs.clear()
             engine.restore(*after)
-            log.warning("updates are not captured in a CUDA graph and therefore slower: %s", self.problem)
+            log.warning("updates use no CUDA graph and are slower: %s", self.problem)
 
 
 def difference(

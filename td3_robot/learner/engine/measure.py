@@ -20,8 +20,8 @@ from td3_robot.learner.compute import Precision
 from td3_robot.learner.engine.selection import implementation, use_threads
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 
-_TURNS = 7
-_TURN_S = 0.15
+_TURNS = 7  # measurements of each choice
+_TURN_S = 0.15  # seconds of one measurement
 _MOST_THREADS = 8
 # Imitates another process of a training: it works 0.5 ms in every 10 ms. It ends when its parent ends.
 _OTHER = """import os, time
@@ -54,7 +54,7 @@ def choices(config: LearnerConfig, precisions: Sequence[Precision], cores: int) 
         else:
             numbers = [config.threads]
         if replace(config, precision=precision).compiles and config.threads_in == "critics":
-            # Compiled updates use half of the threads (see ``use_threads``), so 2 are as fast as 1.
+            # Compiled updates use half of the threads (see ``use_threads``), so two threads are as fast as one.
             numbers = [number for number in numbers if number != 2] or numbers
         found += [Choice(precision, number) for number in numbers]
     return found

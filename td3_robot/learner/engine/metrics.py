@@ -1,4 +1,7 @@
-"""Metrics of the engine: sums on the device, and gauges of the newest update. Updates never wait for the device."""
+"""Metrics of the engine: sums over many updates, and gauges, which are values of the newest update.
+
+The sums stay on the device (CPU or GPU), so updates never wait for it.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 One vector holds all parameters of a network, for example of both critics. So an Adam step, a Polyak update and a change
 of precision are one call each. Forward and backward passes have no side effects, so that
-:mod:`td3_robot.learner.engine.compiled` can compile them. ``td3-robot bench learner`` measures the gain in speed.
+:mod:`td3_robot.learner.engine.compiled` can compile them. ``td3-robot bench learner`` measures the speed.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from td3_robot.learner.engine.td3 import FastTD3
 ENGINES: dict[type[Algorithm], type[Algorithm]] = {TD3: FastTD3, DDPG: FastTD3}
 """Maps an algorithm to the engine that makes the same updates faster.
 
-Other subclasses of these algorithms have no engine.
+A subclass of TD3 or DDPG that this table does not name has no engine.
 ``td3-robot bench learner`` measures the engines, and ``tests/learner/engine/test_td3.py`` compares them with the
 algorithms. An engine supports all options of its algorithm, on every device.
 """
@@ -30,5 +30,5 @@ def has_engine(config: LearnerConfig) -> bool:
 
 
 def use_threads(config: LearnerConfig) -> None:
-    """Set how this process uses ``learner.threads``. Without an engine, all threads work inside operators."""
+    """Set how this process uses ``learner.threads``. Without an engine, all threads work inside PyTorch's operators."""
     threads.use_threads(config.thread_count, config.threads_in if has_engine(config) else "operators")

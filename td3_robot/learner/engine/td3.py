@@ -98,7 +98,7 @@ class FastTD3(Algorithm):
 
     def set_learning_rate(self, rate: float) -> None:
         if isinstance(self.critics_adam.learning_rate, Tensor):
-            self.critics_adam.learning_rate.fill_(rate)  # both optimisers share it
+            self.critics_adam.learning_rate.fill_(rate)  # both optimisers share this tensor
         else:
             self.actor_adam.learning_rate = self.critics_adam.learning_rate = rate
 

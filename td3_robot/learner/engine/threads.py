@@ -15,7 +15,7 @@ _LARGE = 1 << 20  # elements; torch splits an operator of this size among its th
 
 
 def use_threads(threads: int, where: ThreadsIn = "critics") -> None:
-    """Set how many threads torch has inside operators.
+    """Set how many threads torch has inside an operator, that is, an operation on tensors.
 
     With ``operators``, every operator uses all ``threads``. With ``critics``, an engine with 2 or more ``threads`` has
     two parallel threads. The operators in each of them use half of ``threads``. Threads inside an operator synchronise

@@ -78,7 +78,7 @@ class Replayed:
         self.replay.add(*self.n_step.add(step.source, transitions, step))
 
     def take(self) -> Batch:
-        """The batch of the next update. Its last rows are transitions of the second buffer, if it has any."""
+        """The batch of the next update. If the second buffer is not empty, the last rows come from it."""
         batch = self.replay.sample(self._batch_size)
         if self.demonstrations:
             self._replayed = self._batch_size - self._demonstrated
@@ -86,7 +86,7 @@ class Replayed:
                 column[self._replayed :] = drawn
         return batch
 
-    def example(self) -> Batch | None:
+    def example(self) -> Batch:
         """A batch of random numbers, with the size and memory layout of the batches from :meth:`take`."""
         return self.replay.example(self._batch_size)
 

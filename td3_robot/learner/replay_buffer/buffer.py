@@ -44,7 +44,8 @@ class ReplayBuffer:
         storage: creates the storage from the capacity and the row width.
 
     Attributes:
-        rows: float32[capacity, 2 O + A + 2], read-only. Transition n, counted from 0, is in row n modulo ``capacity``.
+        rows: float32[capacity, 2 O + A + 2], only for reading; :meth:`add` changes them. Transition n, counted from
+            0, is in row n modulo ``capacity``.
         total_added: number of transitions ever added.
     """
 
@@ -68,8 +69,8 @@ class ReplayBuffer:
     def use_device(self, device: torch.device) -> None:
         """Keep a copy of the rows on a device, and draw the same batches from this copy.
 
-        The rows also stay on the host, because checkpoints and files need them. In this class, only :meth:`restore` and
-        :meth:`recover` wait for the device.
+        The rows also stay on the host, because checkpoints and files need them. Only a copy of more than 8,192 rows
+        waits for the device: at the start, after :meth:`restore` or :meth:`recover`, or in a very large :meth:`add`.
         """
         self._on_device = DeviceRows(self.rows, device)
         self._copy(0)
@@ -112,14 +113,15 @@ class ReplayBuffer:
     def sample(self, batch_size: int) -> Batch:
         """Draw stored transitions, with replacement, into new memory.
 
-        With a device, the batch is in device memory, and the next call overwrites this batch.
+        With a device, the batch is in device memory. If the next call has the same ``batch_size``, it overwrites this
+        batch.
         """
         if not self.total_added:
             raise ValueError("the replay buffer is empty: there is nothing to sample")
         chosen = self._draw(batch_size)
         if self._on_device:
             on_device = self._on_device.gather(chosen)
-            # If the update gets the same object for the same memory, a CUDA graph needs no copy.
+            # A CUDA graph copies each batch that is a new object. So return the same object for the same memory.
             if self._device_batch is None or self._device_batch[0] is not on_device:
                 self._device_batch = on_device, self._batch(on_device)
             return self._device_batch[1]
@@ -192,11 +194,11 @@ class ReplayBuffer:
         total, journal = self.total_added, self.storage.committed
         if total > journal and not self.storage.found:
             raise BundleError(
-                f"the checkpoint has {total} transitions, but the journal of the replay file records {journal}; "
+                f"the checkpoint counts {total} transitions, but the journal of the replay file records {journal}; "
                 "to continue with the rows of the file, move the journal away"
             )
-        if total > journal:  # The rows are complete, because they were written before the checkpoint.
-            log.warning("the replay file has no journal; the learner uses the %d rows of the checkpoint", total)
+        if total > journal:  # These rows are complete, because the process wrote them before the checkpoint.
+            log.warning("the replay file has no journal; the checkpoint counts %d transitions", total)
 
     def recover(self) -> None:
         """Use the rows that a durable storage received after the restored state was saved."""

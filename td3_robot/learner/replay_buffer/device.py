@@ -30,14 +30,17 @@ class DeviceRows:
         self._batch = self._rows[:0]
 
     def gather(self, chosen: NDArray[Any]) -> Tensor:
-        """The rows with the numbers ``chosen``: float32[B, width]. The next call with the same B overwrites them."""
+        """The rows with the numbers ``chosen``: float32[B, width]. A next call with the same B overwrites them."""
         if len(self._batch) != len(chosen):
             self._batch = torch.empty((len(chosen), self._rows.shape[1]), device=self._device)
         torch.index_select(self._rows, 0, upload(chosen, self._device), out=self._batch)
         return self._batch
 
     def copy(self, since: int, total: int) -> None:
-        """Copy transitions ``since`` to ``total - 1`` to the device. Only large copies wait for the device."""
+        """Copy transitions ``since`` to ``total - 1`` to the device.
+
+        Only a copy of more than 8,192 rows waits for the device.
+        """
         capacity = len(self._host)
         first = max(since, total - capacity)
         # Only small copies use page-locked memory. After a copy of a whole buffer, torch would keep this memory.

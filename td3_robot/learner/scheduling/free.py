@@ -1,4 +1,4 @@
-"""Free-running: every process runs at full speed, as far as the replay ratio allows."""
+"""Free-running: learner and simulators wait for each other only to keep the replay ratio."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Fraction of the band, or of a source's portion if the portion is smaller. Only a source that is about to wait gets a
-# smaller grant.
+# Smallest grant, as a fraction of ``replay_ratio_band``, or of a source's portion if the portion is smaller. Only a
+# source that is about to wait gets less.
 _WORTH_A_MESSAGE = 0.25
-_PORTION = 100  # a robot gets at most this many steps in advance, so that steps are left for sources that join later
+_PORTION = 100  # a robot gets at most this many steps in advance; the other steps are for sources that join later
 _START_TIME = 10.0  # seconds after the first join; usually all simulators of a run have joined by then
 
 
 class FreeRunning(Scheduler):
-    """Stores each Step on arrival, makes at most one update per turn, and grants steps within the replay ratio.
+    """Stores Steps on arrival, makes at most one update per :meth:`learn`, and grants steps within the replay ratio.
 
     Attributes:
         equal_shares: whether the sources get equal shares of the steps. A replay of a recording of version 0.1.0 sets
@@ -75,6 +75,7 @@ class FreeRunning(Scheduler):
     def grant(self, now: float) -> list[Output]:
         """Distribute the steps that the replay ratio allows, first to the sources with the smallest share.
 
+        The share of a source counts the steps that the learner has granted to it.
         All sources that joined at the start get equal shares. For a short time, the learner reserves the shares of
         the run's simulators that have not joined yet. A source that joins later, or that sent no Steps for a while,
         gets an equal share from then on (start-time fair queueing, Goyal et al. 1996).

@@ -36,6 +36,7 @@ def episode(rng: np.random.Generator, steps: int) -> Batch:
     ],
 )
 def test_returns_match_a_hand_calculation(last: float, expected: list[float]) -> None:
+    """The rewards are 1, 2 and 3. γ is 0.5. The critic's value of the last observation is 8."""
     found = returns(torch.tensor([[1.0], [2], [3]]), torch.tensor([[0.5], [0.5], [last]]), torch.tensor([[8.0]]))
     assert found[:, 0].tolist() == expected
 

@@ -88,7 +88,7 @@ def test_equals_stable_baselines3(kind: Any, monkeypatch: pytest.MonkeyPatch) ->
             patch.setattr(torch.Tensor, "normal_", lambda _self, *_a, noise=noise: noise)
             theirs.train(gradient_steps=1, batch_size=B)
 
-    # Both use float32, but add in different orders. 20 steps of 1e-3 move a weight by up to 0.02.
+    # Both implementations use float32, but add in different orders. 20 steps of 1e-3 move a weight by up to 0.02.
     for role, name, tensor in pairs:
         torch.testing.assert_close(tensors_of(td3, role)[name], tensor, atol=2e-5, rtol=0)
 
@@ -189,7 +189,7 @@ def test_the_actor_does_not_change_while_only_the_critics_learn(kind: Any, preci
 
 
 def test_the_mean_actor_loss_counts_only_the_updates_of_the_actor(kind: Any) -> None:
-    """With critics_first 5, the actor changes at updates 6 and 8 of 8. Every update has a critic loss."""
+    """With policy_delay 2 and critics_first 5, updates 6 and 8 change the actor. All 8 updates have a critic loss."""
     stream, losses, critic_losses = batches(8, seed=2), [], []
     one_by_one, together = (kind(O, A, (16,), LearnerConfig(critics_first=5), seed=1) for _ in range(2))
     for batch in stream:

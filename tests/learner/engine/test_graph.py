@@ -190,7 +190,7 @@ def test_a_wrong_graph_is_not_used(replace_capture: Replace) -> None:
 
 
 def test_another_batch_reaches_the_captured_memory(replace_capture: Replace) -> None:
-    """A buffer on the host returns new tensors for each batch. A batch of another size needs new graphs."""
+    """A buffer on the host returns new tensors for each batch. Each of the two batch sizes needs two graphs."""
     results = []
     recorder = Recorder()
     replace_capture(recorder)
@@ -206,7 +206,7 @@ def test_another_batch_reaches_the_captured_memory(replace_capture: Replace) -> 
 
 
 def test_differences_match_a_hand_calculation() -> None:
-    """The limit is 1 % of the largest change, 0.1, plus 2.4e-7 of the largest value, 2. The sum is about 0.001."""
+    """The limit is 1 % of the largest change (0.1) plus 2.4e-7 of the largest value (2), together about 0.001."""
     before = {"w": np.array([1.0, 2.0], np.float32), "generator": np.zeros(3, np.uint8)}
     after = {"w": np.array([1.1, 2.0], np.float32), "generator": np.ones(3, np.uint8)}
     near = {"w": np.array([1.1009, 2.0], np.float32), "generator": np.ones(3, np.uint8)}

@@ -46,7 +46,8 @@ def test_outputs_and_gradients_equal_autograd(layer_norm: bool, dtype: torch.dty
     x = torch.randn((50, 7), generator=generator)
     d_output = torch.randn((50, 3), generator=generator)
     # float32 has 24 significant bits, so rounding errors are small. bfloat16 has 8, so each rounding changes a value by
-    # up to 2^-9 = 0.2 %. The sums have about 50 terms of size one. LayerNorm may double the error.
+    # up to 2^-9 = 0.2 %. The sums have about 50 terms of size one, so their errors are at most about 50 · 0.2 % = 0.1.
+    # LayerNorm may double an error, but the largest errors are rare.
     limit = 2e-5 if dtype == torch.float32 else 0.15
     expected: dict[str, Any] = {}
     slopes: list[list[Layer]] = []
@@ -125,7 +126,8 @@ def test_adam_equals_torch_and_does_not_change_the_gaps(dtype: torch.dtype) -> N
 
 def test_initial_weights_have_the_distribution_of_torch_linear() -> None:
     # Uniform numbers within ±1/sqrt(100) = ±0.1 have the variance 0.1²/3 and the standard deviation 0.0577. Over
-    # 100 x 200 weights, the standard error of the mean is 0.0577/141 = 4e-4, and that of the variance is about 0.6 %.
+    # 100 x 200 weights, the standard error of the mean is 0.0577/sqrt(20,000) = 4e-4. The standard error
+    # of the variance is about 0.6 %.
     network = Network(["one"], [100, 200, 1])
     network.initialise(torch.Generator().manual_seed(7))
     for name, count in (("one.0.weight", 20_000), ("one.0.bias", 200)):
@@ -159,6 +161,7 @@ def test_bfloat16_copies_follow_the_parameters() -> None:
 
 
 def test_the_layout_aligns_parameters_and_puts_hidden_layers_first() -> None:
+    # The layout rounds each size up to a multiple of 32.
     # Hidden layers: 33 x 7 = 231 -> 256, 33 -> 64, 20 x 33 = 660 -> 672, 20 -> 32; together 1024.
     # Scale and shift of LayerNorm: 2 x 64, 2 x 32. Last layer: 3 x 20 = 60 -> 64, 3 -> 32. Together 288.
     layout = Layout(["one"], SIZES, layer_norm=True)

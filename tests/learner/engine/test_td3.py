@@ -43,8 +43,8 @@ def test_the_engine_equals_the_plain_algorithm_in_float64(
     # float32 has 24 significant bits, so rounding changes a value by up to 6e-8 of its size. Adam divides a gradient by
     # its size, so a relative error of about 1e-6 in a gradient moves a weight by learning_rate * 1e-6. The error is
     # larger only for gradients near ε = 1e-8, because Adam's first step depends on their sign. After many steps, the
-    # input of some ReLU is so close to 0 that the order of a sum decides its sign. One sample then counts in one
-    # gradient and not in the other. This changes a mean of gradients by about 3e-5. 25 steps of 1e-3 move a weight by
+    # input of some ReLU is so close to 0 that the order of a sum decides its sign. One sample then counts in
+    # only one of the two gradients. This changes a mean of gradients by about 3e-5. 25 steps of 1e-3 move a weight by
     # up to 0.025. The tolerance of 5e-5 is 500 times smaller, so the test still finds a wrong update.
     near, close = (5e-6, 2e-6) if count <= 2 else (5e-5, 1e-4)
     assert distance(weights_of(engine), weights_of(exact.td3)) < near
@@ -132,7 +132,10 @@ def test_a_state_continues_on_any_device(device: torch.device) -> None:
 
 
 def test_the_learning_rate_can_be_on_the_device(device: torch.device) -> None:
-    """float32 rounds the rate by up to 6e-8 of its value. A step moves a weight by at most 1e-3."""
+    """float32 rounds the rate by up to 6e-8 of its value. A step moves a weight by at most 1e-3.
+
+    So the rates cause a difference of only 1e-10, and the rounding of a weight below 1 adds up to 6e-8.
+    """
     number, tensor = (FastTD3(O, A, (24, 16), LearnerConfig(learning_rate=0.5), 28, device) for _ in range(2))
     tensor.actor_adam.learning_rate = tensor.critics_adam.learning_rate = torch.tensor(0.5, device=device)
     for td3 in (number, tensor):
@@ -149,8 +152,8 @@ def test_the_learning_rate_can_be_on_the_device(device: torch.device) -> None:
 def test_two_threads_are_deterministic_and_equal_one_thread(precision: Any, where: Any, hidden: int, size: int) -> None:
     """Sums over half batches round differently from sums over whole batches.
 
-    In fp32, rounding changes a sum of about 1 by about 1e-7. In bf16, each rounding changes a number by up to 2^-9.
-    Torch splits an elementwise operator among threads only if it has more than 32,768 elements.
+    In fp32, rounding changes a sum of about 1 by about 1e-7. In bf16, each rounding changes a number by up to 2^-9 of
+    its size. Torch splits an elementwise operator among threads only if it has more than 32,768 elements.
     """
 
     def run(count: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from td3_robot.messages import Phase, Step
 from td3_robot.specs import RobotSpec
 from tests.learner.world import World, config, resumed
 
-OPERATED = range(20, 30)  # Steps in which an operator has taken over robot 1
+OPERATED = range(20, 30)  # Steps of robot 1 with an operator's action; Step n ends the transition from Step n - 1
 
 
 def trained(spec: RobotSpec, make_step: Callable[..., Step], **learner: Any) -> LearnerCore:

@@ -1,4 +1,4 @@
-"""Joins Steps into transitions, with lost and repeated Steps, restarts, and episodes of any length."""
+"""Join Steps into transitions, with lost and repeated Steps, restarts, and episodes of any length."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from td3_robot.messages import Phase, Step
 def history(ends: list[list[tuple[int, bool]]], length: int, incarnation: int) -> list[Step]:
     """Return ``length`` Steps of a source. An observation is (incarnation, robot, episode, step). A reward is the step.
 
-    ``ends`` lists the episodes of each robot: (number of steps, True if it terminates, False if truncated); the robot
-    repeats its list.
+    ``ends`` lists the episodes of each robot: (number of steps, True if it terminates, False if it is truncated).
+    The robot repeats its list.
     """
     robots = len(ends)
     episode, step = np.zeros(robots, np.uint64), np.zeros(robots, np.uint32)

@@ -1,4 +1,4 @@
-"""Compares a replay buffer on a device with a replay buffer on the host."""
+"""Compares a replay buffer on a device, for example a GPU, with a replay buffer in main memory (``host``)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def same(device: ReplayBuffer, host: ReplayBuffer) -> bool:
     return all(torch.equal(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_samples_equal_those_of_the_host(seed: int, device: torch.device) -> None:
+def test_samples_equal_those_from_main_memory(seed: int, device: torch.device) -> None:
     """The capacity is 10. The additions fit, wrap around, fill the buffer exactly, or exceed it."""
     random = np.random.default_rng(seed)
     host, on_device = ReplayBuffer(10, O, A, seed=1), mirrored(ReplayBuffer(10, O, A, seed=1), device)

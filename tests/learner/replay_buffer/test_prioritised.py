@@ -1,4 +1,7 @@
-"""Tests LAP: its sum tree, its state, and its priorities against hand calculations and a float64 reference."""
+"""Tests loss-adjusted prioritised replay (LAP): its sum tree, its saved state and its priorities.
+
+The priorities are compared with hand calculations and with a float64 reference.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def test_the_tree_finds_the_same_leaf_as_a_cumulative_sum(
 
 
 def test_priorities_match_a_hand_calculation() -> None:
-    """α is 1/2. New rows get the greatest priority so far, which is 1 at first.
+    """The exponent α is 1/2. New rows get the greatest priority so far, which is 1 at first.
 
     One critic has |δ| of 0.3 and 4. |δ| counts as at least 1, so the priorities are 1 and 2. A second critic has |δ| of
     9 and 1.5. The larger |δ| counts, so the priorities are 3 and 2.
@@ -87,7 +90,7 @@ def test_unfilled_rows_are_never_drawn() -> None:
     assert (buffer.sample(3).observation[:, 0] == 7.125).all()  # the last filled row, not an unfilled one
 
 
-def test_priorities_equal_those_of_the_plain_algorithm() -> None:
+def test_priorities_equal_the_priorities_of_the_float64_reference() -> None:
     config = LearnerConfig(critic_loss="huber", replay="lap", learning_rate=1e-3)
     td3 = FastTD3(O, A, (8,), config, seed=5)
     exact = Exact(td3)

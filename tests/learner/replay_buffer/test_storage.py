@@ -19,7 +19,7 @@ from td3_robot.learner.replay_buffer import storage
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 from td3_robot.learner.replay_buffer.storage import File, Note, Storage
 
-WIDTH = 10  # numbers in a row, with observations of size 3 and actions of size 2
+WIDTH = 10  # numbers in a row: observation (3), action (2), reward, next observation (3), terminated
 
 
 def note(total: int, source: str = "sim-0") -> Note:
@@ -90,7 +90,7 @@ def test_a_truncated_journal_is_read_and_a_damaged_journal_is_refused(
 
 @pytest.mark.parametrize("left", [None, 0, 8 * WIDTH * 4 - 100])
 def test_missing_rows_are_not_replaced_by_zeros(left: int | None, tmp_path: Path) -> None:
-    """A file of 8 rows of 10 numbers has 320 bytes."""
+    """A file of 8 rows of 10 numbers of 4 bytes has 320 bytes."""
     file = File(tmp_path, 8, WIDTH)
     file.write(0, rows(1, 3))
     file.commit(note(3))
@@ -151,10 +151,10 @@ def test_without_a_journal_the_rows_are_those_of_the_checkpoint(
     again.recover()
     assert again.total_added == 10
     assert again.sample(16).reward.tolist() == drawn
-    assert "the replay file has no journal; the learner uses the 10 rows of the checkpoint" in caplog.text
+    assert "the replay file has no journal; the checkpoint counts 10 transitions" in caplog.text
     again.storage.commit(note(9))
     third = opened()
-    with pytest.raises(BundleError, match=r"has 10 transitions, but the journal .* records 9; to continue"):
+    with pytest.raises(BundleError, match=r"counts 10 transitions, but the journal .* records 9; to continue"):
         third.restore(arrays, scalars)
 
 
@@ -217,7 +217,7 @@ def test_buffers_in_memory_and_in_a_file_give_equal_batches(tmp_path: Path, rng:
         assert batches[0] == batches[1]
     arrays, scalars = buffers[1].state()
     assert arrays == {}
-    with pytest.raises(BundleError, match="has 131 transitions, but the journal of the replay file records 0"):
+    with pytest.raises(BundleError, match="counts 131 transitions, but the journal of the replay file records 0"):
         ReplayBuffer(50, 3, 2, 0, lambda *size: File(tmp_path / "b", *size)).restore(arrays, scalars)
     buffers[1].storage.commit(note(131))
     again = ReplayBuffer(50, 3, 2, 0, lambda *size: File(tmp_path / "a", *size))

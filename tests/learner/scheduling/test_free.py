@@ -76,7 +76,8 @@ def test_a_late_simulator_gets_an_equal_part_from_then_on(fleet: Fleet) -> None:
     before = dict(fleet.made)
     while fleet.world.core.env_steps < 2000:
         fleet.turn()
-    # Of 1,500 further steps, each simulator gets about 500: at first, a and b still have up to 100 granted steps each.
+    # Each simulator makes about a third of 1,500 further steps. Before c joined, a and b each had a grant for up to
+    # _PORTION more steps.
     assert all(abs(steps - before[name] - 500) <= _PORTION for name, steps in fleet.made.items()), fleet.made
 
 
@@ -85,7 +86,7 @@ def test_a_missing_simulator_stops_the_other_only_for_the_start_time(fleet: Flee
     fleet.start("a")
     for _ in range(100):  # 2 s
         fleet.turn(20)
-    assert fleet.made["a"] == 1032  # (2,000 + 64) / 2; the other half is reserved for the missing simulator
+    assert fleet.made["a"] == 1032  # half of warm-up and replay_ratio_band, (2,000 + 64) / 2; the rest is reserved
     fleet.world.time += _START_TIME
     for _ in range(100):
         fleet.turn(20)
@@ -115,4 +116,4 @@ def test_the_smallest_shares_grow_first(sources: list[tuple[int, int]], free: in
     assert all(0 <= steps[name] <= room[name] for name in shares)
     open_shares = [shares[name] + steps[name] for name in shares if steps[name] < room[name]]
     highest = max((shares[name] + steps[name] for name in shares if steps[name]), default=0)
-    assert all(share >= highest - 1 for share in open_shares)  # a source with room is at most one step behind
+    assert all(share >= highest - 1 for share in open_shares)  # at most 1 below the highest share that grew

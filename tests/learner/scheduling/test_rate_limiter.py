@@ -9,7 +9,9 @@ from td3_robot.learner.scheduling.rate_limiter import RateLimiter
 
 
 def test_limits_match_a_hand_calculation() -> None:
-    """The ratio is 0.5, the start is 100 and the band is 8. By step 120, 0.5 · 20 = 10 updates are due."""
+    """The ratio is 0.5, the band is 8, and learning starts at step 100 of 1,000. By step 120, 0.5 · 20 = 10
+    updates are due.
+    """
     limiter = RateLimiter(0.5, 8.0, 100, 1000)
     assert not limiter.updates_due(99, 0)
     assert not limiter.updates_due(101, 0)  # half an update

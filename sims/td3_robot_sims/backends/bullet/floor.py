@@ -30,7 +30,7 @@ def draw(width: int, height: int, view: Sequence[float], lens: Sequence[float]) 
     x = ((np.arange(width, dtype=np.float32) + 0.5) * (2 / width) - 1)[None, :]
     y = (1 - (np.arange(height, dtype=np.float32) + 0.5) * (2 / height))[:, None]
     east, north, inverse = (row[0] * x + row[1] * y + row[2] for row in floor_of)
-    seen = inverse > 1 / _FAR  # True if the pixel's ray meets the floor in front of the camera
+    seen = inverse > 1 / _FAR  # True if the pixel's ray meets the floor within _FAR of the camera
     distance = 1 / np.where(seen, inverse, 1)
     columns, rows = (np.floor(place * distance).astype(np.int32) for place in (east, north))
     dark = (columns + rows) & 1  # tiles have a side of one metre

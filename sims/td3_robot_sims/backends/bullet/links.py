@@ -1,4 +1,4 @@
-"""Writes the links of the robots as data, so that viewers can draw a robot without PyBullet.
+"""Writes the links (rigid bodies) of the robots as data, so that viewers can draw a robot without PyBullet.
 
     python -m td3_robot_sims.backends.bullet.links
 
@@ -75,7 +75,7 @@ def describe(model: RobotModel) -> Robot:
 def _shapes(path: Path) -> dict[str, list[tuple[Float64, Float64, float]]]:
     """Return begin, end and radius of each capsule and sphere in an MJCF file, by the name of its body.
 
-    Sources: MuJoCo XML reference, body/geom (https://mujoco.readthedocs.io/en/stable/XMLreference.html#body-geom).
+    Source: MuJoCo XML reference, body/geom (https://mujoco.readthedocs.io/en/stable/XMLreference.html#body-geom).
     """
     result = defaultdict(list)
     # The files are those of pybullet_data, so the parser may trust them.

@@ -117,7 +117,7 @@ class Locomotion(Environment):
         return np.minimum(np.maximum(raw, self._low), self._high)
 
     def _electricity(self, action: Float32, speeds: Float32) -> float:
-        """Return the weighted sum of power, mean |action · 0.1 joint speed|, and current, mean action²."""
+        """Return the weighted sum of the power (mean |action · 0.1 joint speed|) and the current (mean action²)."""
         # Means in float32, as in the package. np.mean gives the same result, but is slower.
         power = float(np.add.reduce(np.abs(action * speeds)) / len(action))
         current = float(np.add.reduce(np.square(action)) / len(action))

@@ -19,7 +19,7 @@ CONTROL_PERIOD = 0.0165  # duration of a step in s; Bullet divides it into four 
 TIME_LIMIT = 1000  # steps
 OBSERVATION_LIMIT = 5.0  # observations are clipped to ±5
 TORSO_GROUPS = ("height", "direction", "direction", "velocity", "velocity", "velocity", "attitude", "attitude")
-"""The groups of the observations that come before those of the joints.
+"""The groups of the torso's observations, which come before the joints' observations.
 
 See :class:`td3_robot.config.randomization.SensorsConfig`.
 """

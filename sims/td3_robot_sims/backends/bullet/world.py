@@ -161,7 +161,7 @@ class World:
         return {index: part for index, part in parts.items() if part.mass > 0}
 
     def tilt(self, angle: float, side: float) -> None:
-        """Tilt the robot after a reset by ``angle`` rad, and lift it if its lowest point would sink.
+        """Tilt the robot by ``angle`` rad, and lift it if its lowest point would sink. Call this after a reset.
 
         Args:
             side: direction of the tilt in rad: 0 is ahead, π/2 is left. A planar robot tilts ahead or back, in the

@@ -1,0 +1,68 @@
+"""What ``td3-robot node takeover`` does with lines of its standard input."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from td3_robot.cli.takeover import drive
+from td3_robot.errors import UsageError
+
+
+class Robot:
+    """Stands for the takeover of a robot with two action channels."""
+
+    actions = ("hip", "knee")
+
+    def __init__(self) -> None:
+        self.sent: list[Sequence[float]] = []
+        self.open = True
+
+    def check(self, action: Sequence[str]) -> list[float]:
+        return [float(value) for value in action]
+
+    def command(self, action: Sequence[float]) -> None:
+        self.sent.append(action)
+
+    def wait(self) -> None:
+        """Return at once: this robot has no control period."""
+
+    def close(self) -> None:
+        self.open = False
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    yield reader, writer
+    os.close(reader)
+
+
+def driven(pipe: tuple[int, int], text: bytes) -> Any:
+    """Give this input to :func:`drive`. Return the takeover that it used."""
+    robot: Any = Robot()
+    os.write(pipe[1], text)
+    os.close(pipe[1])
+    drive(robot, pipe[0])
+    return robot
+
+
+def test_the_newest_of_several_lines_is_sent_once(pipe: tuple[int, int]) -> None:
+    robot = driven(pipe, b"0.5 0.5\n0.1 0.2\n")
+    assert (robot.sent, robot.open) == ([[0.1, 0.2]], False)  # a closed takeover leaves the robot with the safe action
+
+
+def test_the_line_q_ends_the_input_but_leaves_the_takeover_open(pipe: tuple[int, int]) -> None:
+    """The caller of ``drive`` then gives the robot back."""
+    assert driven(pipe, b"q\n0.1 0.2\n").open
+
+
+@pytest.mark.parametrize("text", [b"0.1 0.2", b"0.1 0.2\n0.1 0", b"0.1 0.2\nq"])
+def test_a_last_line_without_newline_is_an_error(pipe: tuple[int, int], text: bytes) -> None:
+    """The program may have failed while it wrote 0.25, so the robot must not get 0."""
+    last = text.decode().split("\n")[-1]
+    with pytest.raises(UsageError, match=f"the last line '{last}' has no newline, so it may be incomplete"):
+        driven(pipe, text)
