@@ -1,6 +1,7 @@
 """Programs on Ray that transport the transitions of benchmarks/scale.py.
 
-One program uses only a Ray actor, which is a process that Ray starts. The other program is TorchRL's RayCollector.
+One program uses only Ray actors, which are processes that Ray starts: one for each source, and one that stores the
+transitions. The other program is TorchRL's RayCollector.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def free_port() -> int:
 def contestants(
     steps: Path, sources: int, robots: int, seconds: float
 ) -> tuple[dict[str, Callable[[], dict[str, float]]], dict[str, str]]:
-    """Return two maps by program: functions that measure, and reasons why the other programs cannot run here."""
+    """Return two maps whose keys are names of programs.
+
+    The first map has a function for each program that can run here; the function measures the program. The second map
+    has the reason why each other program cannot run here.
+    """
     if not machine.version("ray"):
         return {}, {"plain Ray actor": "ray is not installed", "TorchRL RayCollector": "ray is not installed"}
     plain = partial(_plain, steps, sources, robots, seconds)

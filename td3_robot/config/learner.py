@@ -62,7 +62,8 @@ class LearnerConfig(Section, frozen=True):
             buffer. This share of each batch comes from that buffer. If 0, the replay buffer holds these transitions.
             Even with ``replay_storage: file``, a killed learner loses the rows of the separate buffer that are newer
             than the newest checkpoint.
-        learning_starts: environment steps with uniform actions before the first update.
+        learning_starts: environment steps before the first update. In these steps, actions are uniformly random, except
+            with ``start_from`` or ``offline_updates``.
         replay_ratio: updates for each environment step; null for no limit.
         replay_ratio_band: the simulators wait when the learner is this many updates behind the replay ratio.
         publish_every: updates between two published policies.

@@ -28,7 +28,8 @@ Width = Annotated[int, Meta(ge=1, le=4096)]
 MAX_WEIGHTS = 8_000_000
 """The largest number of weights between hidden layers.
 
-With this limit, the policy of a robot with up to 2,000 channels fits into one Weights message (up to 64 MiB).
+With this limit, a policy fits into one Weights message (up to 64 MiB) if the robot has up to 2,000 channels
+(observations and actions together).
 """
 
 
@@ -50,7 +51,10 @@ class NetworkConfig(Section, frozen=True):
 
 
 class ExplorationConfig(Section, frozen=True):
-    """The noise that is added to actions. In the first ``learner.learning_starts`` steps, actions are uniformly random.
+    """The noise that is added to the actions of the policy.
+
+    In the first ``learner.learning_starts`` steps, actions are uniformly random instead. This does not hold with
+    ``learner.start_from`` or ``learner.offline_updates``: there the policy acts from the first step.
 
     Attributes:
         kind: ``gaussian_v2``, ``ornstein_uhlenbeck_v2``, or a kind of noise from an installed package. ``gaussian`` and
@@ -84,7 +88,7 @@ class ExplorationConfig(Section, frozen=True):
 
     @property
     def is_default(self) -> bool:
-        """Whether no key is set. In runs of earlier versions, the default kind was ``gaussian``."""
+        """Whether all values are the defaults. ``kind`` may also be ``gaussian``, the default of earlier versions."""
         return self in (ExplorationConfig(), ExplorationConfig("gaussian"))
 
     def noise_parameters(self) -> dict[str, float]:
@@ -99,7 +103,7 @@ class EvaluationConfig(Section, frozen=True):
     Attributes:
         every: environment steps between two evaluations; 0 for no evaluations.
         episodes: episodes of one evaluation.
-        max_steps: steps after which the evaluation ends an episode of any task.
+        max_steps: steps after which the evaluation ends an episode, because a task may have no time limit.
         target_return: the run ends successfully when the mean return of an evaluation reaches this value.
     """
 
@@ -150,7 +154,8 @@ class A2CConfig(Section, frozen=True):
 
     Attributes:
         episodes: number of episodes after which the training ends, unless ``total_steps`` ends it first. There is one
-            update for each episode. If the learning rate falls, it falls over these episodes.
+            update for each episode. If ``learner.learning_rate_end`` is below 1, the learning rate falls during these
+            episodes, after the fraction ``learner.learning_rate_falls_from`` of them.
         entropy: weight of the policy's entropy in the loss.
         gradient_norm: the largest norm of a gradient, for the actor and for the critic.
     """
@@ -234,7 +239,7 @@ class Config(Section, frozen=True):
         simulators: number of simulator processes.
         robots: number of robots in each simulator.
         timing: with ``free``, learner and simulators wait for each other only to keep the replay ratio. With
-            ``lockstep``, runs with the same seed are bit-identical.
+            ``lockstep``, runs with the same seed are bit-identical on the same kind of machine.
         launch: name of the launch description, which lists the processes.
     """
 
@@ -321,7 +326,8 @@ class Config(Section, frozen=True):
         Algorithms without a replay buffer have no replay ratio.
         """
         learner = self.learner
-        # The updates for one step of all robots, plus one. With less, learner and simulators would wait for each other.
+        # The updates for one step of all robots, plus one. With less, learner and simulators would wait for each other
+        # for ever (a deadlock).
         needed = (learner.replay_ratio or 0.0) * self.robots * self.simulators + 1
         if learner.replay_ratio is None or learner.replay_ratio_band >= needed:
             return None

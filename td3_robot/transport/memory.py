@@ -68,8 +68,8 @@ class MemoryBus(Transport):
         super().__init__(clock)
         self.tap: Callable[[str, Message, bytes], None] | None = None
         self._network = network
-        self._endpoints: dict[str, str] = {}  # endpoint to link, for the served links
-        self._connections: dict[str, Connection] = {}  # as a client, by link
+        self._endpoints: dict[str, str] = {}  # names of the served links, by endpoint
+        self._connections: dict[str, Connection] = {}  # connections as a client, by name of the link
         self._inbox: deque[tuple[Connection, Frames]] = deque()
         self._queued: Counter[Connection] = Counter()  # frames in the inbox
 
@@ -85,7 +85,7 @@ class MemoryBus(Transport):
         return endpoint
 
     def connect(self, endpoint: str, client: ClientLink) -> None:
-        """Connect a client. The next call of ``receive`` or ``send`` sends its Hello."""
+        """Connect a client. The next call of ``receive``, or of ``send`` on this link, sends its Hello."""
         self.clients[client.link], client.endpoint = client, endpoint
         self._connections[client.link] = self._network.connect(endpoint, self, client.link)
 
@@ -102,7 +102,10 @@ class MemoryBus(Transport):
         return super().send(to, message)
 
     def receive(self, timeout: float) -> list[Input]:
-        """Return all inputs that have arrived. This method never waits, because no message can arrive during a wait."""
+        """Return all inputs that have arrived. This method never waits.
+
+        All buses of a network run in the same thread, so no message could arrive during a wait.
+        """
         del timeout
         now = self._clock()
         inputs, self._waiting = self._waiting, []

@@ -43,6 +43,8 @@ def is_locked(descriptor: int) -> bool:
     """Return whether :func:`hold` has locked the file through another descriptor, in this or another process.
 
     If not, this descriptor keeps a shared lock. Close it soon, because :func:`hold` fails until then.
+
+    Raises OSError if the file system has no locks.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

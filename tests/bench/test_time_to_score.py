@@ -30,10 +30,13 @@ def test_unknown_contestant_is_refused(capsys: pytest.CaptureFixture[str], monke
     assert "the contestant is 'sb4'; allowed: td3-robot, sb3-td3, " in capsys.readouterr().err
 
 
-def test_an_evaluation_after_the_last_callback_gets_the_time_of_the_learner(
+def test_an_evaluation_after_the_last_callback_has_the_time_at_which_it_was_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The learner starts its clock 5 s after the training begins. The final evaluation takes 100 s."""
+    """The clock of the learner starts 5 s after the training begins. So 19 s on this clock are 24 s of training.
+
+    The script reads this evaluation only after 125 s, because the final evaluation takes 100 s and counts as no point.
+    """
     clock, made = SimpleNamespace(now=1000.0), []
 
     def evaluate(wall_s: float, final: bool = False) -> None:
@@ -56,7 +59,7 @@ def test_an_evaluation_after_the_last_callback_gets_the_time_of_the_learner(
 
 
 def test_a_falling_learning_rate_stays_0_after_a_million_steps() -> None:
-    """Of two million steps, 0.5, 1.0 and 1.5 million are made when 0.75, 0.5 and 0.25 of them remain."""
+    """The training has two million steps. It has made one million of them when half of them remain."""
     rate = time_to_score.falling(8.0, 2_000_000)
     assert [rate(remaining) for remaining in (1.0, 0.75, 0.5, 0.25)] == [8.0, 4.0, 0.0, 0.0]
 

@@ -64,7 +64,8 @@ def test_deployed_robot_is_recorded_from_the_start_and_replays(robot: Recorded, 
     at = robot.wait_for("apply 0.250000", at)
     robot.fault("nan")
     at = robot.wait_for(SAFE, robot.wait_for("observe nan", at))
-    # A node sends its recorded messages every 0.1 s, and 12 control periods of 20 ms take 0.24 s.
+    # A node sends its recorded messages every 0.1 s, and 12 control periods of 20 ms take 0.24 s. After this wait, the
+    # recorder has the messages about the fault.
     robot.wait("12 control periods", lambda: periods(robot.record()[at:]) > 12)
     stop(driver, server, recorder)
 
@@ -133,7 +134,7 @@ def test_recorder_started_late_gets_the_policy_and_replay_checks_only_actions(ro
     assert any("its turns before" in note for note in reports["driver"].notes)
 
 
-def test_errors_name_the_missing_arguments_of_record(tmp_path: Path, capsys: Any) -> None:
+def test_record_names_the_missing_argument_or_key(tmp_path: Path, capsys: Any) -> None:
     config = tmp_path / "robot.yaml"
     config.write_text(yaml.safe_dump({"seed": 1}))
     for words, error in (

@@ -120,7 +120,7 @@ def test_a_reordered_pair_is_found() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("weights_version", 2), ("noise_kind", 2), ("noise_seed", 8), ("stamp", 1)]
 )
-def test_identities_are_compared_exactly_despite_a_tolerance(field: str, value: int) -> None:
+def test_integers_are_compared_exactly_even_if_numbers_of_arrays_may_differ(field: str, value: int) -> None:
     for result in both(actions(), changed(actions(), 4, **{field: value})):
         assert result.counts == {field: 1}
 
@@ -162,8 +162,11 @@ def test_nan_in_maps_is_equal_to_nan() -> None:
         assert result.first[0].field == "latches[held][a]"
 
 
-def test_the_errors_of_several_streams_follow_each_other() -> None:
-    """Each stream has 10 messages. A stream without a difference has the errors 0."""
+def test_a_merged_comparison_lists_the_errors_of_one_stream_after_the_other() -> None:
+    """Three streams have 10 messages each. Only message 4 of the second stream differs, so the error is at place 14.
+
+    All other messages have the error 0.
+    """
     equal, different = compare("action", actions(), actions(), exact=True), with_action(actions(), 4, 9.0)
     merged = compare("action", actions(), actions(), exact=True)
     for other in (compare("action", actions(), different, exact=True), equal):

@@ -303,5 +303,6 @@ def test_the_core_receives_the_recorded_time(acted: Make, save: Make, monkeypatc
     monkeypatch.setattr(PolicyCore, "step", noted)
     assert policy(path) == 0
     assert times == sorted(times)
-    # 30 Steps and 30 Actions alternate, 1/60 s apart, with Weights before the 1st and the 16th Step.
+    # The messages are 1/60 s apart: 30 Steps, an Action after each Step, and Weights before the 1st and the 16th Step.
+    # So the last Step is 59 messages after the first: 29 Steps and 29 Actions, and the second Weights.
     assert times[-1] - times[0] == pytest.approx(59 / 60, abs=0.02)

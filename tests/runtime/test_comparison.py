@@ -7,7 +7,8 @@ from pathlib import Path
 from td3_robot.runtime.comparison import compare
 
 
-def test_a_date_in_the_configuration_of_another_program_is_a_value_like_any_other(tmp_path: Path) -> None:
+def test_a_date_in_a_configuration_is_compared_like_any_other_value(tmp_path: Path) -> None:
+    """The folder may also hold a ``config.yaml`` of another program. Keys of td3-robot never have dates."""
     for name, text in {"a": "made: 2024-01-01", "b": "made: 2024-01-02", "c": "made: 2024-01-02"}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(text)

@@ -1,4 +1,7 @@
-"""The experience of an on-policy algorithm: whole episodes. The algorithm uses each episode for one update."""
+"""The experience of an on-policy algorithm: episodes, or pieces of very long episodes.
+
+The algorithm uses each piece for one update.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +23,27 @@ from td3_robot.messages import Phase, Step
 from td3_robot.specs import Float32
 
 LONGEST = 100_000
-"""The largest number of steps in one batch."""
+"""The largest number of steps in one piece of an episode, and so in one batch."""
 
 
 @dataclass
 class _Episode:
-    """A running episode of one robot."""
+    """The current piece of the running episode of one robot."""
 
     incarnation: int  # of the source
     number: int
-    before: int  # number of the episode's steps that are already in batches
-    rows: list[Float32] = field(default_factory=list)  # the steps that are not yet in a batch
+    before: int  # number of the episode's steps before this piece
+    rows: list[Float32] = field(default_factory=list)  # the steps of this piece so far
 
 
 class Rollouts:
-    """Collects the steps of each robot, and makes one batch of each finished episode.
+    """Collects the steps of each robot, and makes one batch of each finished piece of an episode.
 
-    This class has the same methods as :class:`td3_robot.learner.experience.replayed.Replayed`. An episode with a gap
-    gives no batch. An episode with an operator's action gives no batch either, because the algorithm learns only from
-    its own policy. For tasks without a time limit, this class truncates episodes every :data:`LONGEST` steps.
+    A piece ends with its episode, or after :data:`LONGEST` steps; then the next piece begins. So most episodes are one
+    piece, but an episode without an end also gives batches. A piece with a gap gives no batch. A piece with an
+    operator's action gives no batch either, because the algorithm learns only from its own policy.
+
+    This class has the same methods as :class:`td3_robot.learner.experience.replayed.Replayed`.
     """
 
     def __init__(self, discount: float, observation_size: int, action_size: int) -> None:
@@ -51,7 +56,7 @@ class Rollouts:
 
     @property
     def ready(self) -> bool:
-        """Whether there is a finished episode that no update has used."""
+        """Whether there is a finished piece that no update has used."""
         return len(self._ended) > 0
 
     def add(self, transitions: Transitions, step: Step) -> None:
@@ -87,7 +92,7 @@ class Rollouts:
             self._ended.append(np.stack(self._running.pop(key).rows))
 
     def take(self) -> Batch:
-        """Remove the oldest finished episode, and return a batch of its T steps in order: B = T.
+        """Remove the oldest finished piece, and return a batch of its T steps in order: B = T.
 
         ``discount`` is γ, but 0 for the last step of an episode that terminated.
         """
@@ -98,13 +103,13 @@ class Rollouts:
         return Batch(*torch.split(memory, self._widths, 1))
 
     def example(self) -> None:
-        """There is no example, because batches have different sizes."""
+        """Returns None: no batch is typical enough to prepare the algorithm with, because batch sizes differ."""
 
     def learned(self, td_errors: Sequence[Tensor]) -> None:
         """Does nothing: rollouts do not use TD errors."""
 
     def end(self) -> None:
-        """Does nothing: rollouts use only whole episodes."""
+        """Does nothing at the end of a recording: an unfinished piece gives no batch."""
 
     def recover(self) -> None:
         """Does nothing: no file keeps the rollouts since the newest checkpoint."""

@@ -1,4 +1,8 @@
-"""Replay rows in a file survive a kill of the process. The next process refuses a damaged file."""
+"""The rows of the replay buffer in a file, and the journal of these rows.
+
+Recorded rows outlive a killed process. The next process refuses a damaged journal, and a file of rows with a wrong
+size. It accepts a truncated journal and zeros at the end of a journal. Nothing checks the content of the rows.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from td3_robot.learner.replay_buffer import storage
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 from td3_robot.learner.replay_buffer.storage import File, Note, Storage
 
-WIDTH = 10  # numbers in a row: observation (3), action (2), reward, next observation (3), terminated
+WIDTH = 10  # numbers in a row: observation (3), action (2), reward, discount, next observation (3)
 
 
 def note(total: int, source: str = "sim-0") -> Note:
@@ -49,8 +53,8 @@ def test_a_truncated_journal_is_read_and_a_damaged_journal_is_refused(
 ) -> None:
     """A truncated journal gives the complete notes before the cut. A changed bit makes the process refuse the journal.
 
-    There are two exceptions: a change in the truncated record, and a change that makes the length of the last complete
-    record larger. With such a change, the record may look only truncated.
+    There are two exceptions. The changed bit may be in the truncated record, which is not read anyway. Or it makes the
+    length field of the last complete record larger. That record then looks like a truncated record, and is lost.
     """
     monkeypatch.setattr(os, "fsync", lambda _: None)  # fsync is slow on a busy disk
     for old in tmp_path.iterdir():
@@ -104,7 +108,8 @@ def test_missing_rows_are_not_replaced_by_zeros(left: int | None, tmp_path: Path
         assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 
-def test_a_required_file_is_not_created(tmp_path: Path) -> None:
+def test_a_missing_file_that_is_needed_is_created_only_without_recovery(tmp_path: Path) -> None:
+    """With recovery, the process raises an error and creates nothing. Without recovery, it starts without rows."""
     for _ in range(2):
         with pytest.raises(BundleError, match=r"rows.float32' has 0 bytes, and this run needs 320"):
             File(tmp_path / "replay", 8, WIDTH, needed=True)
@@ -123,12 +128,12 @@ def test_zeros_at_the_end_of_a_journal_are_ignored(tmp_path: Path) -> None:
     again.close()
 
 
-def test_without_a_journal_the_rows_are_those_of_the_checkpoint(
+def test_without_a_journal_the_buffer_has_the_rows_that_the_checkpoint_counts(
     tmp_path: Path, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ten rows are in the checkpoint, and five come later. The journal is lost.
+    """The file holds 15 rows, and the checkpoint counts the first ten of them. The journal is lost.
 
-    A journal that records fewer rows than the checkpoint is an error.
+    A journal that records fewer rows than the checkpoint counts is an error.
     """
 
     def opened() -> ReplayBuffer:
@@ -158,10 +163,10 @@ def test_without_a_journal_the_rows_are_those_of_the_checkpoint(
         third.restore(arrays, scalars)
 
 
-def test_an_incomplete_note_is_an_error_and_earlier_notes_are_kept(
+def test_an_incomplete_write_of_a_note_raises_an_error_and_keeps_earlier_notes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk accepts five bytes at a time and then becomes full."""
+    """The disk accepts five bytes at a time. It becomes full during the second note."""
     room, real = [10_000], os.pwrite
 
     def write(descriptor: int, content: bytes, offset: int) -> int:
@@ -207,7 +212,10 @@ def test_another_shape_or_an_empty_journal_is_refused(tmp_path: Path) -> None:
 
 
 def test_buffers_in_memory_and_in_a_file_give_equal_batches(tmp_path: Path, rng: np.random.Generator) -> None:
-    """The rows wrap around the end of a buffer of 50. A second buffer restores the state. Batches have equal bits."""
+    """More than 50 rows are added, so both buffers overwrite old rows. All batches are equal bit for bit.
+
+    This also holds for a new buffer that opens the same file and restores the state of the earlier buffer.
+    """
     buffers = [ReplayBuffer(50, 3, 2, 7), ReplayBuffer(50, 3, 2, 7, lambda *size: File(tmp_path / "a", *size))]
     for count in (1, 30, 30, 70):
         content = rng.normal(size=(count, 8)).astype(np.float32)

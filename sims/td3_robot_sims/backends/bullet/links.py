@@ -49,7 +49,8 @@ def describe(model: RobotModel) -> Robot:
     # a part of its parent.
     links = [Link("torso", -1)]
     drawn = [_moved(shapes["torso"], -centres[torso])]
-    # Maps PyBullet's index of a link to an index in ``links``, and to the offset from the origin of that entry.
+    # Maps PyBullet's index of a link to an index in ``links``, and to a vector (m) from the origin of that entry to the
+    # origin of the link. The vector is 0 if the link has its own entry.
     places = {torso: (0, np.zeros(3))}
     for index, joint in enumerate(joints):
         parent = joint[16]

@@ -38,8 +38,9 @@ from td3_robot_sims.backends.bullet.world import World
 
 TARGET_X = 1000.0  # m; robots run towards this point on the x axis
 RESET_NOISE = 0.1  # rad; largest absolute position of a joint after a reset
-# A joint whose relative position is beyond ±0.99 has a cost. The package compares in float32. A comparison in float64
-# gives the same result if the limit is halfway between float32(0.99) and the next float32.
+# A joint whose relative position is beyond ±0.99 has a cost. The package rounds the position to float32 and compares it
+# with float32(0.99). A position rounds to a larger float32 if it is above the middle between float32(0.99) and the next
+# float32. So this middle is the limit for positions in float64.
 NEAR_LIMIT = float(np.float32(0.99)) + 2.0**-25
 NEAR_LIMIT_COST = -0.1
 
@@ -140,7 +141,8 @@ class Locomotion(Environment):
         turn = self._turn
         turn[0, 0] = turn[1, 1] = cos
         turn[0, 1], turn[1, 0] = -sin, sin
-        # Do not use dot(). It gives the same bits, but releases the interpreter lock.
+        # Do not use dot(). It gives the same bits, but releases the interpreter lock. The thread of another
+        # environment would take the lock, and this thread would wait for it much longer than the product takes.
         vx, vy, vz = (turn @ velocity).tolist()
         numbers = [
             z - start_height,
