@@ -195,7 +195,7 @@ class PolicyStore:
         chosen = version or max([held for held in older if held in self.loaded] or older, default=0)
         if chosen not in self.held:
             raise LifecycleError(
-                f"the server does not hold version {version}; it holds {', '.join(map(str, sorted(self.held)))}"
+                f"version {version} is not held: {', '.join(map(str, sorted(self.held)))} are"
                 if version
                 else f"there is no policy before version {before.version}"
             )

@@ -34,20 +34,30 @@ def test_a_training_is_a_job_of_ray(head: Head, tmp_path: Path) -> None:
     """The job trains until ``ray job stop`` ends it. The learner saves a checkpoint at the end."""
     run = tmp_path / "run"
     sets = ("cluster.simulators=2", "evaluation.every=0", "total_steps=1_000_000", "checkpoint.every=0")
-    words = [word for item in (*SMALL, *sets) for word in ("--set", item)]
+    words_of_run = [word for item in (*SMALL, *sets) for word in ("--set", item)]
     training = [sys.executable, "-m", "td3_robot.cli.main", "train", "pendulum", "--out", str(run), "--cluster", "auto"]
 
-    def job(verb: str, *arguments: str) -> str:
+    def run_job(verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "ray.scripts.scripts", "job", verb, "--address", head.dashboard, *arguments]
         variables = {**os.environ, **head.environment}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+
+    def job(verb: str, *arguments: str) -> str:
+        done = run_job(verb, *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def submitted() -> bool:
+        words = ("--submission-id", "walker", "--no-wait", "--", *training, "--log-every", "0.5", *words_of_run)
+        done = run_job("submit", *words)
+        waits = "No available agent" in done.stderr  # the dashboard starts before the agent that accepts jobs
+        assert waits or done.returncode == 0, done.stdout + done.stderr
+        return not waits
 
     def steps() -> int:
         return max((int(found.replace(",", "")) for found in STEPS.findall(job("logs", "walker"))), default=0)
 
-    job("submit", "--submission-id", "walker", "--no-wait", "--", *training, "--log-every", "0.5", *words)
+    poll_until(submitted, lambda: "Ray accepts no job")
     poll_until(lambda: steps() >= 700, lambda: job("logs", "walker"), 300)
     job("stop", "walker")
     assert "STOPPED" in job("status", "walker").upper()
