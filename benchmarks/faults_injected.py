@@ -115,8 +115,7 @@ def longest_gap(times: list[int], since: int, until: int) -> float | None:
     """Return the longest interval in s between two successive messages, among those that end after ``since`` (ns).
 
     The first interval begins at the last message before ``since``. If no message comes after ``until`` (ns), the last
-    interval ends at ``until``. Without an interval, the
-    result is None.
+    interval ends at ``until``. Without an interval, the result is None.
     """
     found = times[max(0, bisect.bisect(times, since) - 1) :]
     if found and found[-1] < until:

@@ -20,7 +20,7 @@ from td3_robot.transport import endpoints
 from td3_robot.util import files
 
 _LONGEST_OUTPUT = 1 << 20  # bytes of output that one report holds
-_WATCHER = """
+_REMOVER = """
 import os, shutil, signal, sys
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
@@ -49,7 +49,7 @@ def remover(read_end: int, *folders: Path) -> list[str]:
     The program must inherit the pipe's ``read_end``. It also works after the SIGKILL of the processes that hold the
     other end.
     """
-    return [sys.executable, "-c", _WATCHER, str(read_end), *map(str, folders)]
+    return [sys.executable, "-c", _REMOVER, str(read_end), *map(str, folders)]
 
 
 class Program(Protocol):

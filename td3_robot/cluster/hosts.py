@@ -63,7 +63,6 @@ class RayHosts:
         self._where: dict[str, Host] = {}  # hosts of the learner and of the policy servers, by process name
         self._policy_of: dict[str, str] = {}  # maps a simulator to its policy server, and a server to itself
         self._endpoints: dict[str, str] = {}
-        self._announced = ""  # endpoint of the learner that the other processes know
         self._policy: Process  # the policy server in the launch description
         self._simulators: dict[str, Process] = {}  # by name
         self._absent: list[Process] = []  # simulators for which the cluster has no room now
@@ -134,8 +133,7 @@ class RayHosts:
         while True:
             host = self._members.best_for_learner()
             try:
-                cpus, gpus = host.reserved
-                host.begin(cpus + self._config.cluster.learner_cpus, max(gpus, min(host.gpus, 1.0)))
+                host.begin(host.reserved[0] + self._config.cluster.learner_cpus, min(host.gpus, 1.0))
                 host.promised = []  # the simulators promised to this host wait for another host
                 return host
             except NodeError as error:
@@ -251,14 +249,16 @@ class RayHosts:
             return self._here.start(start)
         while True:
             with contextlib.suppress(*LOST):  # if the chosen host is lost, too, choose again
-                if self._where[server].lost and server not in self._given_up:
+                moves = self._where[server].lost and server not in self._given_up
+                if moves:
                     self._move(server)
                 if server in self._given_up:
                     raise NoRoomError
                 host = self._where[server]
                 if server == LEARNER:
                     running = self._start_learner(host, start)
-                    self._announce_learner()
+                    if moves:
+                        self._announce_learner()
                     return running
                 if start.name == server:
                     self._publish(server, _free_endpoint(host))
@@ -343,10 +343,7 @@ class RayHosts:
         raise NodeError("no host of the cluster is alive")
 
     def _announce_learner(self) -> None:
-        """If the learner has moved, write its new endpoint for the policy servers and simulators that already run."""
-        known, self._announced = self._announced, self._endpoints[LEARNER]
-        if known in ("", self._announced):
-            return
+        """Write the learner's new endpoint for the policy servers and simulators. They then connect to it."""
         for server, host in self._where.items():
             if server != LEARNER and not host.lost:
                 with contextlib.suppress(*LOST):  # the processes of a lost host start again and get the new endpoint

@@ -153,12 +153,7 @@ class Bus(Transport):
         for pin in self._pins:
             if pin.client is client:
                 pin.moved()
-        self._set_network(socket, endpoint)
-        client.endpoint = endpoint
-        try:
-            socket.connect(endpoint)
-        except zmq.ZMQError as error:
-            raise EndpointError(f"cannot connect to endpoint {endpoint!r}: {error}") from None
+        self._dial(socket, endpoint, client)
         self.join_again(link, client.hello)
 
     def record(self, endpoint: str, client: ClientLink, *, expected: bool = False, like: Tap | None = None) -> Tap:
@@ -195,22 +190,29 @@ class Bus(Transport):
     def _connected(self, endpoint: str, client: ClientLink, *, immediate: bool = False) -> zmq.Socket[bytes]:
         """A connected DEALER socket. With ``immediate``, the socket accepts messages only while a connection exists."""
         endpoints.check(endpoint, bind=False, keys=self.keys is not None)
-        client.endpoint = endpoint
         socket = self._socket(zmq.DEALER, {Welcome, Refused, *client.accepts})
-        self._set_network(socket, endpoint)
         socket.setsockopt(zmq.IMMEDIATE, immediate)
         if self.keys and endpoints.is_tcp(endpoint):
             pin = curve.Pin(socket, client, self.keys, self._tally)
             self._pins.append(pin)
             self._register(pin.monitor, pin.read)
         try:
-            socket.connect(endpoint)
-        except zmq.ZMQError as error:
+            self._dial(socket, endpoint, client)
+        except EndpointError:
             socket.close()
-            raise EndpointError(f"cannot connect to endpoint {endpoint!r}: {error}") from None
+            raise
         self._poller.register(socket, zmq.POLLIN)
         self._next_timer = float("-inf")
         return socket
+
+    def _dial(self, socket: zmq.Socket[bytes], endpoint: str, client: ClientLink) -> None:
+        """Connect a socket to an endpoint. Raise EndpointError if libzmq refuses the endpoint."""
+        self._set_network(socket, endpoint)
+        client.endpoint = endpoint
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise EndpointError(f"cannot connect to endpoint {endpoint!r}: {error}") from None
 
     def _register(self, socket: zmq.Socket[bytes], read: Callable[[float], None]) -> None:
         """Call ``read`` with the time (s) whenever the socket is readable. The socket carries no messages."""
