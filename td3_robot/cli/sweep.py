@@ -59,7 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     trainings = _trainings(options)
     for training in trainings:
-        configuration.load(options.config, _overrides(options, training))
+        if not configuration.load(options.config, _overrides(options, training)).evaluation.every:
+            raise UsageError("evaluation.every is 0, but a sweep compares final evaluations; allowed: from 1")
     out: Path = options.out or Path("runs") / f"{Path(options.config).stem}-sweep"
     out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -171,7 +172,8 @@ def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: 
                 done += 1
                 final = final_of(out / training.name)
                 failed |= code != EXIT_GOOD or not final
-                result = f"mean return {final['eval_return_mean']:.1f}" if final else f"failed with exit code {code}"
+                problem = f"failed with exit code {code}" if code else "ended without a final evaluation"
+                result = f"mean return {final['eval_return_mean']:.1f}" if final else problem
                 where = "" if final else f"; see {out / training.name}.log"
                 print(f"{done}/{len(trainings)} {training.name}: {result}{where}", flush=True)
         for process in running.values():
