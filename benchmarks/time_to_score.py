@@ -204,7 +204,9 @@ def times(points: Sequence[Point], scores: Sequence[float]) -> list[float | None
 def train_ours(training: Training, folder: Path) -> None:
     begin, limits = time.monotonic(), training.limits
     overrides = {"evaluation.every": limits.every, "evaluation.episodes": limits.episodes}
-    started = 0.0  # seconds from begin to the start of the learner's clock; too high by the age of the newest Status
+    # Seconds from ``begin`` to the start of the learner's clock. The newest Status holds a time of that clock. It is
+    # a little old, so this value is slightly too high.
+    started = 0.0
 
     def add_evaluations() -> bool:
         made, continues = runs.open_run(folder).metrics(), True
@@ -270,9 +272,9 @@ def train_peer(training: Training) -> list[Point]:
 
 
 def falling(rate: float, steps: int) -> Callable[[float], float]:
-    """Return a schedule: a function that maps the remaining share of ``steps``, from 1 to 0, to the learning rate.
+    """Return a schedule, a function: it takes the remaining share of ``steps`` and returns the learning rate.
 
-    The learning rate falls from ``rate`` to 0 over a million steps, and then stays 0.
+    The share falls from 1 to 0. The learning rate falls from ``rate`` to 0 over a million steps, and then stays 0.
     """
     return lambda remaining: rate * max(0.0, 1 - (1 - remaining) * steps / 1e6)
 

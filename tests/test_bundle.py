@@ -108,7 +108,7 @@ def test_truncated_or_longer_bytes_are_refused(make_bundle: Make) -> None:
 
 
 def test_bundle_with_a_changed_byte_is_refused_or_still_fits_its_header(make_bundle: Make) -> None:
-    """An accepted bundle has finite values and shapes that fit. Only the hash in Weights detects such a change."""
+    """An accepted bundle has finite values, and shapes that fit. Only the hash in Weights detects its changed byte."""
     payload = make_bundle().encode()
     for position in range(0, len(payload), 97):
         for value in (0x00, 0x7F, 0xFF, payload[position] ^ 1):

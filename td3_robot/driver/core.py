@@ -240,7 +240,7 @@ class SourceCore:
         return []
 
     def _ready(self) -> bool:
-        """Whether a source at full speed may step now: it has the Action and the allowance, and is active."""
+        """Whether a source at full speed may step now: it is active, waits for no Action, and has the allowance."""
         active = self.guard.lifecycle.active and self._exchange.may_step
         return active and self._allowance.permits(self.transitions, self._exchange.step)
 

@@ -16,7 +16,7 @@ class Progress(Enum):
     From any state, a published Step leads to WAITING, an accepted Action to ANSWERED, a refused observation to BLIND.
     """
 
-    NOTHING = auto()  # no Step is published yet
+    NOTHING = auto()  # the exchange has not begun: there is no observation yet
     WAITING = auto()  # for an Action
     ANSWERED = auto()
     BLIND = auto()  # the source refused the newest observation and published no Step
@@ -41,7 +41,7 @@ class Exchange:
 
     @property
     def may_step(self) -> bool:
-        """Whether a source at full speed may step now: it has an Action, or has published no Step."""
+        """Whether a source at full speed may step now: it has the Action, or the exchange has not begun."""
         return self.state in (Progress.NOTHING, Progress.ANSWERED)
 
     def replaces(self, action: Action) -> bool:

@@ -24,7 +24,7 @@ class Fast:
     def may_step(self, now: float, *, ready: bool) -> bool:
         """Return whether to step now.
 
-        ``ready``: whether the source is active, and has the Action and the learner's allowance.
+        ``ready``: whether the source is active, waits for no Action, and has the learner's allowance.
         """
         del now
         return ready

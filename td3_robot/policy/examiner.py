@@ -26,7 +26,11 @@ _Offer = tuple[Origin, Weights]
 
 @dataclass(frozen=True, eq=False)
 class _Examination:
-    """One examination. ``result`` holds an actor, an error text, or the exception of an examination that failed."""
+    """One examination.
+
+    ``result`` holds the actor, or the text of the BundleError if the bytes are not a policy. It raises any other
+    exception of the examination.
+    """
 
     offer: _Offer
     result: Future[Actor | str]

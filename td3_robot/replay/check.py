@@ -174,7 +174,7 @@ def not_compared(session: Session, reports: Sequence[Outcome]) -> dict[str, int]
 
 
 def text(session: Session, reports: Sequence[Outcome]) -> str:
-    """Return the report as text: a line for each kind of comparison, the differences, and the unchecked messages."""
+    """Return the report as text: the equal messages, the differences, and the unchecked messages."""
     path = session.paths[0]
     lines = [f"{path}: the same {how}: {'; '.join(cores)}" for how, cores in _same(reports).items()]
     for report in reports:
@@ -192,7 +192,7 @@ def text(session: Session, reports: Sequence[Outcome]) -> str:
 
 
 def _same(reports: Sequence[Outcome]) -> dict[str, list[str]]:
-    """Map each kind of comparison to a text per core: its name, number of turns, and how many messages are equal."""
+    """Map each kind of comparison with equal messages to a text per core: its name, turns and equal messages."""
     lines: dict[str, list[str]] = {}
     for report in reports:
         found: dict[str, list[Comparison]] = {}

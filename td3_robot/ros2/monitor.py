@@ -25,10 +25,9 @@ _EXAMPLES = """examples:
   td3-robot ros2 monitor --config robot.yaml
   td3-robot ros2 monitor --run runs/walker2d --ros-args -r __ns:=/walker
   td3-robot ros2 monitor --config robot.yaml --ros-args -r leg/robot_0/joint_states:=joint_states     for RViz
-  ros2 topic list, ros2 bag record -a, rqt, PlotJuggler
 
-docs/how-to/view_recordings.md lists the topics. No node waits for the monitor. The monitor ends with the run, or at
-Ctrl-C.
+"ros2 topic list", "ros2 bag record -a", rqt and PlotJuggler then see the topics. docs/how-to/view_recordings.md lists
+them. No node waits for the monitor. The monitor ends with the run, or at Ctrl-C.
 """
 
 

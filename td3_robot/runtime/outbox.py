@@ -43,8 +43,8 @@ class Outbox:
         """Send the waiting messages. A patient outbox stops at a message that a link to a server cannot take."""
         while self._waiting:
             to, message = self._waiting[0]
-            # After a Welcome the core first resends the Steps that the server lacks. A newer Step that arrives before
-            # them would look like a gap in the sequence.
+            # No Step goes out before the server's Welcome: after it, the core first resends the Steps that the server
+            # lacks. A newer Step that arrives before them would look like a gap in the sequence.
             early = isinstance(message, Step) and not isinstance(to, Peer) and not self._bus.welcome(to)
             if early or not self._bus.send(to, message):
                 if self.patient and not isinstance(to, Peer):

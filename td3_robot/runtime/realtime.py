@@ -39,8 +39,9 @@ def apply(config: RealtimeConfig) -> Outcome:
 
 
 def stand_back() -> None:
-    """Lower a SCHED_FIFO priority above 1 of the calling thread by one, so that the control loop runs first.
+    """Lower the calling thread's SCHED_FIFO priority by one, so that the control loop runs first.
 
+    The function does nothing with another scheduler, or at priority 1, the lowest.
     The thread keeps a real-time priority, because the control loop waits while this thread holds the GIL.
     """
     if os.sched_getscheduler(0) == os.SCHED_FIFO and (priority := os.sched_getparam(0).sched_priority) > 1:

@@ -220,7 +220,7 @@ def test_uncheckable_actions_are_reported(acted: Make, save: Make, capsys: pytes
 def test_actions_are_reported_if_the_recording_lacks_their_policy(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second of two policies is left out, so 15 of 30 Actions cannot be checked."""
+    """The second Weights are recorded without their policy: the payload is empty. So 15 of 30 Actions are unchecked."""
     messages = [
         (publisher, changed(message, payload=b"") if isinstance(message, Weights) and message.version == 2 else message)
         for publisher, message in acted(30)
