@@ -103,7 +103,8 @@ class EvaluatorCore:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = node_parser("evaluator", "evaluator", "Evaluate a run's policy from time to time.")
+    command = "python -m td3_robot_sims.evaluator"
+    parser = node_parser(command, "evaluator", "Evaluate a run's policy from time to time.")
     return run_node("evaluator", parser.parse_args(arguments), _evaluate)
 
 

@@ -20,7 +20,8 @@ _PATIENCE = 10.0  # s to wait for the previous simulator of the same name to end
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = node_parser("sim", "guest-PID", "Simulate robots: publish their Steps, apply the policy server's Actions.")
+    description = "Simulate robots: publish their Steps, apply the policy server's Actions."
+    parser = node_parser("td3-robot sim", "guest-PID", description)
     parser.set_defaults(name=f"guest-{os.getpid()}")
     return run_node("simulator", parser.parse_args(arguments), _simulate_alone)
 

@@ -80,7 +80,7 @@ def _parser() -> Parser:
 
     def live(name: str, purpose: str, description: str) -> argparse.ArgumentParser:
         """Add a command that attaches to running nodes."""
-        shared = monitor_node.watcher_parser("", "")
+        shared = monitor_node.watcher_parser("td3-robot topic", "", "")
         command = commands.add_parser(
             name, parents=[shared], add_help=False, help=purpose, description=description, epilog=_EXAMPLES
         )

@@ -99,7 +99,7 @@ def _parser() -> Parser:
         help="environment steps of the whole run, for example 1e5 (total_steps)",
     )
     parser.add_argument("--seed", type=integer(0, 2**32 - 1), metavar="S", help="seed of all random numbers")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/CONFIG-DATE-TIME)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="run folder (default: runs/NAME-DATE-TIME)")
     parser.add_argument(
         "--lockstep",
         dest="timing",
@@ -159,7 +159,8 @@ def _new(options: argparse.Namespace) -> Prepared:
 def _resumed(options: argparse.Namespace) -> Prepared:
     for key, flag in {"out": "--out", **_FLAGS}.items():
         if key != "total_steps" and getattr(options, key) is not None:
-            raise UsageError(f"{flag} cannot be combined with --resume; allowed: CONFIG, --steps and --set")
+            allowed = "CONFIG, --steps, --set, --cluster, --log-every"
+            raise UsageError(f"{flag} cannot be combined with --resume; allowed: {allowed}")
     open_run("--resume", options.resume)
     overrides, flags = _settings(options)
     return resumed_run(options.resume, options.config, overrides, flags, cluster=bool(options.cluster))
@@ -192,8 +193,8 @@ def _finished(prepared: Prepared, final: Mapping[str, Any]) -> str:
 def _next_steps(prepared: Prepared) -> str:
     run, config, _ = prepared
     backend, name = importlib.import_module("td3_robot_sims.tasks").find(config.task)
-    # For safety, eval imports no module that only a policy file names. So the user must give the task with --task.
-    # A task of such a module may have no pictures, so do not suggest a video.
+    # The name of a task may contain a Python module. For safety, eval imports this module only if --task names it; a
+    # policy file is not enough. Such a task may have no pictures, so do not suggest a video.
     how = f"--task {shlex.quote(config.task)}" if backend.module(name) else "--video walk.mp4"
     return (
         f"curve:   {run.curve_file}\n"

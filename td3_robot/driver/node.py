@@ -49,8 +49,7 @@ def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int
     Returns:
         The exit code of the process.
     """
-    parser = node_parser("driver", name, f"Drive the robot {robot.spec.name}.", deployable=True, epilog=_EPILOG)
-    parser.prog = name
+    parser = node_parser(name, name, f"Drive the robot {robot.spec.name}.", deployable=True, epilog=_EPILOG)
     return run_node("driver", parser.parse_args(arguments), lambda node: drive(node, robot))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _RECENT = 20  # number of the newest episodes in the mean return and the mean length
-_REMEMBERED = 1000  # number of the newest weights versions for which this class knows the number of updates
+_REMEMBERED = 1000  # newest versions of the weights to remember, each with the number of updates at its publication
 _SMOOTHING = 0.01  # share of one Step in the moving mean ``staleness``
 
 
@@ -16,7 +16,7 @@ class Gauges:
     """Gauges of one run; they continue after a restart.
 
     Attributes:
-        staleness: age of the weights that computed the stored actions: a moving mean, in updates.
+        staleness: age of the weights that computed the actions: a moving mean, in updates.
         lead_min, lead_max: smallest and largest number of due updates (see :class:`RateLimiter`).
     """
 
@@ -44,7 +44,7 @@ class Gauges:
             del self._updates_at[min(self._updates_at)]
 
     def acted(self, version: int, updates: int) -> None:
-        """Record that weights of this version computed a stored action."""
+        """Record that weights of this version computed the action of an accepted Step."""
         if version in self._updates_at:
             self.staleness += _SMOOTHING * (updates - self._updates_at[version] - self.staleness)
 

@@ -35,7 +35,8 @@ _BEST = "eval_return_mean"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = node_parser("learner", "learner", "Learn from the steps of a run's simulators, and publish weights.")
+    description = "Learn from the steps of a run's simulators, and publish weights."
+    parser = node_parser("td3-robot learner", "learner", description)
     return run_node("learner", parser.parse_args(arguments), _learn_alone)
 
 

@@ -43,7 +43,7 @@ class Foxglove:
         self.address = f"ws://{_HOST}:{self._server.port}"
 
     def publish(self, entry: Entry, message: Message, names: Names) -> None:
-        """Send a message to the viewers. Make the content of a topic only if a viewer shows the topic."""
+        """Send a message to the viewers. Serialize a message only if a viewer shows its topic."""
         del names  # the converter takes the names from the Hello
         for draft in self._converter.convert(entry, message):
             channel = self._channels.get(draft.topic)

@@ -49,7 +49,8 @@ them. Messages that a monitor misses appear as gaps. A monitor ends with the run
 
 def main(arguments: Sequence[str] | None = None) -> int:
     seconds = real(above=True, unit="s")
-    parser = watcher_parser("Watch the messages of nodes. No node waits for the monitor.", _EXAMPLES)
+    description = "Watch the messages of nodes. No node waits for the monitor."
+    parser = watcher_parser("td3-robot monitor", description, _EXAMPLES)
     parser.add_argument(
         "--every", type=seconds, default=1.0, metavar="S", help="seconds between reports (default: %(default)s)"
     )
@@ -107,9 +108,9 @@ def _watch(node: Node, options: argparse.Namespace) -> None:
         watch(node, publish if viewers else None, show, every=options.every, seconds=options.seconds)
 
 
-def watcher_parser(description: str, epilog: str) -> Parser:
+def watcher_parser(command: str, description: str, epilog: str) -> Parser:
     """Make the parser of a command that acts as a monitor."""
-    result = node_parser(MONITOR, MONITOR, description, deployable=True, epilog=epilog)
+    result = node_parser(command, MONITOR, description, deployable=True, epilog=epilog)
     result.add_argument("--endpoint", metavar="ENDPOINT", help="endpoint to listen at, instead of --run or --config")
     result.add_argument("--keys", metavar="DIR", help="folder of this machine's keys, for --endpoint")
     return result

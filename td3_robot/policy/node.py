@@ -47,7 +47,7 @@ _EPILOG = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = node_parser(
-        "policy",
+        "td3-robot policy",
         "policy",
         "Answer the observations of a run's simulators, or of a robot's driver, with actions.",
         deployable=True,
@@ -159,9 +159,9 @@ class _Server:
         answers = core.store.serving is not None and core.lifecycle.state is not State.UNCONFIGURED
         self.rates.answered(time.monotonic(), answers=answers)
         loaded = core.store.loaded[-1:]
-        if loaded != self._loaded:  # an operator has loaded a policy
+        if loaded != self._loaded:  # a person loaded a policy, or a learner in lock-step returned to an earlier version
             self._loaded = loaded
-            for version in loaded:  # none if a learner in lock-step returned to an earlier version
+            for version in loaded:
                 self.node.bus.send(RECORDER, weights(version, core.store.held[version].bundle))
         if self.learner and core.version != self.learner.hello.weights_version:
             self.learner.hello = replace(self.learner.hello, weights_version=core.version)

@@ -1,18 +1,21 @@
 """Records the inputs of a core, and the outputs that ``step`` does not return. The core does not use the recorder.
 
 The outputs of a core depend only on its construction arguments, its turns and, for a driver, what its robot observes
-and reports. The messages on links and the following messages are enough to replay a core bit for bit:
+and reports. The messages on links and the following messages are enough to replay a core bit for bit, if the recording
+has the policies:
 
 =============== =====================================================================================================
 Start           construction arguments, and state restored from disk; the node records one Start
 Turn            the inputs and the time of one call of ``step``
-RobotReport     refused first observation, problem and stop reason, which no Step holds: an input of a driver's core
+RobotReport     what a robot tells its driver's core and no Step contains: whether an episode's first observation was
+                refused, the problem, and the stop reason
 MotorCommand    the action that the robot's motors get: an output of a driver's core
 Latches         a new ``safety_state`` of a policy server's core; the server's state file also holds it
+LifecycleChange a change of a policy server's robot that the server sends to no operator
+Weights         a policy that a person chose; the node records it
 =============== =====================================================================================================
 
-All other outputs are messages on links, and the transport records the bytes that it sends. A policy server also
-records LifecycleChanges that no link sends.
+The transport records the bytes of the messages that it sends on links.
 """
 
 from __future__ import annotations

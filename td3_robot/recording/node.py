@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = (
         "Record the messages of a run, or of a deployed policy server and its robots. No node waits for the recorder."
     )
-    parser = node_parser("record", RECORDER, about, deployable=True, epilog=_EXAMPLES)
+    parser = node_parser("td3-robot record", RECORDER, about, deployable=True, epilog=_EXAMPLES)
     words = "file to write (default: session.mcap in the folder of --run)"
     parser.add_argument("out", nargs="?", type=Path, metavar="OUT.mcap", help=words)
     words = "put this file into the recording"

@@ -1,4 +1,8 @@
-"""Connects ``play`` to live nodes. The player uses the names and handshakes of the recorded nodes."""
+"""Connects ``play`` to live nodes.
+
+In place of a robot, the player uses the recorded name (unless ``--remap`` changes it) and the recorded handshake. In
+place of a server, it has a new name and a new handshake.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +79,7 @@ class Player:
         self._served: set[str] = set()
         self._buses: dict[str, Bus] = {}
         self._hellos: dict[str, Entry] = {}  # first Hello of each robot, for a monitor
-        # By publisher and topic: the incarnation, the number to add to its sequences, and the newest number.
+        # By publisher and topic: the incarnation, the offset of its sequence numbers, and the highest number sent.
         self._numbers: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._keys = keys
         # Times of the last receive, and of the first receive after the newest long pause.
@@ -118,7 +122,7 @@ class Player:
         bus.connect(endpoint, ClientLink(link, hello, accepted))
 
     def missing(self) -> list[str]:
-        """The links on which no live node has answered yet."""
+        """The links on which a live node has not answered yet."""
         missing = {link for link in self._served if not self._server.peers(link)}
         for bus in self._buses.values():
             missing |= {link for link in bus.clients if not bus.welcome(link)}
@@ -196,7 +200,7 @@ class Player:
         self._counts[topic if sent else "lost"] += 1
 
     def counts(self) -> Counter[str]:
-        """Number of sent messages by topic, and number of ``lost`` messages."""
+        """Number of sent messages by topic, and to a ``monitor``, and number of ``lost`` messages."""
         return +self._counts
 
     def close(self) -> None:

@@ -48,8 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     """Drive a robot through ROS 2 until a signal or a shutdown. Return the exit code of the process."""
     ours, ros_words = ros.split(arguments)
     description = "Drive a robot that has a ROS 2 interface, as a lifecycle node."
-    parser = node_parser("driver", "robot", description, deployable=True, epilog=_EPILOG)
-    parser.prog = "td3-robot ros2 driver"
+    parser = node_parser("td3-robot ros2 driver", "robot", description, deployable=True, epilog=_EPILOG)
     options = parser.parse_args(ours)
     with ros.running(ros_words):
         from td3_robot.ros2.lifecycle import DriverNode

@@ -34,8 +34,8 @@ them. No node waits for the monitor. The monitor ends with the run, or at Ctrl-C
 def main(arguments: Sequence[str]) -> int:
     """Publish messages until the run ends or a signal arrives. Return the exit code of the process."""
     ours, ros_words = ros.split(arguments)
-    parser = watcher_parser("Publish the messages of nodes as ROS 2 topics. No node waits for the monitor.", _EXAMPLES)
-    parser.prog = "td3-robot ros2 monitor"
+    description = "Publish the messages of nodes as ROS 2 topics. No node waits for the monitor."
+    parser = watcher_parser("td3-robot ros2 monitor", description, _EXAMPLES)
     options = parser.parse_args(ours)
     with ros.running(ros_words):
         return run_node(MONITOR, options, _publish)

@@ -94,22 +94,19 @@ def _refused(text: str, allowed: str) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"is {text[:40]!r}{_ALLOWED}{allowed}")
 
 
-def node_parser(role: str, name: str, description: str, *, deployable: bool = False, epilog: str = "") -> Parser:
-    """Make the parser of the arguments that every node takes. The command of the node is ``td3-robot ROLE``.
+def node_parser(command: str, name: str, description: str, *, deployable: bool = False, epilog: str = "") -> Parser:
+    """Make the parser of the arguments that every node takes.
 
     Args:
-        role: role of the node.
+        command: the command that starts the node by hand, for its errors and its help text.
         name: default name of the node.
         description: what the node does.
         deployable: whether the node can start with a configuration instead of a run.
         epilog: examples for the help text.
     """
-    result = Parser(
-        prog=f"td3-robot {role}",
-        description=description,
-        epilog=epilog or f"example:\n  td3-robot {role} --run runs/walker2d",
-    )
-    result.set_defaults(prog=result.prog)
+    epilog = epilog or f"example:\n  {command} --run runs/walker2d"
+    result = Parser(prog=command, description=description, epilog=epilog)
+    result.set_defaults(prog=command)
     result.add_argument("--run", type=Path, required=not deployable, metavar="DIR", help="folder of the run to join")
     if deployable:
         result.add_argument("--config", metavar="FILE", help="configuration of a node without a run")
@@ -172,7 +169,8 @@ def policy_servers(arguments: argparse.Namespace, target: str = "") -> tuple[lis
 def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:
     """Return the run that the arguments name (None without a run), and the configuration.
 
-    ``--endpoint`` replaces a configuration file. This option sets the endpoint of the link that the role serves.
+    ``--endpoint`` replaces a configuration file: it sets ``endpoints.ROLE``. For the command of an operator, ``role``
+    is "policy", the server with which the command communicates.
 
     Raises:
         UsageError: the options contradict each other, name no run and no configuration, or name a missing file.

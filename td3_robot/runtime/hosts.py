@@ -67,7 +67,10 @@ class Hosts(Protocol):
         """Return the processes to start on these hosts."""
 
     def endpoints(self) -> Mapping[str, str]:
-        """Return the endpoints that other hosts must reach, by link. Other links are private or configured."""
+        """Return, by link, the endpoints that processes on other hosts must reach.
+
+        A link that is not in the map gets its configured endpoint, or else a socket on this machine.
+        """
 
     def start(self, start: Start) -> Running:
         """Start a process.

@@ -17,8 +17,8 @@ from td3_robot.specs import Channel, Float32, RobotSpec
 class SkeletonDriver(Robot):
     """A joint that moves with the commanded velocity."""
 
-    # REPLACE: name, unit, lowest and highest value of each channel, and the control period in seconds. A policy must
-    # have the same specification: give its task the same channels.
+    # REPLACE: the robot's name; name, unit, lowest and highest value of each channel; the control period in seconds.
+    # The robot's policy must have the same specification, so train it on a task with the same values.
     spec = RobotSpec(
         "Skeleton",
         observations=(Channel("joint.angle", "rad", -3.0, 3.0),),

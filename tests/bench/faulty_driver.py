@@ -30,7 +30,10 @@ def load() -> Any:
 
 
 def changed(topic: str, **fields: Any) -> Callable[[Any], None]:
-    """A fault: the driver sends wrong values in ``fields`` of a topic. A function changes the right value."""
+    """A fault: the driver sends wrong values in ``fields`` of a topic.
+
+    A field is the wrong value, or a function that makes the wrong value from the right one.
+    """
 
     def apply(example: Any) -> None:
         def outgoing(name: str, message: dict[str, Any]) -> Messages:

@@ -56,8 +56,8 @@ def test_turn_of_zero_seconds_is_one_block(monkeypatch: pytest.MonkeyPatch) -> N
     assert made[-1] == bench._BLOCK
 
 
-def test_ratio_is_the_median_of_the_ratios_of_all_turns() -> None:
-    """The ratios are 4/2, 9/3 and 5/5. Both sides of a ratio ran in the same turn, so a slow machine affects both."""
+def test_ratio_is_the_median_of_the_ratios_of_all_rounds() -> None:
+    """The ratios are 4/2, 9/3 and 5/5. Both sides of a ratio ran in the same round, so a slow machine affects both."""
     assert harness.ratio([4, 9, 5], [2, 3, 5]) == 2
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from td3_robot_sims import evaluator
 
 from td3_robot.bundle import Bundle
 from td3_robot.cli.main import main
@@ -202,7 +203,8 @@ def test_a_folder_without_permission_gives_exit_code_2(fail: Callable[[str], tup
         ("train walker2d --stpes 3", "td3-robot train: there is no option --stpes; did you mean --steps?"),
         (
             "train --resume toy --task Ant",
-            "td3-robot train: --task cannot be combined with --resume; allowed: CONFIG, --steps and --set",
+            "td3-robot train: --task cannot be combined with --resume; "
+            "allowed: CONFIG, --steps, --set, --cluster, --log-every",
         ),
         ("policy --config nofile", "td3-robot policy: --config 'nofile': there is no such file"),
         ("node estpo --run toy", "td3-robot node: VERB is 'estpo'; did you mean 'estop'?"),
@@ -243,6 +245,15 @@ def test_options_and_configuration_keys_accept_counts_like_1e5(
         assert main(words.split()) == 2
         assert "e1" not in (error := capsys.readouterr().err), error
         assert "whole numbers" not in error
+
+
+@pytest.mark.usefixtures("fail")
+def test_an_error_of_the_evaluator_which_has_no_verb_names_its_module(capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluator.main(["--run", "nowhere"]) == 2
+    text = (
+        "python -m td3_robot_sims.evaluator: --run: run folder 'nowhere' holds no run: there is no config.yaml in it\n"
+    )
+    assert capsys.readouterr().err == text
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_start_from_needs_a_policy_of_this_robot_and_trained_critics(
 def test_a_missing_package_is_an_error_before_there_is_a_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """walker2d has ``precision: auto``, and torch is needed to choose the precision."""
+    """walker2d has ``precision: auto``. The choice of a precision needs torch, so the check for torch comes first."""
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "torch" else found(name, *more)
@@ -122,7 +122,7 @@ def test_notices_tell_of_the_first_compilation_and_of_a_missing_compiler(monkeyp
     )
     assert line.endswith("updates run uncompiled, which is slower")
     assert thread_notices(LearnerConfig(threads=2), 1) != []
-    # Compiled code uses one thread, so there is no notice.
+    # Compiled updates use half of the threads, here one, so there is no notice.
     assert thread_notices(LearnerConfig(threads=2, compile=True), 1) == []
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(sys, "platform", "darwin")

@@ -14,7 +14,7 @@ from tests.conftest import Command, poll_until
 
 PROVIDER = {
     "type": "fake_multinode",
-    "use_node_id_as_ip": True,  # all hosts have the IP address of this machine
+    "use_node_id_as_ip": True,  # all hosts have the IP address of this machine, so Ray tells them apart by ID
     "disable_node_updaters": True,
     "disable_launch_config_check": True,
 }

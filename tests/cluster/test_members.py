@@ -60,7 +60,7 @@ def test_the_autoscaler_is_asked_once_for_processor_cores_that_the_hosts_lack(
     expected: list[dict[str, float]] | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The run wants the whole host of the learner, and one processor core for each of 5 simulators."""
+    """The request holds all cores and GPUs of the learner's host, and one processor core for each of 5 simulators."""
     requests: list[Any] = []
     monkeypatch.setattr(members, "request_resources", lambda bundles=None: requests.append(bundles))
     found._hosts = {item.node: item for item in present}
@@ -122,7 +122,8 @@ def test_hosts_that_join_at_the_same_time_get_different_simulators(
 ) -> None:
     """The run begins with 2 of its 5 simulators. Two hosts with 2 processor cores each join.
 
-    Each host needs an agent, a Ray actor that starts the processes. Here, the agents start at the second look.
+    Each host needs an agent, a Ray actor that starts the processes. Here, the agents have started at
+    the second call of ``joined``.
     """
     run, config = new
     ray_hosts = hosts.RayHosts("auto", run, config, "RESUME", said.append)
@@ -144,7 +145,8 @@ def test_hosts_that_join_at_the_same_time_get_different_simulators(
     requests: list[hosts.Host] = []
     monkeypatch.setattr(ray_hosts._members, "request_cores", requests.append)
     looks = [[process.name for process in ray_hosts.joined()] for _ in range(3)]
-    assert requests == [ray_hosts._where["learner"]] * 2  # until all simulators have a host
+    # Each call of ``joined`` makes a request, except the third: all simulators have a host then.
+    assert requests == [ray_hosts._where["learner"]] * 2
     assert looks == [[], ["policy-1", "sim-2", "sim-3", "policy-2", "sim-4"], []]
     assert reserved == [("c", 2.0), ("d", 1.0)] * 2
 
@@ -152,7 +154,7 @@ def test_hosts_that_join_at_the_same_time_get_different_simulators(
 def test_the_run_does_without_a_host_on_which_other_jobs_use_processor_cores(
     new: tuple[RunFolder, Config], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hosts b and c have 2 processor cores each, but another job uses one of b. The run needs 2 simulators."""
+    """The hosts b and c have 2 processor cores each, but another job uses a core of b. The run needs 2 simulators."""
     run, config = new
     ray_hosts = hosts.RayHosts("auto", run, config, "RESUME", said.append)
 
@@ -174,7 +176,10 @@ def test_the_run_does_without_a_host_on_which_other_jobs_use_processor_cores(
 
 
 def test_a_host_reserves_more_when_processes_move_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent starts with 2 of 4 cores. Then processes that need 6 cores and a GPU move to the host."""
+    """The agent starts with 2 of the host's 4 cores. Then processes that need 6 cores and a GPU move to the host.
+
+    The run reserves what the host has: the other 2 cores, and the GPU.
+    """
     reserved: list[tuple[str, float, float]] = []
 
     class Remote:

@@ -262,7 +262,7 @@ def learned(bundle: Bundle) -> Bundle:
 def test_a_fault_stays_when_the_safety_settings_are_removed(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
-    """Only ``activate`` ends the fault. Loading a policy without settings does not end it."""
+    """The fault stays until a person ends it, here with ``activate``. A policy without settings does not end it."""
     core = make_core(SafetyConfig())
     core.load(2, replace(make_bundle(2), safety=SAFE))
     core.step([(peer, make_step(1))], 0.0)

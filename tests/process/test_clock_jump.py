@@ -23,7 +23,10 @@ HOUR = 3600
 
 
 def test_wall_clock_jumps_of_hours_cause_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deadlines of the safety settings are one minute. With the wall clock, a jump forward would exceed them."""
+    """The deadlines of the safety settings are one minute.
+
+    If the nodes measured them with the wall clock, a jump forward would exceed them.
+    """
     offset, folder = tmp_path / "offset", Path(__file__).parent / "wall_clock"
     monkeypatch.setenv("WALL_CLOCK", str(offset))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))

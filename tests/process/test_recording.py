@@ -257,7 +257,7 @@ def test_last_messages_of_a_crashed_node_are_recorded(
             node.bus.receive(0.0)
         raise ZeroDivisionError("a mistake")
 
-    arguments = node_parser("policy", "leg", "", deployable=True).parse_args(["--config", str(tmp_path / "robot.yaml")])
+    arguments = node_parser("", "leg", "", deployable=True).parse_args(["--config", str(tmp_path / "robot.yaml")])
     assert process.run_node("policy", arguments, body) == 1
     assert capsys.readouterr().err.rstrip().endswith("ZeroDivisionError: a mistake")
     if ring:

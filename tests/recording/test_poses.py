@@ -37,7 +37,7 @@ def environment(request: pytest.FixtureRequest) -> Iterator[Locomotion]:
 def simulated(world: World) -> Pose:
     """Return PyBullet's pose of the torso and of the links with a joint.
 
-    In PyBullet, such a link has its centre of mass at its joint.
+    PyBullet gives centres of mass, and a Pose has the places of joints. For a link with a joint, both are the same.
     """
     world.body()  # fills the arrays of the client
     client = world.client
@@ -65,7 +65,10 @@ def test_the_pose_equals_that_of_pybullet(environment: Locomotion) -> None:
 
 
 def test_the_place_on_the_floor_follows_the_torso(environment: Locomotion) -> None:
-    """The sum of velocities ignores changes of velocity within a step of 16.5 ms. The error is up to 5 cm at 3 m/s."""
+    """``Poses`` adds velocity · 16.5 ms in each step, so it ignores how the velocity changes within a step.
+
+    Up to a speed of v, this error is at most v · 16.5 ms: 5 cm for 3 m/s.
+    """
     random, poses = np.random.default_rng(SEED), Poses(environment.spec)
     observation = environment.reset(SEED)
     poses.step(observation, first=True)
@@ -147,7 +150,7 @@ ARM: dict[str, Any] = {
 
 
 def test_links_in_a_file_draw_another_robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An arm on a base of 0.5 m. Its forearm of 0.25 m begins at 0.75 m, and lies along x at an angle of 90°."""
+    """An arm on a base of 0.5 m. Its forearm of 0.25 m begins at 0.75 m, and lies along x after a turn by 90°."""
     known_robots: dict[str, Robot] = {}
     monkeypatch.setattr("td3_robot.recording.poses.robots", lambda: known_robots)
     spec = RobotSpec("Arm", (Channel("elbow.position", "rad", -2, 2),), (Channel("elbow.torque", "N·m", -1, 1),), 0.02)

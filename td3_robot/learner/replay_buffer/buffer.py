@@ -69,8 +69,9 @@ class ReplayBuffer:
     def use_device(self, device: torch.device) -> None:
         """Keep a copy of the rows on a device, and draw the same batches from this copy.
 
-        The rows also stay on the host, because checkpoints and files need them. Only a copy of more than 8,192 rows
-        waits for the device: at the start, after :meth:`restore` or :meth:`recover`, or in a very large :meth:`add`.
+        The rows also stay on the host, because checkpoints and files need them. The calls do
+        not wait until rows are on the device, unless they copy more than 8,192 rows at once: at the start, after
+        :meth:`restore` or :meth:`recover`, or in a very large :meth:`add`.
         """
         self._on_device = DeviceRows(self.rows, device)
         self._copy(0)
@@ -121,7 +122,8 @@ class ReplayBuffer:
         chosen = self._draw(batch_size)
         if self._on_device:
             on_device = self._on_device.gather(chosen)
-            # A CUDA graph copies each batch that is a new object. So return the same object for the same memory.
+            # An update as a CUDA graph first copies its batch to the memory of the graph, unless it is the same object
+            # as in the last update. So return the same object for the same memory, which saves this copy.
             if self._device_batch is None or self._device_batch[0] is not on_device:
                 self._device_batch = on_device, self._batch(on_device)
             return self._device_batch[1]
@@ -197,7 +199,9 @@ class ReplayBuffer:
                 f"the checkpoint counts {total} transitions, but the journal of the replay file records {journal}; "
                 "to continue with the rows of the file, move the journal away"
             )
-        if total > journal:  # These rows are complete, because the process wrote them before the checkpoint.
+        if total > journal:
+            # There is a file without a journal. The rows that the checkpoint counts are complete, because the process
+            # wrote them before the checkpoint.
             log.warning("the replay file has no journal; the checkpoint counts %d transitions", total)
 
     def recover(self) -> None:
