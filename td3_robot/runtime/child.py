@@ -28,7 +28,7 @@ class ChildState(enum.Enum):
     STARTING = "starting"  # or not started yet
     READY = "ready"
     FINISHED = "finished"  # the process has reported that its work is done
-    OVER = "over"  # the process has ended, and will not be restarted
+    OVER = "over"  # the process has ended; the supervisor starts it again only on a host that joins the cluster
 
 
 _REPORTED = {state.value: state for state in (ChildState.READY, ChildState.FINISHED)}
@@ -75,7 +75,7 @@ class Child:
         """Store a report of the process and update the state."""
         self.status = status
         if self.state is not ChildState.OVER:
-            self.state = _REPORTED.get(status.state, ChildState.STARTING)
+            self.state = _REPORTED.get(status.state, self.state)  # a ready process may report that it fails
 
     def died_too_often(self) -> bool:
         """Return whether the restart rule forbids another start."""

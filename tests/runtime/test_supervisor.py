@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from td3_robot.config.schema import Config
+from td3_robot.messages import Status
 from td3_robot.runtime.child import Child, ChildState
 from td3_robot.runtime.hosts import NoRoomError, Start, ThisMachine
 from td3_robot.runtime.launch import Process, ProcessRow, RestartRule
@@ -90,3 +91,12 @@ def test_a_stop_reports_everything_learned_as_saved_only_if_the_learner_ended_we
     assert [line for line in lines if line.startswith("learner")] == (
         [f"{words}{run.logs / 'learner.log'}"] if words else []
     )
+
+
+def test_a_ready_process_that_reports_its_failure_still_counts_as_ready(tmp_path: Path) -> None:
+    """Otherwise, after READY_TIMEOUT, the supervisor would end the run instead of restarting the process."""
+    run = RunFolder.create(tmp_path / "run", Config())
+    child = Child(Process("sim-0", ProcessRow(module="sims")), run, ThisMachine(run.path))
+    for state, ready in (("starting", False), ("failed", False), ("ready", True), ("failed", True)):
+        child.report(Status("sim-0", state, "", {}, {}))
+        assert child.ready is ready
