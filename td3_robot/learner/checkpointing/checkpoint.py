@@ -64,18 +64,19 @@ def load_newest(folder: Path) -> tuple[Path, Arrays, dict[str, Any]] | None:
         BundleError: all checkpoints are damaged, or the newest undamaged checkpoint has another format.
         OSError: a file cannot be read.
     """
-    damaged: list[str] = []
+    damaged: dict[Path, DamagedError] = {}
     for path in sorted(folder.glob("checkpoint-*.safetensors"), reverse=True):
         try:
             arrays, scalars = load(path)
         except DamagedError as error:
-            log.warning("%s; the learner uses an older checkpoint", error)
-            damaged.append(str(error))
-            path.rename(path.with_name(f"{path.name}.damaged"))
+            damaged[path] = error
             continue
+        for newer, problem in damaged.items():
+            log.warning("%s; the learner uses an older checkpoint", problem)
+            newer.rename(newer.with_name(f"{newer.name}.damaged"))
         return path, arrays, scalars
-    if damaged:
-        raise BundleError(f"all checkpoints in {str(folder)!r} are damaged: {'; '.join(damaged)}")
+    if damaged:  # these files keep their names, so that the next learner does not begin anew
+        raise BundleError(f"all checkpoints in {str(folder)!r} are damaged: {'; '.join(map(str, damaged.values()))}")
     return None
 
 
@@ -83,7 +84,7 @@ def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
     """The arrays and scalars of one file.
 
     Raises:
-        DamagedError: the file is truncated, or its hash does not match its content.
+        DamagedError: the file is missing or truncated, or its hash does not match its content.
         BundleError: the file has another format.
         OSError: the file cannot be read.
     """
@@ -134,7 +135,7 @@ def _header(path: Path, what: str) -> dict[str, Any]:
 
 
 def _hash(arrays: Arrays, text: str) -> str:
-    """The hash of the scalars as JSON text, and of the arrays' names, types, shapes and numbers."""
+    """The hash of FORMAT, of the scalars as JSON text, and of the arrays' names, types, shapes and numbers."""
     digest = hashlib.sha256(f"{FORMAT} {text}".encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
