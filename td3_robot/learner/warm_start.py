@@ -1,4 +1,4 @@
-"""Starts a new learner with a policy (``learner.start_from``) or recorded transitions (``learner.recordings``).
+"""Starts a new learner with a policy (``learner.start_from``), recorded transitions (``learner.recordings``) or both.
 
 The command line also calls :func:`check`, without torch.
 """
@@ -19,6 +19,7 @@ from td3_robot.specs import RobotSpec
 
 if TYPE_CHECKING:
     from td3_robot.learner.core import LearnerCore
+    from td3_robot.learner.training import Training
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,8 @@ def begin(core: LearnerCore) -> None:
     for parts, count in zip(sessions, counts, strict=True):
         log.info("%s: stored %d transitions", ", ".join(map(str, parts)), count)
     if core.learning.offline and not core.training.experience.ready:
-        raise SessionError(f"learner.recordings {', '.join(recordings)}: no transitions for the offline updates")
+        only = f"; all {sum(counts)} are an operator's, so set learner.operator_share to 0" if any(counts) else ""
+        raise SessionError(f"learner.recordings {', '.join(recordings)}: no transitions for the offline updates{only}")
 
 
 def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[Step]]]) -> list[int]:
@@ -95,14 +97,21 @@ def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[St
             raise BundleError(f"the recorded Steps are of another robot: {difference}")
         training = core.training
         stored_before = stored_before or bool(training.storage.notes)
-        before = training.experience.total_added
+        before = _rows(training)
         assemblers: dict[str, Assembler] = {}
         for step in () if stored_before else steps:
             transitions = assemblers.setdefault(step.source, Assembler()).add(step)
             if transitions is not None and len(transitions):
                 training.store(transitions, step)
         training.experience.end()
-        counts.append(training.experience.total_added - before)
+        counts.append(_rows(training) - before)
     if counts and not stored_before:
         core.training.note(core.env_steps, "", {})
     return counts
+
+
+def _rows(training: Training) -> int:
+    """The number of rows ever added to the replay buffer, and to the separate buffer for an operator's transitions."""
+    from td3_robot.learner.replay_buffer.buffer import ReplayBuffer  # imported here, because it needs torch
+
+    return sum(part.total_added for part in training.parts().values() if isinstance(part, ReplayBuffer))

@@ -1,4 +1,4 @@
-"""A learner gets the same transitions from a recording as from the live run, and only from the same robot."""
+"""A learner gets the same transitions from a recording as live. It refuses a recording of another robot."""
 
 from __future__ import annotations
 
@@ -154,6 +154,11 @@ def test_offline_updates_without_a_transition_are_refused(make_step: Make, spec:
     path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, make_step(0))]))
     learner = {"recordings": [str(path)], "offline_updates": 5}
     with pytest.raises(SessionError, match=r"learner\.recordings .*a\.mcap: no transitions for the offline updates"):
+        begin(make_core(configuration.parse({"network": {"hidden": [4]}, "learner": learner})))
+    operated = make_step(1, operated={"0": "anna"})
+    path = save("b.mcap", entries_of([("sim-0", item) for item in (hello, make_step(0), operated)]))
+    learner = {"recordings": [str(path)], "offline_updates": 5, "operator_share": 0.5}
+    with pytest.raises(SessionError, match=r"offline updates; all 1 are an operator's, so set learner\."):
         begin(make_core(configuration.parse({"network": {"hidden": [4]}, "learner": learner})))
     with pytest.raises(ConfigError, match=r"learner\.offline_updates is 5 and learner\.recordings is empty"):
         configuration.parse({"learner": {"offline_updates": 5}})

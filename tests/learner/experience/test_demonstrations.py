@@ -13,11 +13,12 @@ from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.experience.rollouts import Rollouts
 from td3_robot.learner.experience.transitions import Assembler
 from td3_robot.learner.factory import make_core
+from td3_robot.learner.warm_start import prefill
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import RobotSpec
 from tests.learner.world import World, config, resumed
 
-OPERATED = range(20, 30)  # Steps of robot 1 with an operator's action; Step n ends the transition from Step n - 1
+OPERATED = range(20, 30)  # Steps in which an operator has robot 1; Step n ends the transition from Step n - 1
 
 
 def trained(spec: RobotSpec, make_step: Callable[..., Step], **learner: Any) -> LearnerCore:
@@ -77,6 +78,14 @@ def test_demonstrations_have_a_separate_buffer_and_a_share_of_each_batch(
     if n_step == 3:  # no row ends after the operator's last action, because the next action is not the operator's
         demonstrations = parts["demonstrations"].state()[0]["rows"]
         assert demonstrations[:, -3].max() == OPERATED[-2]
+
+
+def test_recorded_transitions_of_an_operator_count_as_stored(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+    """Step 0 begins the first of five transitions. The operator chose the actions of the last three."""
+    steps = [make_step(number, operated={"0": "anna"} if number > 2 else {}) for number in range(6)]
+    core = make_core(config(operator_share=0.5))
+    assert prefill(core, [(spec, steps)]) == [5]
+    assert core.training.experience.total_added == 2
 
 
 def test_a_checkpoint_contains_the_demonstrations(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
