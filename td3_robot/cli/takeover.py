@@ -47,8 +47,8 @@ def drive(robot: Takeover, source: int) -> None:
         CommandError: the server refuses the actions, or does not answer.
         UsageError: a line is not an action, or the last line has no newline.
     """
-    pilot = Keyboard(robot.actions) if os.isatty(source) else Lines(robot)
     with _keys_at_once(source):
+        pilot = Keyboard(robot.actions) if os.isatty(source) else Lines(robot)
         while True:
             if select.select([source], [], [], 0)[0]:
                 data = os.read(source, 4096)
@@ -140,7 +140,10 @@ class Lines:
 
 @contextmanager
 def _keys_at_once(source: int) -> Iterator[None]:
-    """Let a terminal pass each key at once and without echo. Restore the terminal at the end."""
+    """Let a terminal pass each key at once and without echo. Restore the terminal at the end.
+
+    Keys that a person pressed earlier are lost: they must not move the robot.
+    """
     if not os.isatty(source):
         yield
         return
