@@ -56,8 +56,8 @@ class Members:
         """Read the list of hosts from Ray, and wait up to ``wait`` seconds for the answers of new hosts.
 
         Raises:
-            NodeError: with ``strict``, a host has another version of this program, or cannot run it. Without it, the
-                run does not use this host.
+            NodeError: with ``strict``, a host has another version of this program, or cannot run it. Without
+                ``strict``, the run does not use this host.
         """
         nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         for number in self._hosts.keys() - nodes.keys():
@@ -89,7 +89,7 @@ class Members:
         except LOST as error:  # Ray has not yet noticed that the host died
             raise NodeError(f"host {address} of the cluster does not answer") from error
         if version != __version__:
-            raise NodeError(f"host {address} of the cluster has td3-robot {version}; this one is {__version__}")
+            raise NodeError(f"host {address} of the cluster has td3-robot {version}; this machine has {__version__}")
         return Host(node["NodeID"], address, has.get("CPU", 0.0), has.get("GPU", 0.0), sees)
 
     def wait_for_cores(self, stopped: Callable[[], int]) -> None:
@@ -153,6 +153,8 @@ class Members:
     def best_for_learner(self) -> Host:
         """Return the best host for the learner. Raise NodeError if no host can run it."""
         able = self.able_to_learn()
+        if not self.alive:
+            raise NodeError("no host of the cluster is alive")
         if not able:
             raise NodeError(
                 f"no host of the cluster sees the run folder {str(self._run)!r}; the learner needs it for its "

@@ -201,6 +201,8 @@ def test_a_host_reserves_more_when_processes_move_to_it(monkeypatch: pytest.Monk
         assert it.begin(cpus, gpus)
     assert reserved == [("Agent", 2.0, 0.0), ("Reservation", 2.0, 1.0)]
     assert it.reserved == (4.0, 1.0)
+    assert host("b" * 56, 4.0, 0.0).begin(6.0, 1.0)  # the same processes, on a host without an agent
+    assert reserved[2:] == [("Agent", 4.0, 0.0)]
 
 
 def test_a_launch_description_without_a_policy_server_is_refused(
