@@ -140,7 +140,8 @@ class VectorEnvironment:
         for name, mine in own.items():
             mine[...] = arrays[name]
         self.world = {}
-        self._begun, self.not_finite = (int(arrays[name][0]) for name in ("begun", "not_finite"))
+        counts = (saved_episode.array(arrays, name, np.int64, (1,), "saved robots") for name in ("begun", "not_finite"))
+        self._begun, self.not_finite = (int(count[0]) for count in counts)
         reasons: dict[int, str] = {}
 
         def restore(robot: int) -> None:

@@ -89,6 +89,8 @@ def _app(options: argparse.Namespace, closing: Callable[[], bool]) -> Iterator[A
     if options.runs is not None:
         from td3_robot.dashboard import compare
 
+        if options.overrides:
+            raise UsageError("--set needs --config")
         if not options.runs.is_dir():
             raise UsageError(f"--runs {str(options.runs)!r}: there is no such folder")
         title = options.runs.absolute().name

@@ -73,7 +73,7 @@ def test_a_later_incarnation_continues_exactly(count: int) -> None:
 
 
 def test_a_simulator_already_in_the_saved_state_only_confirms_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five Steps later, the same state takes the simulator back to Step 5."""
+    """Five Steps later, the same state takes the simulator back. Its next Step is Step 5 again."""
     core = make("gymnasium:Pendulum-v1")
     _, [state] = drive(core, 5, save=True)
     with monkeypatch.context() as forbidding:
@@ -106,7 +106,7 @@ def test_an_episode_that_cannot_be_repeated_is_reported_and_replaced(
         other.step([("learner", state)], 0.0)
     assert "1 robot(s) cannot be restored and begin a new episode: robot 1: saved state of" in caplog.text
     assert other.counters["episodes_not_restored"] == 1
-    _, _ = drive(other, 1)
+    drive(other, 1)
     assert other.envs.phase.tolist() == [Phase.MID, Phase.FIRST]
     assert other.envs.episode.tolist() == [0, 1]
     core.envs.close()
@@ -123,4 +123,8 @@ def test_the_state_of_another_simulator_is_refused() -> None:
     for damaged in (b"", state.payload[:-1], b"x" * 100, state.payload[:200]):
         with pytest.raises(BundleError, match="saved simulator"):
             snapshot.restore(damaged, core.envs)
+    arrays = core.envs.save_state()
+    for name, damaged_array in (("begun", np.array([], np.int64)), ("not_finite", np.array([0.5]))):
+        with pytest.raises(BundleError, match=f"saved robots: {name} is "):
+            core.envs.restore_state({**arrays, name: damaged_array})
     core.envs.close()
