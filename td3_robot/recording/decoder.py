@@ -45,9 +45,7 @@ class Decoder:
             SessionError: the entry is not a message of this protocol.
         """
         try:
-            sizes = None
-            if entry.topic in _NEED_SIZES:  # the publisher is the source, or the message answers a source
-                sizes = self.sizes.get(entry.publisher) or self.sizes.get(codec.source_of(entry.payload))
+            sizes = self.sizes.get(codec.source_of(entry.payload)) if entry.topic in _NEED_SIZES else None
             message = codec.decode(entry.topic, entry.payload, sizes)
         except ProtocolError as error:
             raise SessionError(f"{self.label}: {entry.publisher}/{entry.topic} {entry.sequence}: {error}") from None
@@ -59,11 +57,11 @@ class Decoder:
         return message
 
     def knows(self, entry: Entry) -> bool:
-        """Whether the sizes for this message are known."""
-        try:
-            return entry.topic not in _NEED_SIZES or codec.source_of(entry.payload) in self.sizes
-        except ProtocolError:
-            return True  # decoding it reports the error
+        """Whether the sizes for this message are known. Also true for malformed bytes: decoding them is an error."""
+        if entry.topic not in _NEED_SIZES:
+            return True
+        source = codec.source_of(entry.payload)
+        return not source or source in self.sizes
 
     def learn(self, entry: Entry) -> None:
         """Learn the sizes of a source from its Hello or a Step. Known sizes do not change."""

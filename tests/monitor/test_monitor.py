@@ -54,7 +54,7 @@ def nodes() -> Nodes:
 
 
 def test_report_shows_counts_rates_and_gaps(nodes: Nodes, make_step: Make, spec: RobotSpec) -> None:
-    """A Hello comes at 100.0 s and 10 Steps from 100.1 s on. Three Steps are lost before the sixth recorded Step."""
+    """A Hello comes at 100.0 s and 10 Steps from 100.1 s on. Three Steps are lost after the fifth Step."""
     nodes.send("sim-0", handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec))
     for number in range(10):
         nodes.send("sim-0", make_step(number, 2, reward=np.array([1, 2], "f4")), skip=3 * (number == 5))
@@ -100,14 +100,15 @@ def test_report_shows_states_and_faults(nodes: Nodes) -> None:
 
 def test_unreadable_messages_are_counted_and_text_cannot_control_the_terminal(nodes: Nodes, make_step: Make) -> None:
     nodes.offer("sim-0", "step", b"\x81\xa1x\x01")
+    nodes.offer("policy", "action", b"\xc1")
     nodes.offer("policy", "action", codec.encode(Action("?", 0, 0, 0, np.zeros((1, 2), "f4"), 1, 0, 0)))
     nodes.send("\x1b[2Jevil", Status("e", "ready", "\x1b[2J", {}, {}), make_step(0))
     report = nodes.monitor.report(nodes.now)
-    assert report["unreadable"] == 1
+    assert report["unreadable"] == 2
     assert report["topics"]["policy/action"]["last"] == {}  # the monitor does not know the source of this Action
     assert len(nodes.received) == 2
     text = "\n".join(table(report))
-    assert "1 NOT READABLE" in text
+    assert "2 NOT READABLE" in text
     assert "\x1b" not in text
 
 
