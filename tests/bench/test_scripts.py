@@ -203,6 +203,7 @@ def test_link_floor_compares_with_an_echo() -> None:
         assert all(row["p50"] > 0 for row in kinds.values())
 
 
+@pytest.mark.slow
 def test_policy_server_answers_every_step_under_attack() -> None:
     """The benchmark fails if a Step gets no Action."""
     attacks = report("link_attack.py", "--trips", "200")["attacks"]

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from td3_robot.bundle import Bundle
 from td3_robot.config import loading as configuration
 from td3_robot.messages import Step
@@ -25,6 +27,7 @@ SETS = (
 OPTIONS = [word for item in SETS for word in ("--set", item)]
 
 
+@pytest.mark.slow
 def test_a2c_learns_resumes_and_replays_bit_for_bit(command: Any, tmp_path: Path) -> None:
     """Untrained policies get a return of about 20. With this seed, training gives over 200; the test demands 100."""
     run = command("train", "cartpole_a2c", "--out", "run", "--seed", "7", *OPTIONS)

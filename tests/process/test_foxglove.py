@@ -124,6 +124,7 @@ def test_a_viewer_reads_channels_joints_and_links(served: tuple[Any, str]) -> No
         assert next(viewer.data("/sim-0/1/scene")).entities[0].frame_id == "sim-0/1/torso"
 
 
+@pytest.mark.slow
 def test_a_viewer_that_reads_nothing_delays_no_other_viewer(served: tuple[Any, str]) -> None:
     """One viewer reads none of its 3 MB of data, so the buffers are full. The other viewer and the monitor continue."""
     monitor, address = served

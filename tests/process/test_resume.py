@@ -306,6 +306,7 @@ def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
     assert (tmp_path / "run" / "policy.safetensors").read_bytes() == policy
 
 
+@pytest.mark.slow
 def test_reaching_the_target_return_ends_the_run_successfully(train: Any, command: Any, tmp_path: Path) -> None:
     """Every evaluation reaches -1000. Even a Walker2D that falls immediately has a return of about 15."""
     run = train(100_000, "evaluation.every=600", "evaluation.episodes=2", "evaluation.target_return=-1000")

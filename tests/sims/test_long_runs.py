@@ -50,6 +50,7 @@ def run(code: str, argument: str) -> str:
     return subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("task", ["Walker2D", "Ant"])
 def test_memory_does_not_grow_over_resets(task: str) -> None:
