@@ -18,7 +18,6 @@ import numpy as np
 from td3_robot.errors import SessionError
 from td3_robot.messages import Action, Step
 from td3_robot.recording import info
-from td3_robot.recording.entries import Entry
 from td3_robot.recording.session_file import SessionFile
 
 Result = dict[str, Any]
@@ -95,9 +94,7 @@ def read(recordings: list[Path]) -> tuple[dict[str, list[int]], int]:
     for path in recordings:
         with contextlib.suppress(SessionError):  # a full disk leaves empty files
             decode = info.decoder_of(path)
-            for entry in SessionFile(path).items():  # a killed recorder leaves damage: items() skips it
-                if not isinstance(entry, Entry):
-                    continue
+            for entry in SessionFile(path).entries():  # a killed recorder leaves damage: entries() skips it
                 times[entry.topic].append(entry.received)
                 if entry.topic not in (Step.NAME, Action.NAME):
                     continue

@@ -43,7 +43,7 @@ def insert(table: str, lines: Sequence[str], page: Path = PAGE) -> None:
 
 
 def write_soak(data: Path = DATA, page: Path = PAGE) -> None:
-    """Write the tables of the soak tests that have data into the page, and draw their plots."""
+    """For each soak test with data, write the tables into the page and draw the plot."""
     for kind in KINDS:
         if (data / f"{kind}.json").exists():
             insert(f"soak {kind}", _soak_table(data, kind), page)

@@ -33,7 +33,7 @@ from td3_robot.specs import Channel, RobotSpec
 
 SPEC = RobotSpec("Echo", (Channel("joint", "1", -1.0, 1.0),), (Channel("action", "1", -1.0, 1.0),), 0.01)
 _JOINTS = 12
-_CYCLE = 1000  # messages with different positions; the position shows which message a command answers
+_CYCLE = 1000  # positions are 1/1000 to 999/1000; a position shows which message a command answers
 _START = 60.0  # seconds for all processes to start
 _STOP = 20.0  # seconds for a process to end
 _DOMAIN = "101"

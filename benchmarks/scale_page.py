@@ -52,7 +52,8 @@ def _machine(report: Report) -> Iterator[str]:
         f"{machine['processor']}, {machine['cores']} cores. Other programs used the machine at the same time: the load "
         f"average was {min(loads.values()):.0f} to {max(loads.values()):.0f} at the start of each part of the benchmark"
         f"{f' (not recorded for the parts {unknown})' if unknown else ''}. "
-        f"Each figure is a median of {report['rounds']} measurements of {report['seconds']:g} s. {packages}."
+        f"Each measured figure of the learner is a median of {report['rounds']} measurements "
+        f"of {report['seconds']:g} s. {packages}."
     )
 
 
@@ -138,7 +139,8 @@ def _simulation(report: Report) -> Iterator[str]:
     yield (
         f"Fitted costs: {costs.turn * 1e6:.0f} µs for a turn, plus {costs.turn_source * 1e6:.1f} µs for each source; "
         f"{costs.step * 1e6:.0f} µs for a Step, plus {costs.step_robot * 1e6:.2f} µs for each of its robots. "
-        f"The fit uses only rows with at most {_FITTED} sources; the other rows are predictions."
+        f"The fit uses only rows with at most {_FITTED} sources, from this table and from the tables at full speed. "
+        "The other rows of this table are predictions."
     )
     yield ""
     yield "| sources | robots of each | share of a core, measured | simulated | turns per Step, measured | simulated |"

@@ -245,7 +245,7 @@ def save(path: Path, rows: _Rows) -> None:
 def judge(rows: _Rows) -> dict[str, Any]:
     """Compare the samples after the warm-up, and name everything that grows.
 
-    Without an Action in the recordings, the growth of the latency is unknown. Then ``grows`` names the latency, too.
+    Without an Action in these samples, the growth of the latency is unknown. Then ``grows`` names the latency, too.
     """
     end = rows["run"][-1][0]
     late = {

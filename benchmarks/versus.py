@@ -3,8 +3,8 @@
     python benchmarks/versus.py --base DIR [BENCHMARK …] [--rounds 3] [--json] [-- ARGUMENTS]
 
 Every round runs a benchmark once in both checkouts; the order alternates from round to round. A ratio above 1 means
-that the new checkout is faster. The result is the median ratio over the rounds, with the lowest and the highest ratio.
-Arguments after ``--`` replace the arguments of the benchmark in ``BENCHMARKS``.
+that the new checkout (``--new``, by default this one) is faster. The result is the median ratio over the rounds, with
+the lowest and the highest ratio. Arguments after ``--`` replace the arguments of the benchmark in ``BENCHMARKS``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _record(report: harness.Report) -> Figures:
 BENCHMARKS: dict[str, tuple[list[str], Callable[[harness.Report], Figures]]] = {
     "learner": (
         ["--networks", "400-300", "--repetitions", "3"],
-        _rows("updates/s", lambda row: f"{row['kind']}, {row['threads']} threads"),
+        _rows("updates/s", lambda row: f"{row['network']}, {row['kind']}, {row['threads']} threads"),
     ),
     "train": (
         ["--rounds", "1", "--steps", "2000"],

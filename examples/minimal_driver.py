@@ -270,14 +270,15 @@ class Driver:
             self.link.send("step", self.step)  # the new server does not know the Step that waits for an Action
 
     def take_action(self, message: dict) -> None:
-        """Apply the Action for the newest Step at once. Ignore every other Action."""
+        """Apply the Action for the newest Step at once if the state is active. Ignore every other Action."""
         newest = (message["incarnation"], message["answers"]) == (self.incarnation, self.sequence)
         (torque,) = struct.unpack("<f", message["action"])
         if not newest or self.state != "active" or not self.link.may_move or not math.isfinite(torque):
             return
         self.answered_at = time.monotonic()
         self.torque = max(LOW, min(HIGH, torque))
-        is_policy = message["weights_version"] > 0  # otherwise this is the safe action of the server
+        # Version 0: the safe action of the server, or an operator's action, which this example also reports as SAFE.
+        is_policy = message["weights_version"] > 0
         self.origin = ACTION if is_policy else SAFE
         names = ("weights_version", "noise_kind", "noise_seed")
         self.applied = {name: message[name] for name in names} | {"answered": self.sequence} if is_policy else {}

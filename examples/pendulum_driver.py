@@ -27,8 +27,8 @@ class Pendulum(Robot):
     To hold it horizontally takes 0.5 kg · 9.81 m/s² · 0.4 m = 1.96 N·m.
 
     Args:
-        trial_steps: control periods of an episode. Each episode starts at a random angle. With 0, the first episode
-            never ends.
+        trial_steps: control periods of an episode, which starts at a random angle. With 0, the first episode starts at
+            0.3 rad and never ends.
     """
 
     spec = RobotSpec(

@@ -45,9 +45,10 @@ class Exploration:
 
     Attributes:
         kind: a row of :data:`td3_robot.noises.NOISES`.
-        scale: standard deviation of the noise, as a fraction of half the range of each action. With a range
-            [low, high], the robots of a source have different scales in this range. ``none`` and ``uniform`` ignore the
-            scale.
+        scale: standard deviation of the noise, as a fraction of half the range of each action. Ornstein-Uhlenbeck
+            noise: of the normal numbers that drive the process. Categorical noise: temperature of the softmax, as the
+            same fraction. With a range [low, high], the robots of a source have different scales in this range.
+            ``none``, ``uniform`` and ``uniform_v2`` ignore the scale.
         parameters: parameters of the noise by name. Missing parameters have their defaults.
 
     Raises:

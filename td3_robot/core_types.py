@@ -50,7 +50,7 @@ class Farewell(Enum):
 
     @classmethod
     def of(cls, bye: Bye) -> Farewell:
-        """The meaning of a Bye. No other code reads the text of a Bye."""
+        """The meaning of a Bye. No other code makes a decision from the text of a Bye."""
         return next((farewell for farewell in cls if farewell.value == bye.reason), cls.OTHER)
 
 

@@ -1,14 +1,14 @@
-"""Every error that td3-robot raises on purpose, as one tree.
+"""The errors that td3-robot raises on purpose, as one tree. A few modules add subclasses.
 
 Td3RobotError                 an expected failure; exit code 2 unless noted
 ├── ConfigError               a configuration key, value or file is wrong
 ├── UsageError                a command line is wrong
 │   └── ArgumentError         an argument of a Python function is wrong
-├── BundleError               a policy, weights message or checkpoint is damaged, hostile or for another robot
+├── BundleError               a policy, weights message or checkpoint is missing, damaged or hostile, or does not fit
 ├── DivergenceError           training has diverged; more updates would destroy the policy
 ├── ProtocolError             bytes from a peer are not a message of this protocol
-├── HandshakeError            a peer has another protocol version, robot or configuration
-├── EndpointError             an address cannot be bound or is not allowed
+├── HandshakeError            a server refuses a client, for example because of another robot or configuration
+├── EndpointError             an address cannot be used or is not allowed
 │   └── EndpointBusyError     another process serves an ``ipc://`` address
 ├── KeysError                 a key, key folder or allow-list is missing, damaged or open to other users
 ├── CommandError              a policy server or robot does not carry out an operator's command (exit code: 1)
@@ -58,11 +58,11 @@ class ArgumentError(UsageError, ValueError):
 
 
 class BundleError(Td3RobotError):
-    """A policy bundle, weights message or checkpoint is damaged, hostile or for another robot."""
+    """A policy bundle, weights message or checkpoint is missing, damaged or hostile, or does not fit."""
 
 
 class DivergenceError(Td3RobotError):
-    """Training has diverged. The text names the wrong number and the policy that is kept."""
+    """Training has diverged. The text says what is wrong, and which files remain."""
 
 
 class ProtocolError(Td3RobotError):
@@ -74,11 +74,11 @@ class ProtocolError(Td3RobotError):
 
 
 class HandshakeError(Td3RobotError):
-    """One side of a link refuses the other side; the text says what differs."""
+    """One side of a link refuses the other side; the text says why."""
 
 
 class EndpointError(Td3RobotError):
-    """An endpoint is busy, malformed or not allowed without keys."""
+    """An endpoint cannot be served or reached, is malformed, or is not allowed without keys."""
 
 
 class EndpointBusyError(EndpointError):
@@ -113,7 +113,7 @@ class SessionError(Td3RobotError):
 
 
 class RunFolderError(Td3RobotError):
-    """A run folder already holds a run, or does not hold the requested run."""
+    """A run folder already holds a run, is in use, or does not hold the run that a command needs."""
 
 
 class NodeError(Td3RobotError):

@@ -38,14 +38,14 @@ class Phase(IntEnum):
     FIRST = 0  # the first observation after a reset; its reward and action belong to no transition
     MID = 1
     TERMINATED = 2  # the task ended: the value of the last observation is 0
-    TRUNCATED = 3  # a time limit or an operator ended the episode: training bootstraps from the last observation
+    TRUNCATED = 3  # a time limit, fault or operator ended the episode: training bootstraps from the last observation
 
 
 _PHASES = bytes(Phase)
 
 
 NO_NOISE = 0
-"""``noise_kind`` of an action without exploration noise. Other numbers: ``NUMBER`` in td3_robot/policy/noise.py."""
+"""``noise_kind`` of an action without noise. Other numbers: ``NUMBER`` in td3_robot/policy/noise.py and noise_v2.py."""
 
 
 class ActionOrigin(IntEnum):
@@ -57,10 +57,10 @@ class ActionOrigin(IntEnum):
 
     NONE = 0  # no action: every robot is at FIRST
     POLICY = 1  # the Action that answered the previous Step
-    HELD = 2  # no Action came in time: each robot repeats its last action, or applies zero after a reset
+    HELD = 2  # no Action came in time: each robot repeats its last action; a simulator's reset sets this action to zero
     ZERO = 3  # no Action came in time: the robots apply zero, or the limit nearest to zero
-    SAFE = 4  # the safe action: the policy server sent it, or the source is not active
-    OPERATOR = 5  # an Action with the command of an operator for at least one robot, see Step.operated
+    SAFE = 4  # the safe action: the policy server sent it, or the source is inactive, in fault or waits for an Action
+    OPERATOR = 5  # an Action, while operators have at least one of the robots, see Step.operated
 
     @classmethod
     def name_of(cls, number: int) -> str:
@@ -151,7 +151,7 @@ MAX_COMMAND = 1 << 22
 LONGEST_PAYLOAD = MAX_COMMAND - (1 << 14)
 """The maximum size of the policy in a Command, in bytes."""
 MAX_PAYLOAD = (1 << 26) - 4096
-"""The maximum size of the policy in a Weights message, in bytes. The other fields use the rest of 64 MiB."""
+"""The maximum size of ``payload`` in Weights or SimulatorState, in bytes. The other fields use the rest of 64 MiB."""
 
 
 class Message(msgspec.Struct, frozen=True, eq=False, weakref=True):
@@ -234,7 +234,7 @@ class Refused(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """A client sends a Heartbeat when it has no other message to send. The server sends the Heartbeat back."""
+    """If a client sent nothing or received nothing for 1 s, it sends a Heartbeat. The server returns the Heartbeat."""
 
     NAME: ClassVar[str] = "heartbeat"
 
@@ -310,7 +310,7 @@ class Step(Message, frozen=True, omit_defaults=True):
         return _index_problem("operated", self.operated, robots) or _index_problem("world", self.world, robots)
 
     def origin_of(self, robot: int) -> int:
-        """The origin of the applied action of one robot. It differs from ``origin`` if operators have some robots."""
+        """The origin of the applied action of one robot. With operators, it can differ from ``origin``."""
         if self.origin != ActionOrigin.OPERATOR:
             return self.origin
         operator = self.operated.get(str(robot))
@@ -331,7 +331,7 @@ class Action(Message, frozen=True, omit_defaults=True):
     """The policy server's answer to one Step. A source ignores the actions of robots whose episode has ended.
 
     ``weights_version`` 0 means that the policy chose no action. Without ``operated``, this is the safe action. The
-    server sends the safe action if the server is not active. The server also keeps a separate state for each source,
+    server sends the safe action if it is inactive or in fault. The server also keeps a separate state for each source,
     its *watch* over this source, and sends the safe action if this state is not active. A safe action replaces an
     earlier Action for the same Step. The server can answer a repeated Step again; the source may ignore that Action.
     """
@@ -407,7 +407,7 @@ class Weights(Message, frozen=True):
     NAME: ClassVar[str] = "weights"
     MAX_BYTES: ClassVar[int] = 1 << 26
 
-    version: Annotated[U64, "1, 2, 3, …; only a learner that restarts in lock-step repeats a number"]
+    version: Annotated[U64, "1, 2, 3, …; only a learner that returns to a snapshot in lock-step repeats a number"]
     updates: Annotated[U64, "number of critic updates of the learner so far", "updates"]
     env_steps: Annotated[U64, "number of transitions that the learner has received so far", "transitions"]
     sha256: Annotated[Text, "hexadecimal SHA-256 of payload"]
@@ -543,9 +543,10 @@ class Turn(Message, frozen=True):
     """The time and the inputs of one turn of a core. The Start and all Turns determine the outputs of the core.
 
     An input is a list of origin, topic and fields. The origin is the link of a server, or ``#`` and the key of a
-    client's connection. For a message with arrays or a policy, the field ``named`` replaces all fields and identifies
-    the recorded message. A Step or Action also has ``wire`` (its payload in base64) and ``robots`` (its N). With these
-    fields a replay can decode the message even if the sender died before the recorder received the message.
+    client's connection. For a type of message with arrays or a long payload, the field ``named`` replaces all fields
+    and identifies the recorded message. A Step or Action also has ``wire`` (its payload in base64) and ``robots`` (its
+    N). With these fields a replay can decode the message even if the sender died before the recorder received the
+    message.
     """
 
     NAME: ClassVar[str] = "turn"

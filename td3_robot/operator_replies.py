@@ -21,7 +21,7 @@ FOLLOWED: dict[str, Callable[[Reply], bool]] = {
     "configure": lambda answer: answer.state != State.UNCONFIGURED,
     "activate": lambda answer: answer.state == State.ACTIVE,
 }
-"""Maps each command that robots confirm to a function: whether a Reply shows that the robot followed the command."""
+"""Maps each command that robots confirm to a function that checks a Reply: has the robot followed the command?"""
 
 
 def messages_of(bus: Bus, timeout: float) -> Iterator[Message | None]:
@@ -36,7 +36,7 @@ def messages_of(bus: Bus, timeout: float) -> Iterator[Message | None]:
 
 
 def _states(bus: Bus, reply: Reply, messages: Iterator[Message | None]) -> dict[str, Reply | None]:
-    """Ask every connected robot for its state. Return the Replies by robot; None for a robot that does not answer."""
+    """Ask each robot in the Reply for its state. Return the answers by robot; None for a robot that does not answer."""
     connected = reply.detail.get("connected")
     robots = [name for name in connected if isinstance(name, str)] if isinstance(connected, list) else []
     asked = {secrets.randbits(63): name for name in robots}
@@ -50,12 +50,14 @@ def _states(bus: Bus, reply: Reply, messages: Iterator[Message | None]) -> dict[
 
 
 def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | None]) -> Reply:
-    """Ask every connected robot whether it has followed a Command that the server has passed on.
+    """Ask the connected robots whether they have followed a Command that the server has passed on.
 
     Add the names of the robots that followed (``confirmed``) and of the others (``unconfirmed``) to the server's Reply.
+    This function asks only the robots that the Reply names, which are at most 512.
 
     Raises:
-        CommandError: a robot has not followed the Command; or the Command is ``estop``, and no robot is connected.
+        CommandError: a robot has not followed the Command, or the Reply does not name it; or the Command is ``estop``,
+            and no robot is connected.
     """
     answers = _states(bus, reply, messages)
     in_all = reply.detail.get("connected_in_all")

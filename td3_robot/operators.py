@@ -78,7 +78,7 @@ class Operator:
         return self.ask(make_command("configure", target, reason))
 
     def activate(self, reason: str = "", *, target: str = "") -> Reply:
-        """Let the policy move the robots. Allowed in the states inactive and fault."""
+        """Let the policy move the robots. Allowed in the states inactive and fault, except during an emergency stop."""
         return self.ask(make_command("activate", target, reason))
 
     def deactivate(self, reason: str = "", *, target: str = "") -> Reply:
@@ -297,7 +297,7 @@ class Takeover:
         """Give the robot back to the policy, and close the connection.
 
         Raises:
-            CommandError: the server refuses, or does not answer. The robot then keeps the safe action.
+            CommandError: the server does not answer, or refuses, because the policy or another operator has the robot.
         """
         name, robot = self._robot
         command = replace(make_command("give_back", name), robot=robot)

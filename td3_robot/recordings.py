@@ -105,8 +105,8 @@ class Recording:
         Returns:
             Arrays by field name. Their shape is [R] for one number per row, and [R, O] or [R, A] for channels.
             docs/reference/protocol.md lists their dtypes. ``received_s`` (float64[R], s since 1970) is the time at
-            which the recorder received the row. The result has no text, maps, lists or bytes; :meth:`to_pandas`
-            has them.
+            which the recorder received the row. The result has no text, maps, lists or bytes; see
+            :meth:`to_pandas`.
 
         Raises:
             SessionError: the recording has no such messages, is damaged, or its robots have different channels.

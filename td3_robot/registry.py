@@ -1,7 +1,7 @@
 """The tables of what users can extend: algorithms, noises, simulator backends and drivers.
 
 A row is a name and a place ``module:attribute``. A table imports the module only when somebody loads the row, so a
-list of the names imports nothing. Tables with an entry point group also hold the rows of installed packages.
+list of the names imports nothing. Installed packages can add rows with entry points.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ class Registry:
     Args:
         kind: what a row is, for error messages, for example ``algorithm``.
         rows: maps each name to ``module:attribute``, in the order of listing.
-        group: entry point group for rows of installed packages, for example ``td3_robot.algorithms``. None: only this
-            package fills the table.
+        group: entry point group for rows of installed packages, for example ``td3_robot.algorithms``.
     """
 
-    def __init__(self, kind: str, rows: Mapping[str, str], group: str | None = None) -> None:
+    def __init__(self, kind: str, rows: Mapping[str, str], group: str) -> None:
         self.kind = kind
         self.group = group
         self._own = dict(rows)
@@ -40,7 +39,7 @@ class Registry:
         from importlib import metadata  # takes 20 ms; a policy server needs it only for installed packages
 
         rows = dict(self._own)
-        for point in metadata.entry_points(group=self.group) if self.group else ():
+        for point in metadata.entry_points(group=self.group):
             if rows.get(point.name, point.value) != point.value:
                 raise ConfigError(
                     f"entry point {point.name} = {point.value} in group {self.group}: "

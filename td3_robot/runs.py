@@ -63,7 +63,7 @@ class Run:
 
     @property
     def env_steps(self) -> int:
-        """Environment steps that the run has made."""
+        """Environment steps that the run has made. During a training, only those up to the newest checkpoint."""
         return RunFolder(self.path).steps_made()
 
     @property
@@ -84,7 +84,8 @@ class Run:
         """
         file = RunFolder(self.path).policy_file
         if not file.exists():
-            raise BundleError(f"run folder {str(self.path)!r} holds no {file.name}: the run has not ended yet")
+            why = "the run has not ended yet, or has learned nothing"
+            raise BundleError(f"run folder {str(self.path)!r} holds no {file.name}: {why}")
         return load_policy(file)
 
     def metrics(self, kind: str = "evaluation") -> list[dict[str, Any]]:
@@ -112,7 +113,8 @@ class Run:
     ) -> Run:
         """Continue the training from its newest checkpoint. Blocks until the end of the training.
 
-        If the run is finished and ``total_steps`` does not grow, this method does not train.
+        A finished run continues only if an argument changes its configuration, and if ``total_steps`` is then above
+        the steps made so far. Otherwise, this method does not train.
 
         Args:
             total_steps: environment steps of the whole run, including the steps made so far; None keeps the number of
@@ -127,10 +129,10 @@ class Run:
         Raises:
             UsageError: the run has already made more than ``total_steps``, has no checkpoint to resume from, or cannot
                 change a key of ``overrides``.
-            ConfigError: a key or a value is wrong.
+            ConfigError: a key or value is wrong, or a package is not installed.
             RunFolderError: another process trains in the folder.
             NodeError: a process cannot run, died too often, or was not ready in time.
-            ValueError, TypeError, ModuleNotFoundError, KeyboardInterrupt: as in :func:`train`.
+            ValueError, TypeError, KeyboardInterrupt: as in :func:`train`.
         """
         _check_callback(callback)
         with extras.advice():
@@ -170,13 +172,12 @@ def train(
         The run.
 
     Raises:
-        ConfigError: the configuration does not exist, or a key or value is wrong.
+        ConfigError: the configuration does not exist, a key or value is wrong, or a package is not installed.
         UsageError: ``config`` is the name of a task, or ``out`` is a URL.
         BundleError: ``learner.start_from`` names no policy that this training can begin with.
         ValueError: neither ``config`` nor ``task`` is given, or a key is given twice.
         TypeError: an argument has a wrong type.
         RunFolderError: ``out`` already holds files.
-        ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
         NodeError: a process cannot run, died too often, or was not ready in time.
         KeyboardInterrupt: Ctrl-C stopped the training.
     """

@@ -50,8 +50,9 @@ class RobotSpec:
     """The robot's interface: observation and action channels in wire order, and the control period in seconds.
 
     Raises:
-        ConfigError: two channels have the same name, the number of channels is 0 or too high, a range is empty, a
-            limit of an action is infinite or above half of the largest float32, or the period is not above 0.
+        ConfigError: two observations or two actions have the same name, the number of channels is 0 or too high, a
+            ``low`` is not below its ``high``, the magnitude of an action's limit exceeds half of the largest float32,
+            or the period is infinite or not above 0.
     """
 
     name: str
@@ -62,7 +63,7 @@ class RobotSpec:
     def __post_init__(self) -> None:
         problem = self._problem("observation", self.observations) or self._problem("action", self.actions)
         if not (np.isfinite(self.control_period) and self.control_period > 0):
-            problem = f"control_period is {self.control_period}; it must be above 0 s"
+            problem = f"control_period is {self.control_period}; it must be finite and above 0 s"
         if problem:
             raise ConfigError(f"robot {self.name}: {problem}")
 

@@ -59,8 +59,8 @@ class FakeRobot:
     def observe(self, observation: Float32, reward: float = 0.0, phase: Phase = Phase.MID) -> Action | None:
         """Publish an observation, float32[O]. Returns the Action that answers it, or None without an answer.
 
-        The Step reports that the robot applied the last Action. The first observation of an episode always gets the
-        phase FIRST.
+        The Step reports that the robot applied the Action that answered the previous observation, or zero if there was
+        no answer. The first observation of an episode always gets the phase FIRST.
         """
         last = self.steps[-1] if self.steps else None
         if last is None or last.phase[0] >= Phase.TERMINATED:

@@ -26,9 +26,9 @@ class Topic:
         rate: how often the publisher sends the message. The rate is text, because most rates depend on the
             configuration.
         queue: what happens when the queue is full. *never drop*: the sender waits; a sender that may not wait drops and
-            counts the message. *keep latest*: the receiver empties its queue, uses the newest message and counts the
-            other messages. *never wait*: the sender drops and counts the message. *handshake*: the rules of the
-            handshake apply.
+            counts the message. *keep latest*: the receiver empties its queue and uses the newest message of each
+            sender. It counts the other messages, except Throttles. *never wait*: the sender drops the message, and
+            counts it if it was for a recorder. *handshake*: the rules of the handshake apply.
         recorded: which side copies the message to a recorder. *sent*: the publisher copies it once for all subscribers.
             *taken*: the subscriber copies it, because the publisher has no recorder. *no*: no side copies it.
     """
@@ -43,7 +43,7 @@ class Topic:
 
 
 RECORDER = "recorder"
-"""The link to the recorder. A message sent on this link goes only into the recording."""
+"""The link to the recorder. A message that a node sends on this link goes only to recorders and monitors."""
 MONITOR = "monitor"
 """The link to a monitor. A monitor gets the same messages as the recorder, except Turns."""
 LISTENERS = (RECORDER, MONITOR)
@@ -88,14 +88,22 @@ TOPICS: tuple[Topic, ...] = (
     Topic(messages.Status, "every node", "supervisor", "supervisor", "2 Hz", "never drop", "sent"),
     Topic(messages.Command, "operator", "policy server", "policy", "when a person acts", "never drop", "taken"),
     Topic(messages.Teleop, "operator", "policy server", "policy", "while an operator drives", "never drop", "taken"),
-    Topic(messages.Command, "policy server", "driver", "policy", "when relayed", "never drop", "sent"),
+    Topic(messages.Command, "policy server", "source", "policy", "when relayed", "never drop", "sent"),
     Topic(messages.Command, "driver", "policy server", "policy", "at an emergency stop", "never drop", "sent"),
     Topic(messages.Reply, "policy server", "operator", "policy", "one for each Command", "never drop", "sent"),
-    Topic(messages.Reply, "driver", "policy server", "policy", "one for each Command", "never drop", "sent"),
+    Topic(messages.Reply, "source", "policy server", "policy", "one for each Command", "never drop", "sent"),
     Topic(messages.LifecycleChange, "policy server", "operator", "policy", "at every change", "never drop", "sent"),
-    Topic(messages.LifecycleChange, "driver", "policy server", "policy", "at every change", "never drop", "sent"),
-    Topic(messages.Start, "every core's node", "recorder", "recorder", "once", "never wait", "sent"),
-    Topic(messages.Turn, "every core's node", "recorder", "recorder", "once for each turn", "never wait", "sent"),
+    Topic(messages.LifecycleChange, "source", "policy server", "policy", "at every change", "never drop", "sent"),
+    Topic(messages.Start, "source, policy server, learner", "recorder", "recorder", "once", "never wait", "sent"),
+    Topic(
+        messages.Turn,
+        "source, policy server, learner",
+        "recorder",
+        "recorder",
+        "once for each turn",
+        "never wait",
+        "sent",
+    ),
     Topic(messages.RobotReport, "driver", "recorder", "recorder", "at every change", "never wait", "sent"),
     Topic(messages.MotorCommand, "driver", "recorder", "recorder", "once or twice for each Step", "never wait", "sent"),
     Topic(messages.Latches, "policy server", "recorder", "recorder", "at every change", "never wait", "sent"),

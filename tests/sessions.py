@@ -87,9 +87,12 @@ def save(tmp_path: Path) -> Save:
 def acted(
     make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> Callable[..., list[tuple[str, Message]]]:
-    """``acted(steps, robots)`` returns messages of a simulator, a policy server and a learner, with two Weights."""
+    """``acted(steps)`` returns messages of a simulator with two robots, a policy server and a learner.
 
-    def run(steps: int = 30, robots: int = 2) -> list[tuple[str, Message]]:
+    The learner sends Weights twice: before the first Step and in the middle. With one step, it sends them once.
+    """
+
+    def run(steps: int = 30) -> list[tuple[str, Message]]:
         core, messages = PolicyCore(Config().seed), list[tuple[str, Message]]()
         peer = Peer("policy", b"k", handshake.hello("simulator", "sim-0", client=0), {})
         for sequence in range(steps):
@@ -98,7 +101,7 @@ def acted(
                 weights = Weights(1 + (sequence > 0), sequence, sequence, sha256(payload), payload)
                 messages.append(("learner", weights))
                 core.step([("learner", weights)], 0.0)
-            step = make_step(sequence, robots)
+            step = make_step(sequence, 2)
             messages.append(("sim-0", step))
             outputs: list[Any] = core.step([(peer, step)], 0.0)
             messages += [("policy", action) for _, action in outputs]

@@ -1,4 +1,4 @@
-"""Modules that keep deadlines measure time only with the monotonic clock. A jump of the wall clock has no effect."""
+"""Modules with deadlines measure time only with the monotonic clock. A jump of the wall clock moves no deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ KEEPERS = sorted(
 )
 MONOTONIC = {"monotonic", "sleep"}
 WALL_CLOCK = {
-    "td3_robot/runtime/node.py": {"time"},  # the default incarnation, which must be higher after each start
     "td3_robot/transport/tap.py": {"time_ns"},  # publishing time in recordings
 }
 """Functions of ``time`` that a module may call for a purpose other than a deadline."""

@@ -13,7 +13,10 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks"
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_to_a_file_names_an_existing_file(page: Path) -> None:
-    """MkDocs checks links inside docs/, with their anchors. This test checks links out of docs/ and in other files."""
+    """MkDocs checks links between pages in docs/, with their anchors.
+
+    This test also checks links from docs/ to other files, and links in other documents.
+    """
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]

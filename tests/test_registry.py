@@ -20,14 +20,14 @@ def installed(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None
 
 def test_shipped_row_is_imported_at_first_use() -> None:
     sys.modules.pop("colorsys", None)
-    table = Registry("toy", {"hue": "colorsys:rgb_to_hsv"})
+    table = Registry("toy", {"hue": "colorsys:rgb_to_hsv"}, "td3_robot.toys")
     assert table.names() == ["hue"]
     assert "colorsys" not in sys.modules
     assert table.load("hue")(0.0, 0.0, 0.0) == (0.0, 0.0, 0.0)
 
 
 def test_error_for_an_unknown_name_suggests_the_nearest_one() -> None:
-    table = Registry("toy", {"root": "math:sqrt", "sine": "math:sin"})
+    table = Registry("toy", {"root": "math:sqrt", "sine": "math:sin"}, "td3_robot.toys")
     with pytest.raises(ConfigError, match=r"^toy is 'rot'; did you mean 'root'\?$"):
         table.load("rot")
     with pytest.raises(ConfigError, match=r"^learner.toy is 'xyz'; allowed: root, sine$"):
@@ -39,7 +39,7 @@ def test_installed_packages_add_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Registry("toy", {"root": "math:sqrt"}, "td3_robot.toys")
     assert table.names() == ["root", "cosine"]
     assert table.load("cosine") is math.cos
-    assert "cosine" not in Registry("toy", {"root": "math:sqrt"})
+    assert "cosine" not in Registry("toy", {"root": "math:sqrt"}, "td3_robot.others")
 
 
 def test_name_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

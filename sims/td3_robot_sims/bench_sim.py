@@ -67,7 +67,7 @@ def measure(options: argparse.Namespace, others: Callable[[str], Contestants] = 
 
 
 def memory(task: str, resets: int) -> dict[str, Any]:
-    """Measure the bytes of RAM of a robot, and their growth over many short episodes; None if not on Linux."""
+    """Measure the bytes of RAM of a robot, and their growth over many short episodes; both are None if not on Linux."""
     robots = [tasks.make(task, SEED)]
     _play(robots[0], 20)
     before = machine.resident_bytes()

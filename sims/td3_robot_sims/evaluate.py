@@ -38,7 +38,7 @@ _EXAMPLES = """examples:
 MAX_STEPS = EvaluationConfig().max_steps
 _FAST = {"libx264": ["-preset", "veryfast"], "libvpx-vp9": ["-deadline", "realtime", "-cpu-used", "8"]}
 """Fast settings of the encoders. With the default settings, encoding takes half of the time for a video."""
-_FRAME_RATE = 30.0  # frames per second of a video; with long control periods, the rate is lower
+_FRAME_RATE = 30.0  # wanted frames per second of a video; the real rate is the step rate divided by a whole number
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +89,8 @@ def evaluate(
         ValueError: a number is too low, or the video cannot be written.
         TypeError: an argument has a wrong type.
         BundleError: the policy does not exist, its file is damaged, or it is for another robot than ``task``.
-        ConfigError: the task does not exist or cannot be drawn, or the task from the policy file needs a module that is
-            not imported.
+        ConfigError: the task does not exist, cannot be made or cannot be drawn, or the task from the policy file needs
+            a module that is not imported.
         NodeError: a reward is not finite.
         ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
     """

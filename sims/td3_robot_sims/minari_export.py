@@ -43,7 +43,10 @@ def name_of(path: Path) -> str:
 def check_name(name: str) -> None:
     """Check the name of a dataset. Raises UsageError if Minari does not accept it."""
     if not _NAME.fullmatch(name):
-        raise UsageError(f"--dataset is {name!r}; allowed: NAME-vN or FOLDER/NAME-vN, with letters, digits, '_', '-'")
+        raise UsageError(
+            f"--dataset is {name!r}; allowed: NAME-vN or FOLDER/NAME-vN, with letters, digits, '_', '-'; "
+            "FOLDER has at least two characters"
+        )
 
 
 def export(session: Session, root: Path, name: str) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""Replays the simulator's core. The recorded inputs must give the recorded Steps, states and Replies."""
+"""Replays the simulator's core. The core must produce the recorded messages of the topics in TOPICS."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``td3-robot bench conformance``: checks whether a driver or a policy server follows the protocol.
 
 The conformance kit plays the other side of the link, with plain ZeroMQ sockets. The checks follow
-docs/reference/protocol.md. The kit makes all its messages, including wrong messages, from :mod:`td3_robot.messages`.
+docs/reference/protocol.md. The kit makes its messages from :mod:`td3_robot.messages`, except malformed frames.
 """
 
 from __future__ import annotations

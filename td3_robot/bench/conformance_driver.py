@@ -41,7 +41,7 @@ DEMANDS = {
     "hello": "Hello names protocol 1, role driver, a name, robots and a valid specification (section 3)",
     "hello again": "without an answer, the same Hello comes again every 0.25 s (section 3)",
     "wait": "before the Welcome the driver sends only Hellos, even if the server sends a Heartbeat (section 3)",
-    "topics": "a driver sends Hello, Heartbeat, Bye, Step, Command, Reply and LifecycleChange (section 3)",
+    "topics": "a driver sends only Hello, Heartbeat, Bye, Step, Command, Reply and LifecycleChange (section 3)",
     "identity": "each Step has the name and the incarnation of the Hello (section 3)",
     "sequence": "the sequences of the Steps are 0, 1, 2, …; only the newest Step may come again, unchanged (section 5)",
     "transitions": "the field transitions grows by the number of robots that are not at FIRST (section 5)",
@@ -60,14 +60,14 @@ DEMANDS = {
     "inactive": "a driver that is not active keeps sending Steps, with origin 4 (section 8)",
     "garbage": "malformed messages change nothing (section 2)",
     "deadline": "without Actions the driver goes to fault (section 8)",
-    "heartbeat": "after 1 s of silence a Heartbeat with the session of the Welcome comes (section 3)",
+    "heartbeat": "if the server is silent for 1 s, a Heartbeat with the session of the Welcome comes (section 3)",
     "rejoin": "after Refused with code hello, the same Hello comes again, and then Steps (section 3)",
     "bye": "after shutdown the driver says Bye (sections 3 and 8)",
 }
 """Maps the name of each check to what it demands. The sections are those of docs/reference/protocol.md."""
 
 _QUEUED = 0.2  # seconds for the arrival of Hellos that ZeroMQ queued before the kit served the endpoint
-_STEPS = 48  # number of Steps to check
+_STEPS = 48  # Steps to wait for; up to three times as many, until the driver has applied every kind of Action
 
 
 def check(endpoint: str, wait: float, deadline: float) -> Checks:
@@ -160,7 +160,7 @@ class _Examination:
         return self.steps
 
     def _welcome(self, session: int, rules: StepRules, steps: int, check: str) -> None:
-        """Send a Welcome, and wait for this number of new Steps."""
+        """Send a Welcome, and wait for ``steps`` new Steps."""
         begin, self.session, self.greets = rules.count, session, True
         self._send(Welcome(PROTOCOL_VERSION, "policy", session))
         joined = self._until(conformance_wire.PATIENCE, lambda: rules.count >= begin + steps)

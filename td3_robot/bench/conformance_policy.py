@@ -53,11 +53,11 @@ DEMANDS = {
     "newest": "of several waiting Steps, the newest gets an Action (section 1)",
     "wrong steps": "a malformed Step, or a Step with a wrong source or incarnation, gets no Action (sections 2 and 3)",
     "going back": "a Step with a lower sequence than an earlier Step gets no Action (section 5)",
-    "unknown field": "a message with an additional, unknown field is valid (section 2)",
+    "unknown field": "the server accepts a message with an additional, unknown field (section 2)",
     "optional": "a Hello without the meanings of its channels is valid (section 3)",
     "reply": "each Command of an operator gets one Reply with its id and the state (section 8)",
     "unknown verb": "a Command with an unknown verb gets an error (section 8)",
-    "relay": "a Command for a robot reaches the robot with no target; the operator gets the robot's Reply (section 8)",
+    "relay": "a Command for a robot reaches it, with an empty target; the operator gets the robot's Reply (section 8)",
     "stop": "estop reaches the robots, and their Steps get the safe action, until reset and activate (section 8)",
     "stop of a robot": "the estop of a driver stops the server, and comes back to the driver (section 8)",
     "joining a stop": "a driver that joins during an emergency stop gets estop (section 8)",
@@ -306,7 +306,7 @@ class _Examination:
         self._answered(driver, "wrong steps")
         driver.send(self._step(driver, 0))
         found = [action.answers for action in driver.all_of(Action) if action.answers == 0]
-        self._checks.expect("going back", not found, "step 0 gets an Action again")
+        self._checks.expect("going back", not found, "step 0 gets an Action after later Steps")
         self._answered(driver, "going back")
 
     # -- commands ------------------------------------------------------------------------------------------------

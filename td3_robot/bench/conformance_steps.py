@@ -59,7 +59,7 @@ class StepRules:
             return
         wanted = before.sequence + 1 if before else 0
         good = number == wanted or (refused and number > wanted)
-        expect("sequence", good, f"step {number} comes after step {wanted - 1}")
+        expect("sequence", good, f"step {number} comes in place of step {wanted}")
         if number == wanted:
             self._check_episodes(before, step)
         self._check_origin(before, step)
@@ -129,7 +129,8 @@ class StepRules:
     def _check_applied(self, step: Step, moving: Any) -> None:
         """Check a Step that reports an Action of the policy."""
         action = self._sent.get(step.answered) if step.answered == step.sequence - 1 else None
-        found = f"step {step.sequence}: origin 1 and answered {step.answered}, but the kit sent no such Action"
+        named = f"step {step.sequence}: origin 1 and answered {step.answered}"
+        found = f"{named}, but the kit sent no such Action for the previous Step"
         if not self._expect("answered", action is not None, found):
             return
         assert action

@@ -1,4 +1,4 @@
-"""The robot, policy and data for benchmarks. All have Walker2D's sizes and random values."""
+"""The robot, policy and data for benchmarks, in Walker2D's sizes. Weights and observations are random."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def measure(
 
 
 def lack(kind: str, device: torch.device = compute.CPU) -> str | None:
-    """Return why this machine cannot measure a kind of update; None if it can."""
+    """Return why the benchmark leaves out a kind of update on this machine; None if it measures this kind."""
     if "compiled" in kind:
         return compiler_lack()
     problem = compute.bf16_problem(device) if "bf16" in kind else None

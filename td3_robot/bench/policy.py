@@ -134,7 +134,7 @@ def memory(actions: int) -> dict[str, int | None]:
 def start(times: int) -> dict[str, Any]:
     """Start server processes one after another.
 
-    Return the seconds until the first action, and processor time and memory at that moment.
+    Return the seconds until each server's first action, its processor time at that moment, and the largest memory.
     """
     seconds, processor, resident = [], [], []
     with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as folder:

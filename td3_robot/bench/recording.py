@@ -22,7 +22,7 @@ from td3_robot.core_types import Input, Origin, Peer
 from td3_robot.errors import NodeError
 from td3_robot.messages import MESSAGES, NO_NOISE, Action, Message, Phase, Record, Start, Weights
 from td3_robot.policy import core as policy_core
-from td3_robot.policy.noise import Gaussian
+from td3_robot.policy.noise_v2 import GaussianV2
 from td3_robot.recording.boundary import PolicyObserver, RecordedCore
 from td3_robot.recording.facts import facts_of_this_machine
 from td3_robot.recording.reader import Session
@@ -142,7 +142,7 @@ def _session(steps: int) -> Published:
             action=action,
             origin=int(begun),
             weights_version=int(begun),
-            noise_kind=Gaussian.NUMBER if begun else NO_NOISE,
+            noise_kind=GaussianV2.NUMBER if begun else NO_NOISE,
         )
         published.append(("robot", step))
         (action,) = (answer.action for answer in turn(number / RATE, (peer, step)) if isinstance(answer, Action))

@@ -29,10 +29,10 @@ VERBS = {
     "activate": "let the policy move the robots: from inactive, or from fault",
     "deactivate": "from active or fault to inactive: the robots apply the safe action until activate",
     "estop": "emergency stop: all robots apply the safe action until reset and activate; print which robots confirm it",
-    "reset": "end an emergency stop or a fault; the new state is inactive",
+    "reset": "end an emergency stop or a fault; the new state is inactive, or unconfigured before any configure",
     "load": "serve POLICY (a file, a run folder or a shipped policy) from the next action on",
-    "rollback": "serve an older policy again, and freeze (VERSION; default: the last older one that a person loaded, "
-    "or else the previous one)",
+    "rollback": "serve VERSION again, and freeze (default: the newest older policy that a person loaded, or else the "
+    "previous policy)",
     "freeze": "refuse the weights of learners",
     "unfreeze": "accept the weights of learners again",
     "takeover": "drive the robot of --target with the keyboard, or with actions from standard input, one per line",
@@ -46,7 +46,7 @@ _USES = {
     "json": _WITH_ANSWER,
     "reason": [*_WITH_ANSWER, "takeover"],
 }
-"""The verbs that use an option. All verbs use the other options."""
+"""Maps an option to the verbs that use it. All verbs use the options that are not here."""
 
 _EPILOG = """verbs:
 {verbs}
@@ -63,7 +63,7 @@ exit codes:
   0  done
   1  the command is refused, or there is no answer
   1  state: the server or a robot is in FAULT or under an emergency stop
-  1  estop, configure, activate: the server has done it, but a connected robot has not confirmed it in time
+  1  estop, configure, activate: the server has done it, but a connected robot has not confirmed it
   1  estop: the server has done it, but no robot is connected
   2  a wrong option or configuration"""
 

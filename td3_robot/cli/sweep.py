@@ -181,14 +181,14 @@ def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: 
         for process in running.values():
             process.wait()
     if caught:
-        print(f"stopped; everything learned is saved in {out}; the same command continues the sweep", file=sys.stderr)
+        print(f"stopped; the runs are saved in {out}; the same command continues the sweep", file=sys.stderr)
         raise SystemExit(exit_code_of(caught[0]))
     return failed
 
 
 @contextlib.contextmanager
 def _caught_signals() -> Iterator[list[int]]:
-    """Yield a list that collects the signals Ctrl-C and SIGTERM.
+    """Yield a list that collects the signals SIGINT (Ctrl-C) and SIGTERM.
 
     The signals raise no exception, because an exception could interrupt the start of a training.
     """

@@ -38,7 +38,7 @@ _EXAMPLES = """examples:
   td3-robot topic hz step --run runs/walker2d
   td3-robot topic info action --config robot.yaml
 
-Up to 32 of these commands, monitors and dashboards can run at the same time. They attach to running nodes.
+echo, hz and info attach to running nodes. Up to 32 of these commands, monitors and dashboards can run at the same time.
 """
 
 

@@ -69,7 +69,7 @@ class Program(Protocol):
 
 
 class Report(NamedTuple):
-    """State of a process: its exit code (None while it runs), and its output since the last report."""
+    """State of a process: its exit code (None while it runs, or has more output), and new output, at most 1 MiB."""
 
     code: int | None
     output: bytes
@@ -91,9 +91,9 @@ class Agent:
         self._remover = _Node(remover(ended, self._folder), self._environment, output, (ended,))
 
     def folder(self) -> str:
-        """Return the folder of this agent. Its processes have their run folders there.
+        """Return the folder of this agent.
 
-        Each policy server shares its run folder with its simulators. The learner has a run folder there only with
+        It contains a run folder for each policy server and its simulators, and one for the learner if the run has a
         ``cluster.storage``.
         """
         return str(self._folder)
@@ -141,7 +141,7 @@ class Agent:
     def keep(run: str) -> str:
         """Move the run folder of an ended learner to a place that outlives this agent, and return its new path.
 
-        The run's keys do not move.
+        This method first deletes the keys in the run folder.
         """
         shutil.rmtree(Path(run) / "keys", ignore_errors=True)
         kept = Path(tempfile.mkdtemp(prefix="td3-robot-learner-"))

@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster, and asks a host for its version of td3-robot and whether it reads the run folder."""
+"""Connects to a Ray cluster, and asks a host for its version of td3-robot and whether it reads a file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def connect(address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises many types: ConnectionError, ValueError, RuntimeError, …
-        advice = "start one on this machine: ray start --head, or ray start --address HEAD:PORT"
+        advice = "start Ray on this machine: ray start --head, or ray start --address HEAD:PORT"
         raise NodeError(f"--cluster is {address!r}: {first_line(error)}; {advice}") from None
     finally:
         for number, handler in handlers.items():
@@ -61,5 +61,5 @@ def ask_probe(node: str, file: Path, content: str) -> Question:
 
 
 def probe(file: str, content: str) -> tuple[str, bool]:
-    """Return the version of td3-robot on this host, and whether this host reads the run folder."""
+    """Return the version of td3-robot on this host, and whether this host can read ``content`` in ``file``."""
     return __version__, Agent.sees(file, content)

@@ -1,9 +1,9 @@
 """The hosts of a Ray cluster as hosts of a run.
 
-The learner runs on a host with a GPU, if there is one. Among several such hosts, or without a GPU, it runs on the host
-with the most processor cores. The other hosts run the simulators. If there is no other host, the learner's host runs
-them. Each host with simulators has its own policy server, so observations and actions stay on the host. Recorder and
-evaluator run beside the supervisor.
+The learner runs on a host that sees the run folder, or on any host with ``cluster.storage``. Of these hosts, it prefers
+hosts with a GPU, and then the host with the most processor cores. The other hosts run the simulators. If there is no
+other host, the learner's host runs them. Each host with simulators has its own policy server, so observations and
+actions stay on the host. Recorder and evaluator run beside the supervisor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from td3_robot.transport.keys import KeyFolder
 LEARNER, POLICY, SIMULATOR = "learner", "policy", "sim"
 """Names of processes in the launch description. All other processes run beside the supervisor."""
 _LOOK = 2.0  # seconds between two looks for hosts that have joined
-_JOIN = 5.0  # seconds to wait for answers of new hosts when a process must move to another host
+_JOIN = 5.0  # seconds to wait for answers of new hosts when a process must move, and a known host can take it
 
 
 class RayHosts:
@@ -101,7 +101,7 @@ class RayHosts:
         """End the processes on all hosts.
 
         Raises:
-            NodeError: the storage does not have everything that the learner learned.
+            NodeError: the learner's host could not copy the last files to the storage.
         """
         problem = self._files.end() if self._files else ""
         for host in self._members.alive:

@@ -33,7 +33,7 @@ class LearnerFiles:
         self._following = contextlib.ExitStack()  # copies files from the storage to the run folder
 
     def begin(self) -> None:
-        """Copy the run folder to the storage. Then keep copying its metrics and policies to the run folder."""
+        """Copy the run folder to the storage. Then copy new metrics and policies back, again and again in a thread."""
         storage, run = self._storage, self._run
         copied: dict[str, str] = {}
 

@@ -27,7 +27,7 @@ class Question:
         return bool(ray.wait([self._reference], timeout=min(wait, left))[0]) or wait >= left
 
     def answer(self) -> Any:
-        """Return the answer. Raise RayError if the host has died, or has not answered in time."""
+        """Return the answer. Raise RayError if the host has died or has not answered in time, or if the call failed."""
         return ray.get(self._reference, timeout=0)
 
 

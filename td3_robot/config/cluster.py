@@ -15,9 +15,10 @@ class ClusterConfig(Section, frozen=True):
     """Settings of ``td3-robot train --cluster``. Other trainings ignore them.
 
     Attributes:
-        simulators: number of simulator processes on the cluster. With null, the key ``simulators`` gives the number.
-            With ``[low, high]``, the processor cores of the hosts determine the number: new hosts get more simulators,
-            and if a host is lost, the run continues as long as at least ``low`` simulators remain.
+        simulators: number of simulator processes on the cluster. With null, the top-level key ``simulators`` gives the
+            number. With ``[low, high]``, the processor cores of the hosts determine the number. New hosts get more
+            simulators. If a host is lost and no other host has enough cores for its simulators, the run continues
+            without them if at least ``low`` others remain. Otherwise, they move to another host.
         simulator_cpus, learner_cpus: processor cores that Ray reserves for each simulator and for the learner.
         wait_s: the longest time in seconds that the start waits until the hosts have cores for the lowest number of
             simulators.

@@ -18,7 +18,7 @@ IMPLIED: dict[tuple[str, str], dict[str, Any]] = {
 
 
 class LearnerConfig(Section, frozen=True):
-    """The algorithm, its options, and the pace of its updates. The defaults are those of TD3; all options are off.
+    """The algorithm, its options, and the pace of its updates. The defaults are those of TD3, without additions.
 
     Noise and clips of actions are fractions: 1 is half the action range of each dimension.
 
@@ -47,8 +47,8 @@ class LearnerConfig(Section, frozen=True):
             at the end of an episode and before a gap.
         critic_loss: ``mse`` is δ²; ``huber`` is δ²/2 for errors |δ| up to 1, and |δ| - 1/2 for larger errors.
         gradient_clip: the largest Euclidean norm of a gradient, for the actor and for each critic.
-        normalise_observations: networks get (observation - mean) / deviation. Mean and deviation are those of all
-            observations so far.
+        normalise_observations: networks get (observation - mean) / deviation, clipped to [-10, 10]. Mean and deviation
+            are those of all observations so far.
         replay: ``uniform``, or ``lap`` for loss-adjusted prioritised replay (Fujimoto, Meger and Precup 2020). ``lap``
             draws transitions in proportion to max(|δ|, 1)^``priority_exponent`` and needs the Huber loss.
         priority_exponent: exponent of a transition's priority, see ``replay``.
@@ -58,12 +58,13 @@ class LearnerConfig(Section, frozen=True):
             hold transitions that are newer than the checkpoint.
         recordings: files whose transitions fill the buffer at the start. These transitions are not environment steps.
         learn_from_operator: learn also from transitions in which an operator chose the action. ``a2c`` never does.
-        operator_share: if above 0, the learner keeps the newest 100,000 of the operator's transitions in a separate
-            buffer. This share of each batch comes from that buffer. If 0, the replay buffer holds these transitions.
+        operator_share: if above 0, the learner keeps the operator's transitions in a separate buffer: the newest
+            100,000, or ``buffer_size`` if that is smaller. This share of each batch comes from that buffer. If 0, the
+            replay buffer holds these transitions.
             Even with ``replay_storage: file``, a killed learner loses the rows of the separate buffer that are newer
             than the newest checkpoint.
-        learning_starts: environment steps before the first update. In these steps, actions are uniformly random, except
-            with ``start_from`` or ``offline_updates``.
+        learning_starts: environment steps before the first update that is not an offline update. In these steps,
+            actions are uniformly random, except with ``start_from`` or ``offline_updates``.
         replay_ratio: updates for each environment step; null for no limit.
         replay_ratio_band: the simulators wait when the learner is this many updates behind the replay ratio.
         publish_every: updates between two published policies.
@@ -74,6 +75,7 @@ class LearnerConfig(Section, frozen=True):
         critics_first: number of updates at the start that train only the critics. Untrained critics would spoil the
             actor of ``start_from``.
         device: ``auto`` is a CUDA GPU if torch finds one, else the CPU. A resumed run keeps the choices for ``auto``.
+            On a cluster, the learner chooses again each time it starts, unless ``device`` is ``cpu``.
         precision: ``auto`` is the precision with the fastest updates on a CPU, and fp32 on a GPU.
         threads: threads of the learner. ``auto`` measures which number makes the fastest updates. ``auto`` is 1
             on a GPU, in lock-step, and for algorithms without a fast engine.

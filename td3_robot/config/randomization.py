@@ -78,7 +78,8 @@ class RandomizationConfig(Section, frozen=True):
             applied action.
         action_jitter: additional delay in whole control periods, which the simulator draws for each action. The
             simulator drops an action that arrives after a newer action.
-        sensor_noise: standard deviation of the Gaussian noise on observations. The simulator draws one for each group.
+        sensor_noise: standard deviation of the Gaussian noise on observations. The simulator draws one value for each
+            group.
         sensor_bias: offset of observations, constant during an episode. The simulator draws one for each channel.
         push: forces on the torso.
         tilt: angle by which the robot is tilted at the start of an episode, rad. The direction is random. A planar
@@ -117,7 +118,7 @@ class RandomizationConfig(Section, frozen=True):
         return bool(self.ranges())
 
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """The full name and the range of every key that is on."""
+        """The name in this section, for example ``push.force``, and the range of every key that is on."""
         found = dict(_ranges(self))
         if self.push.force is None:
             del found["push.duration"], found["push.interval"]
@@ -125,7 +126,7 @@ class RandomizationConfig(Section, frozen=True):
 
 
 def _ranges(section: Struct, prefix: str = "") -> Iterator[tuple[str, tuple[float, float]]]:
-    """Yield the full name and the value of every key that is set."""
+    """Yield the name in this section, for example ``push.force``, and the value of every key that is set."""
     for key in section.__struct_fields__:
         value = getattr(section, key)
         if isinstance(value, Struct):

@@ -27,7 +27,7 @@ FIXED = {
     "learner.replay_ratio": "the run counts its updates with that ratio",
     "learner.recordings": "the run read the recordings at its start",
     "learner.offline_updates": "the run has made its offline updates",
-    "launch": "the run's state belongs to its processes",
+    "launch": "the run's checkpoints belong to the processes of that launch description",
     "learner.buffer_size": "the run's replay buffer has that size",
     "learner.operator_share": "it determines the buffer in which the run stores an operator's transitions",
     "learner.replay_storage": "the run's replay buffer is stored there",
@@ -50,8 +50,8 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
     """Check the changes at a resume, and return them, each as ``key: old → new``.
 
     Args:
-        before: the configuration of the run's last training. In both configurations, the value that this machine chose
-            already replaces ``auto``. So the check also finds a new device or precision.
+        before: the configuration of the run's last training. In both configurations, the chosen value already replaces
+            ``auto``, except where a learner on a cluster chooses. So the check also finds a new device or precision.
         after: the configuration to resume with.
         declared: keys that the user wants to change. The name of a section means all its keys.
 

@@ -121,8 +121,8 @@ class Ros2Config(Section, frozen=True):
 
     Attributes:
         bundle: a policy file, a run folder or a shipped policy. The driver takes the robot's specification from it.
-        stale_ms: the longest allowed time without a new observation. After that time, the state is FAULT, and the
-            driver applies the safe action.
+        stale_ms: the longest allowed age of the value of each observation channel. If a value is older, the state is
+            FAULT, and the driver applies the safe action.
         observations: the source of each observation channel, in any order.
         actions: the values of a command, in the order of the array or of the trajectory's joints. The default is the
             order of the specification.

@@ -121,10 +121,11 @@ class EvaluationConfig(Section, frozen=True):
 
 
 class CheckpointConfig(Section, frozen=True):
-    """Checkpoints, which contain everything that a resumed learner needs.
+    """Checkpoints. Together with the replay file, if there is one, they contain all that a resumed learner needs.
 
     Attributes:
-        every: environment steps between two checkpoints; 0 for only one checkpoint, at the end.
+        every: environment steps or offline updates between two checkpoints; 0 for only one checkpoint, at the end. In
+            lock-step, there is also one at the start.
         keep: how many checkpoints stay on disk.
     """
 

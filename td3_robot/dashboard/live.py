@@ -53,7 +53,7 @@ class Pace:
     """A histogram of the times between successive messages of a node, measured with the node's clock.
 
     Attributes:
-        counts: number of times in each bin.
+        counts: number of measured times in each bin.
     """
 
     def __init__(self) -> None:

@@ -110,7 +110,7 @@ class Dashboard:
 
 
 def columns(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return one list of numbers for each name in the records. The list has None for a record without this name.
+    """Return one list for each name that has a number in a record. The list has None for a record without this name.
 
     If there are too many records, every n-th record and the newest record remain.
     """

@@ -45,16 +45,16 @@ class Allowance:
         while self.kept and self.kept[0].sequence < throttle.answers - 1:
             self.kept.popleft()
 
-    def keep(self, step: Step) -> int:
-        """Keep a published Step until the learner has processed it. Return the number of older Steps that are dropped.
+    def keep(self, step: Step) -> bool:
+        """Keep a published Step until the learner has processed it. Return whether an older Step is dropped.
 
         A robot in real time continues while no learner is connected, so the queue can become full.
         """
         self.kept.append(step)
-        if len(self.kept) <= QUEUE_LENGTH + 1:
-            return 0
-        self.kept.popleft()
-        return 1
+        full = len(self.kept) > QUEUE_LENGTH + 1
+        if full:
+            self.kept.popleft()
+        return full
 
     def void(self) -> None:
         """Forget the allowance of the last connection to a learner."""

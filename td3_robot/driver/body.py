@@ -21,8 +21,8 @@ class Body(Protocol):
         observation: float32[N, O].
         reward: float32[N], 0 at FIRST.
         action: float32[N, A], the applied action. At FIRST: the action at the start of the episode, 0 in a simulator.
-        world: the random properties of each robot at FIRST, as in a Step: a map from name to number for each robot
-            index, as text.
+        world: the random properties of each robot at FIRST, as in a Step. The key is the robot's index as text;
+            the value is a map from name to number.
         commanded: float32[N, A], the newest commanded action. In a simulator: the same as ``action``.
         problem: why the robots cannot work; empty if they can.
         stop: why the robots ask for an emergency stop of all robots; empty if they do not. The core clears this text.

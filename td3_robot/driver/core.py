@@ -106,7 +106,7 @@ class SourceCore:
 
     @property
     def due(self) -> float | None:
-        """The time (s) at which the core needs a turn even without new messages; None if it needs no such turn."""
+        """The time (s) at which the core needs a turn even without new messages; None if no deadline is running."""
         if not self.contact.may_move:
             return self.contact.due
         return min((due for due in (self.pacing.deadline, self.guard.due) if due is not None), default=None)
@@ -272,7 +272,7 @@ class SourceCore:
         return self.pacing.substitute(self.body.commanded)
 
     def _publish(self, stepped: int, origin: ActionOrigin, now: float) -> list[Output]:
-        """Publish a Step after ``stepped`` transitions. ``origin`` tells where the applied action comes from."""
+        """Publish a Step, which ends ``stepped`` transitions. ``origin`` tells where the applied action comes from."""
         body, sequence = self.body, self.next_sequence
         received = self._exchange.action
         action = received if origin in (ActionOrigin.POLICY, ActionOrigin.OPERATOR) else None
@@ -313,7 +313,8 @@ class SourceCore:
     def _operated(self, origin: ActionOrigin) -> dict[str, str]:
         """Return ``operated`` of the next Step: the operator of each robot that is taken over.
 
-        The name is empty if the robot did not apply the operator's action.
+        The names come from the Action, or from the last Step if the robots hold its action. Without both, the map is
+        empty. A name is empty if the robot did not apply the operator's action.
         """
         received, before = self._exchange.action, self._exchange.step
         if received:

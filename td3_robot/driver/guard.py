@@ -23,8 +23,9 @@ class Guard:
     """Guards the robots of one source.
 
     The first Action after the start or an ``activate`` arms the watchdog. The watchdog stays armed in later episodes.
-    Until the first Action of an episode, a source with a deadline applies the safe action; without a deadline, the
-    pacing chooses the action. The limits of the specification hold even if the settings have none.
+    From an ``activate`` or the beginning of an episode until the next Action, a source with a deadline applies the safe
+    action; without a deadline, the pacing chooses the action. The limits of the specification hold even if the settings
+    have none.
 
     ``autostart`` takes the robot to the state ``active`` at the first :meth:`look`. Raises ConfigError if the settings
     do not fit the robot.
@@ -36,7 +37,7 @@ class Guard:
         self.counters: Counter[str] = Counter()
         self._spec = spec
         self._autostart = autostart
-        self._waiting = True  # whether the first Action after the start, an activate or a reset has yet to come
+        self._waiting = True  # whether no Action has come since the start, an activate or the beginning of the episode
         self._begun = False
         self._watchdog = Watchdog(self.lifecycle, "action", self.envelope.action_deadline_s, self.envelope.recovery_s)
         moves = ("configure", "activate", "deactivate", "reset", "estop", "shutdown")
@@ -71,7 +72,7 @@ class Guard:
     def accept(self, action: Action, now: float) -> Float32 | None:
         """Return the action to apply, float32[N, A] within the limits; None if the robot must not apply this Action.
 
-        If an action of a policy or an operator exceeds a limit that must stop the robot, this robot stops.
+        If an action of a policy or an operator exceeds a limit with ``out_of_limit: stop``, the guard stops the robot.
         """
         self._watchdog.feed(now)
         self._waiting = False
@@ -94,7 +95,7 @@ class Guard:
         self.lifecycle.fault(reason, now)
 
     def begin(self) -> None:
-        """Begin an episode. The deadline of its first Action starts at the next :meth:`look`.
+        """Begin an episode. If the watchdog is armed, the deadline of the first Action starts at the next :meth:`look`.
 
         The deadline does not start now, because the caller read its clock before the reset, and a reset may take long.
         """

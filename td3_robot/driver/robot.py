@@ -76,8 +76,9 @@ class Robot(ABC):
         """
 
     def stop(self) -> None:  # noqa: B027
-        """Bring the robot to rest, because another method has been running for longer than ``safety.hang_ms``.
+        """Bring the robot to rest, because a method has been running for longer than ``safety.hang_ms``.
 
+        The method is ``observe``, ``apply``, ``phase`` or ``reward``; ``reset`` and ``close`` may take any time.
         Another thread calls ``stop`` **while that method is running**. Then the driver ends. Write ``stop`` only if it
         can work without the hanging device, for example through an enable line or a second handle on the bus. A second
         call must do no harm.
@@ -97,8 +98,8 @@ class RobotBody(OneRobot):
     observation begins a new episode.
 
     Args:
-        hang_s: seconds that ``observe``, ``apply``, ``phase`` and ``reward`` may take, see :class:`HangWatch`; None:
-            no limit. ``reset`` and ``close`` have no limit.
+        hang_s: seconds that ``observe`` or ``apply`` may take, and ``phase`` and ``reward`` together, see
+            :class:`HangWatch`; None: no limit. ``reset`` and ``close`` have no limit.
     """
 
     def __init__(self, robot: Robot, hang_s: float | None = None) -> None:

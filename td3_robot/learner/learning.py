@@ -25,7 +25,7 @@ class Learning:
     Attributes:
         spec: specification of the robot; None until :meth:`begin`.
         training: created by :meth:`begin`.
-        env_steps: number of stored transitions from sources, without transitions from recordings.
+        env_steps: number of transitions that :meth:`store` received. Transitions from recordings do not count.
         sound_at: ``env_steps`` at the newest training record; None before the first record. ``Reports.sound``
             is the policy at that time.
     """
@@ -106,7 +106,7 @@ class Learning:
         self.training.update(self.learning_rate)
 
     def store(self, transitions: Transitions, step: Step) -> None:
-        """Store the transitions that a Step completed. Do nothing if it completed none."""
+        """Count and store the transitions that a Step completed. Do nothing if it completed none."""
         if len(transitions):
             self.training.store(transitions, step)
             self.env_steps += len(transitions)

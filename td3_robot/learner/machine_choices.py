@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # the import loads torch
     from td3_robot.learner.compute import Precision
 
 AUTO = "auto"
-# The first choice with this fraction of the highest speed is taken. Within a precision, choices with fewer threads come
-# first, because they leave more processor cores for other processes.
+# ``_fastest`` takes the first choice with at least this fraction of the highest speed. Within a precision, choices with
+# fewer threads come first, because they leave more processor cores for other processes.
 _AS_FAST = 0.97
 Sizes = tuple[int, int]
 """The sizes of observation and action."""
@@ -119,10 +119,10 @@ def main(text: str) -> int:
 
 
 def _fastest(request: Request, precision: Precision) -> dict[str, Any]:
-    """The fastest precision and number of threads; empty if there is nothing to measure.
+    """The fastest precision and number of threads. Empty if neither is ``auto``, or without an engine.
 
     Args:
-        precision: bf16 if the processor multiplies faster in bf16, or if the configuration sets bf16; else fp32.
+        precision: the configured precision. For ``auto``: bf16 if the processor multiplies faster in bf16, else fp32.
     """
     from td3_robot.learner.engine import measure, selection
 

@@ -24,9 +24,9 @@ TAGS = {
     "episodes": "time/episodes",
     "updates": "train/n_updates",
 }
-"""Maps keys of ``metrics.jsonl`` to the TensorBoard tags of Stable-Baselines3.
+"""Maps keys of ``metrics.jsonl`` to TensorBoard tags.
 
-So one chart can compare runs of both packages.
+If Stable-Baselines3 has a tag for a value, the value gets this tag. So one chart can compare runs of both packages.
 
 All other keys of training get the tag ``train/KEY``, for example ``train/critic_loss``. All other keys of evaluations
 get the tag ``eval/KEY``. All keys of offline updates get the tag ``offline/KEY``.

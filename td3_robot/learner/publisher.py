@@ -25,7 +25,7 @@ class Publisher:
     """Gives each published policy a version number, and sends the policy.
 
     Attributes:
-        version: version of the newest Weights; 0 before the first.
+        version: the newest version number; 0 before the first Weights.
         published_at: number of updates in the newest Weights for the policy servers.
         explores: whether learning has started. Then the policy servers use the configured exploration noise.
         sent: the newest Weights for the policy servers, oldest first.

@@ -29,7 +29,7 @@ class Source:
     incarnation: int = 0
     robots: int = 1
     answered: int = 0  # sequence of the newest processed Step, plus one
-    seen: int = 0  # number of transitions that the source has published, as its newest Step reports
+    seen: int = 0  # number of transitions that the source has published, as its newest processed Step reports
     granted: int = 0  # total number of transitions that the source may publish
     share: int = 0  # sum of all grants, to compare sources; a source that joins later starts with the lowest share
     active_at: float = 0.0  # time of the newest Step, or of a later join or grant that ended a wait, in seconds
@@ -117,7 +117,7 @@ class Sources:
             assembler = Assembler.restored(item["assembler"])
             source = Source(name, None, assembler, assembler.incarnation, 1, int(item["answered"]), int(item["seen"]))
             known = before.get(name)
-            if known and known.peer:  # a process that is not connected does not hear of the restored state
+            if known and known.peer:  # an absent process misses the rollback, so its ``client`` stays 0
                 source.peer, source.robots, source.client = known.peer, known.robots, known.client
             self._all[name] = source
 

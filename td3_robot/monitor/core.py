@@ -38,8 +38,8 @@ class Monitor:
 
     Args:
         epoch: Unix time in ns at which ``now`` of :meth:`step` is 0.
-        listener: called with each Entry, its decoded message, and the names of the channels of its source. For an
-            unknown source, the names are empty.
+        listener: called with each Entry that the monitor can decode, the message, and the names of the channels of its
+            source. For an unknown source, the names are empty.
     """
 
     def __init__(self, epoch: int, listener: Listener | None = None) -> None:

@@ -25,7 +25,7 @@ Frames = tuple[bytes, bytes, bytes]
 
 
 def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
-    """Yield frames for each robot in a message, with the topics of :func:`by_topic`.
+    """Yield frames for each topic of :func:`by_topic` that has numbers.
 
     Channel names follow their field: ``sim-0/step/observation/height``.
     """

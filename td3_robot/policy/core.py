@@ -65,8 +65,9 @@ def make(config: Config, name: str, *, exploring: bool, frozen: bool = False, ex
 class PolicyCore:
     """Answers Steps with the policy that serves, or in lock-step with exactly the version that the Step needs.
 
-    A policy acts only while the server and its :class:`~td3_robot.policy.watch.Watch` over the source are active.
-    Otherwise the server answers with the safe action. A server that is unconfigured or has no policy does not answer.
+    A policy acts only while the server is active, the source is not stopped, and the server's
+    :class:`~td3_robot.policy.watch.Watch` over the source, if there is one, is active. Otherwise the server answers
+    with the safe action. A server that is unconfigured or has no policy does not answer.
 
     Args:
         exploring: add the exploration noise that the policy asks for.

@@ -44,9 +44,9 @@ _NOTHING_DRAWN = np.iinfo(np.uint64).max  # an episode that no robot reaches
 class Noise:
     """One kind of noise for the robots of one source.
 
-    A subclass draws independent numbers of one robot in :meth:`block`, or of all robots in :meth:`blocks`. It overrides
-    :meth:`draw` if a number depends on earlier numbers, and :meth:`act` if the noise is not added to the actor's
-    output.
+    A subclass draws independent numbers of one robot in :meth:`block`, or of several robots in :meth:`blocks`. It
+    overrides :meth:`draw` if a number depends on earlier numbers, and :meth:`act` if the noise is not added to the
+    actor's output.
 
     Args:
         seed: the run's seed, 0 to 2^64 - 1.
@@ -189,9 +189,8 @@ class Uniform(Noise):
 class Categorical(Noise):
     """Draws an action from the softmax of score / scale. The actor gives one score for each discrete action.
 
-    The Gumbel-max trick: with independent Gumbel numbers g, the draw is argmax(score + scale · g). The chosen action
-    has the high limit of its channel; the other actions have the low limit. The environment takes the action with the
-    highest score.
+    The Gumbel-max trick: with independent Gumbel numbers g, the draw is argmax(score + scale · g). The drawn action
+    gets the highest allowed score, and the other actions get the lowest. So the environment executes the drawn action.
     """
 
     NUMBER = 4

@@ -25,11 +25,12 @@ _STOPS = 1024  # maximum number of individually stopped robots
 class Safety:
     """Holds all stops and faults of a policy server.
 
-    An emergency stop of one robot holds for the robot's name, even if the robot is not connected or the server has no
-    watch over it. The stop lasts until a reset with that name, or a reset of all robots while the robot is connected.
+    An emergency stop by a Command for one robot holds for the robot's name, even if the robot is not connected or the
+    server has no watch over it. The stop lasts until a reset with that name, or a reset of all robots while the robot
+    is connected.
 
     Attributes:
-        watches: the watches over robots, by robot name. Without safety settings, the server begins no watch.
+        watches: the watches over robots, by robot name. Without safety settings, only :meth:`restore` begins watches.
     """
 
     def __init__(self, node: str) -> None:
@@ -141,7 +142,7 @@ class Safety:
         )
 
     def restore(self, state: SafetyState, now: float) -> list[str]:
-        """Restore the robots' stops and faults after a restart. Return lines for the log."""
+        """Restore the robots' stops, faults and deactivations after a restart. Return lines for the log."""
         lines = []
         for name, held in state.sources.items():
             lifecycle = self.watch(name, now).lifecycle

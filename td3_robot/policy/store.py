@@ -65,7 +65,8 @@ class PolicyStore:
         serving: the policy that answers unless a Step needs another policy; None before the first policy.
         newest: the version that was added last; 0 before the first policy. It becomes lower only in lock-step.
         loaded: at most the four newest versions that a person loaded, oldest first.
-        withdrawn: SHA-256 of the 16 newest policies that a rollback withdrew and that no person has chosen again.
+        withdrawn: SHA-256 of the policies that a rollback withdrew and that no person has chosen again; at most the
+            last 16.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class PolicyStore:
         self.choose()
 
     def choose(self) -> None:
-        """Record that a person wants the serving policy. This ends an earlier withdrawal of the policy."""
+        """Note that a person wants the serving policy. This ends an earlier withdrawal of the policy."""
         if self.withdrawn and self.serving:
             chosen = self.serving.digest
             self.withdrawn = tuple(digest for digest in self.withdrawn if digest != chosen)
@@ -185,8 +186,8 @@ class PolicyStore:
         """Serve a held policy again, withdraw the current policy, and freeze. Return the policy that serves.
 
         Version 0 chooses the newest of the older policies that a person loaded. If there is none, version 0 chooses
-        the previous policy. Another version may also be newer than the current one. Raises LifecycleError if the store
-        does not hold the policy.
+        the previous policy. A version other than 0 may also be newer than the current version. Raises LifecycleError if
+        the store does not hold the policy.
         """
         before = self.serving
         if before is None:

@@ -116,7 +116,10 @@ class Takeovers:
         return []
 
     def leave(self, peer: Peer, bye: Bye) -> None:
-        """An operator's connection has ended: give its robots the safe action until the operator sends again."""
+        """An operator's connection has ended: give its robots the safe action until the operator sends again.
+
+        If the operator has reconnected already, nothing changes.
+        """
         if not self.held or Farewell.of(bye) is Farewell.RECONNECTED:
             return
         for (source, robot), takeover in self.held.items():
@@ -137,7 +140,7 @@ class Takeovers:
         name, index = robot
         source = robots.get(name)
         if self._lockstep:
-            return "the run is in lock-step, which repeats exactly; an operator needs timing free"
+            return "the run is in lock-step, which repeats exactly; an operator needs timing: free"
         if source is None:
             return f"no robot {name[:64]!r} is connected; connected: {', '.join(sorted(robots)[:20]) or 'none'}"
         if index >= source.hello.robots:

@@ -50,7 +50,7 @@ class Watch:
             elif now - self._different > envelope.frozen_s:
                 problem = problem or f"the observation has been the same for {envelope.frozen_s * 1e3:.0f} ms"
         self._problem = problem
-        if problem is None and not again:  # a repeated Step is not new
+        if problem is None and not again:  # a repeated Step is no new observation
             self.watchdog.feed(now)
         elif not again:
             self.watchdog.arm(now)  # FAULT follows after the deadline if no valid observation comes

@@ -23,8 +23,8 @@ class Entry:
     """A recorded message with its publisher and times.
 
     Attributes:
-        publisher, incarnation: the node that sent the message.
-        topic, link: name of the message, and the link on which the node sent it.
+        publisher, incarnation: the node that recorded the message: its sender, or the receiver if an operator sent it.
+        topic, link: name of the message, and the link on which the node sent it; ``recorder`` if it only recorded it.
         sequence: counts 0, 1, 2, … for each topic of a publisher; a jump shows missing messages.
         published: time on the publisher's clock, in ns since 1970.
         received: time on the recorder's clock, in ns since 1970; never decreases within a recording.

@@ -40,12 +40,12 @@ class Episode:
 
     @property
     def begun(self) -> bool:
-        """Whether the first Step of the episode (phase FIRST) is recorded."""
+        """Whether ``steps`` begin with the first Step of the episode (phase FIRST)."""
         return bool(self.steps[0].phase[self.robot] == Phase.FIRST)
 
     @property
     def end(self) -> Phase | None:
-        """How the episode ended: TERMINATED or TRUNCATED. None if its last Step is not recorded."""
+        """How the episode ended: TERMINATED or TRUNCATED. None if its last Step is not in ``steps``."""
         phase = Phase(self.steps[-1].phase[self.robot])
         return phase if phase >= Phase.TERMINATED else None
 
@@ -71,7 +71,7 @@ class Episode:
     @property
     def identity(self) -> dict[str, NDArray[np.int64]]:
         """int64[T + 1] arrays by name. They identify the Steps and the origin of their actions."""
-        names = ("sequence", "stamp", "weights_version", "origin", "noise_kind")
+        names = ("sequence", "stamp", "weights_version", "noise_kind")
         identity = {name: np.array([getattr(step, name) for step in self.steps], np.int64) for name in names}
         identity["origin"] = np.array([step.origin_of(self.robot) for step in self.steps], np.int64)
         return {**identity, "episode_step": np.array([s.episode_step[self.robot] for s in self.steps], np.int64)}

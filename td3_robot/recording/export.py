@@ -107,7 +107,10 @@ FORMATS: dict[str, type[Table]] = {"csv": CsvTable, "parquet": ParquetTable}
 
 
 def rows(entry: Entry, message: Message, names: Mapping[str, Names]) -> Iterator[Row]:
-    """The rows of a message, as in :func:`td3_robot.recording.values.rows`, with the columns of _HEAD."""
+    """The rows of a message, as in :func:`td3_robot.recording.values.rows`, with the columns of _HEAD.
+
+    Messages without arrays have no column ``row``.
+    """
     head: Row = {
         "received_s": entry.received * 1e-9,
         "published_s": entry.published * 1e-9,
@@ -262,7 +265,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--topics", nargs="+", default=[], metavar="TOPIC", help="(default: all)")
     parser.add_argument("--force", action="store_true", help="replace files that exist")
-    parser.add_argument("--json", action="store_true", help="print the numbers of rows or messages as one JSON object")
+    words = "print the numbers of rows, messages or episodes as one JSON object"
+    parser.add_argument("--json", action="store_true", help=words)
     options = parser.parse_args(arguments)
     if options.links and options.format != "foxglove":
         raise UsageError(f"--links draws a robot; it needs --format foxglove, not {options.format}")

@@ -98,8 +98,9 @@ def _driven_place(channel: Channel) -> Place | None:
 def _measured_place(channel: Channel, driven: Collection[str]) -> Place | None:
     """Return the joint and field of an observation channel; None if it belongs to no joint.
 
-    ``hip.position`` and ``hip.velocity`` always belong to the joint ``hip``. Other names belong to a joint only if an
-    action drives this joint, because a robot also measures heights, forces on its feet and angles of its body.
+    A name with a dot before a word for position or velocity always belongs to a joint: ``hip.position`` and
+    ``hip.speed`` to ``hip``. Other names belong to a joint only if an action drives this joint, because a robot also
+    measures heights, forces on its feet and angles of its body.
     """
     joint, _, word = channel.name.rpartition(".")
     if joint and _FIELDS.get(word) in ("position", "velocity"):

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 _PAUSE = 0.1  # seconds to sleep if no message arrived, because waking up takes more time than writing a message
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
-_DRAIN = 10.0  # maximum time (s) to wait at the end for the last messages of a run's nodes
-_DRAIN_CALLS = 100  # calls of receive after the wait; limited, because the nodes of a deployment never stop sending
+_DRAIN = 10.0  # maximum time (s) that a supervised recorder waits at the end for the nodes' last messages
+_DRAIN_CALLS = 100  # calls of receive after the wait; limited, because without a supervisor the nodes continue to send
 _SHORT_RING = (
     "the recorder notices a silent node only after %g s; by then, this short ring has dropped the node's last "
     "messages; use a longer ring"
@@ -145,7 +145,7 @@ def _keep_memory() -> None:
 def _drain(node: Node, recorder: Recorder, seconds: float) -> None:
     """Record the last messages, until every node has sent Bye, but at most for ``seconds``.
 
-    The nodes of a run stop together with the recorder. The nodes of a deployment continue.
+    A supervisor stops the recorder together with the other nodes of its run. Without a supervisor, the nodes continue.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and node.bus.peers(RECORDER):

@@ -40,8 +40,8 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     """A link that a joint turns. If the joint angle is 0, the link is parallel to its parent.
 
     Attributes:
-        name: name of its joint, or ``torso``. The channel ``NAME.position`` observes the angle of the joint.
-        parent: index of its parent in the robot's links; -1 for the torso.
+        name: name of its joint; any name for the first link. The channel ``NAME.position`` observes the joint's angle.
+        parent: index of its parent in the robot's links; -1 for the first link.
         origin: place of its joint in the frame of its parent, in m. The frame of the link begins there.
         axis: direction of the joint's axis, a unit vector.
         low: joint angle in rad at which the observation is -1.

@@ -48,8 +48,8 @@ class Session:
         metadata: the metadata that the recorder wrote.
         attachments: the attachments, by name.
         counts: number of messages by publisher, incarnation and topic.
-        starts: the Start of each node, by name and incarnation.
-        turns: number of the first recorded turn of each node, by name and incarnation.
+        starts: the entry of each node's Start, by name and incarnation.
+        turns: ``sequence`` of each node's first recorded Turn, by name and incarnation.
         left_out: whether the recording leaves out policies.
         policies: policies that the recording leaves out and a replay has computed again, by SHA-256.
             :meth:`messages` inserts them.

@@ -160,12 +160,12 @@ class _Source:
         """Return why channels have no place in a JointState. The text is empty if each channel has a place."""
         unmapped = self._joints.unmapped
         if not self._known:
-            return f"no specification names its channels; {self._robots[0]}/observation and /action number them"
+            return "no specification names its channels, so they are channel_0, channel_1, …"
         if not unmapped:
             return ""
         what = f"{len(unmapped)} of {self.size[1] + self.size[2]} channels are in no joint message"
         if not self._joints.measured:
-            what = f"no {self._robots[0]}/joint_states, because no channel has a name like JOINT.position"
+            what = f"no {self._robots[0]}/joint_states, because no observation has a name like JOINT.position"
         shown = ", ".join(unmapped[:_SHOWN]) + (", …" if len(unmapped) > _SHOWN else "")
         return f"{what}: {shown}; the topics observation and action hold every channel"
 
@@ -177,8 +177,9 @@ def _numbered(count: int) -> tuple[Channel, ...]:
 def ros_name(text: str) -> str:
     """Return a valid ROS name for a text. ``/`` separates its parts.
 
-    A part has letters, digits and single underscores. It begins with a letter, because ROS tools hide topics that begin
-    with an underscore. The name has at most 90 characters, because ROS limits the length of topics.
+    A part has letters, digits and single underscores. It begins with a letter: ROS forbids a digit there, and ROS tools
+    hide topics that begin with an underscore. The name has at most 90 characters, because ROS limits the length of
+    topics.
     """
     parts = (re.sub(r"[^A-Za-z0-9]+", "_", part).strip("_") for part in text.split("/"))
     return "/".join(part if part[:1].isalpha() else f"x{part}" for part in parts)[:_LONGEST].rstrip("/")

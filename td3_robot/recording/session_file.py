@@ -41,7 +41,7 @@ Item = Entry | Attachment | Metadata
 
 @dataclass(frozen=True)
 class Damage:
-    """Damage in a file. The damaged record begins at the byte ``offset``."""
+    """Damage in a file. ``offset`` is the byte at which the damaged record or index begins, or the file ends."""
 
     offset: int
     why: str

@@ -73,7 +73,7 @@ class Timeline:
 
     def _note(self, entry: Entry, kind: str, text: str) -> None:
         event = entry.received, kind, text
-        if self._events and self._events[-1] == event:  # two receivers of a Command may have recorded it
+        if self._events and self._events[-1] == event:  # a server records a Command to all robots once for each robot
             return
         self._counts[kind] += 1
         if self._counts[kind] <= _EVENTS:

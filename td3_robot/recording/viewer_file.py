@@ -42,7 +42,7 @@ class Draft(Protocol):
 
 
 class Converter(ABC):
-    """Converts the messages of a recording, in their order.
+    """Converts messages of a recording, or live messages, in their order.
 
     Attributes:
         profile: the MCAP profile of the file.
@@ -114,7 +114,8 @@ def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[
 def summary(counts: Counter[str]) -> list[str]:
     """Return the report: a line for each topic.
 
-    If each channel has its own topic, a robot has one line for its observations, and one line for its actions.
+    If each channel has its own topic, one line covers all observation channels of a robot, and one line all its action
+    channels.
     """
     lines: dict[str, list[int]] = {}
     for topic, count in counts.items():

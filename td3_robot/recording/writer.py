@@ -1,4 +1,4 @@
-"""Writes one file of a recording. The writer closes a chunk every CHUNK_S, so that a crash loses at most one chunk."""
+"""Writes one file of a recording. The writer closes a chunk every CHUNK_S, so that a crash loses only newer data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class _File(io.FileIO):
 class SessionWriter:
     """One MCAP file. A reader can read complete chunks at any time. :meth:`close` adds the index.
 
-    Each topic of a publisher and link is a channel. Its name, such as ``sim-0/step``, shows the publisher in viewers.
+    Each topic of a publisher, incarnation and link is a channel. Its name, such as ``sim-0/step``, shows the publisher
+    in viewers.
 
     Args:
         path: the file to write; it must not exist.

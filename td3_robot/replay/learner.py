@@ -85,7 +85,8 @@ def replay(session: Session) -> Outcome:
     outcome.turns = sum(life.turns for life in found.values())
     outcome.notes = [*notes, *(note for life in found.values() for note in life.notes())]
     if len(recording.learners) > 1:
-        outcome.notes.append(f"loss statistics: {len(recording.learners)} learner processes made them")
+        count = len(recording.learners)
+        outcome.notes.append(f"loss statistics: {count} learner processes made them; replay compares those of only one")
     for learner in learners.values():
         if alone and not learner.problem and not learner.life.stopped:
             _compare_losses(session, learner, outcome)

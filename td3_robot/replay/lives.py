@@ -210,7 +210,7 @@ class Life:
             raise SessionError(f"turn {self.turns} of {self}: {topic} from {origin}: {error}") from None
 
     def compared(self, topic: str) -> Replayed:
-        """Recorded and replayed messages of one topic, without messages that the recording cannot contain."""
+        """The recorded messages of one topic, and the replayed messages except those that the recorder missed."""
         sequences = {entry.sequence for entry, _, _ in self.recorded[topic]}
         last = max(sequences, default=-1)
         complete = self.left and self._lost is None

@@ -39,7 +39,7 @@ from td3_robot.safety.limits import SafetyConfig
 from td3_robot.transport import link as handshake
 
 TOPICS = (Action.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Teleop.NAME, Latches.NAME)
-"""The compared topics: all messages of a policy server, what operators sent to it, and its safety state."""
+"""The compared topics: what a policy server's core sends, what operators sent to it, and its safety state."""
 _CORES = 8  # maximum number of cores in memory, one for each weights version
 _NO_STEPS = "Actions: their Steps are not recorded"
 _NO_WEIGHTS = "Actions: their weights are not recorded"
@@ -49,7 +49,7 @@ _LEFT = (_NO_STEPS, _NO_WEIGHTS, _SAFE, _OPERATED)  # Actions that replay cannot
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every policy server of a session. If turns are lost, rebuild them from the Actions that followed."""
+    """Replay every policy server of a session. If turns are lost, rebuild a turn for each later Action."""
     found, notes = lives.replay(session, "policy", TOPICS, _make)
     outcome = lives.outcome(found.values(), TOPICS, notes)
     servers = {(name, incarnation) for name, incarnation, topic in session.counts if topic == Action.NAME}

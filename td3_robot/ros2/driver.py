@@ -177,7 +177,7 @@ class Desk:
         self.notify()
 
     def _rests(self) -> bool:
-        """Return whether no policy moves the robot."""
+        """Return whether neither a policy nor an operator can move the robot."""
         return self.condition.state is not State.ACTIVE or not self.condition.welcomed
 
     def _command(self, verb: str) -> str:

@@ -46,8 +46,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PARAMETERS = ("endpoints.policy", "endpoints.learner", "endpoints.recorder", "endpoints.monitor", "endpoints.keys")
-"""Each of these ROS parameters, and ``ros2.bundle``, replaces the configuration key of the same name."""
+PARAMETERS = (
+    "endpoints.policy",
+    "endpoints.learner",
+    "endpoints.recorder",
+    "endpoints.monitor",
+    "endpoints.keys",
+    "ros2.bundle",
+)
+"""Each of these ROS parameters replaces the configuration key of the same name."""
 _MESSAGES: dict[Kind, Any] = {"joint": JointState, "imu": Imu, "array": Float64MultiArray}
 _REPORT_PERIOD = 1.0  # seconds between two diagnostics
 _SETTLE = 0.5  # seconds for the last command to arrive
@@ -78,8 +85,7 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
         super().__init__(name)
         ros.refuse_simulated_time(self)
         read_only = ParameterDescriptor(read_only=True)
-        names = (*PARAMETERS, "ros2.bundle")
-        given = {key: self.declare_parameter(key, "", read_only).value for key in names}
+        given = {key: self.declare_parameter(key, "", read_only).value for key in PARAMETERS}
         self.overrides = [f"{key}={json.dumps(value)}" for key, value in given.items() if value]
         self._ros_state = "unconfigured"
         # Whether the ROS node follows a change of the driver. Then its transition sends no request to the driver.

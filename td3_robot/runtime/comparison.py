@@ -1,4 +1,4 @@
-"""Compares all runs in a folder: scores, configuration keys that differ, and learning curves with a band over seeds."""
+"""Compares the runs in a folder: scores, configuration keys that differ, and learning curves with a band over seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from td3_robot.runtime import metrics
 from td3_robot.runtime.run_folder import RunFolder
 
-_RUNS = 200  # maximum number of compared runs
+_RUNS = 200  # maximum number of compared runs, the first by name
 
 
 def compare(folder: Path) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class Node:
         """Return the ``ipc://`` endpoint at which monitors or recorders attach; empty if there is none.
 
         The result is the endpoint of the link. If a deployed node has no ``ipc://`` endpoint for the link, the result
-        is beside the endpoint of the policy server.
+        comes from :func:`td3_robot.transport.attach.beside`.
         """
         with contextlib.suppress(ConfigError, RunFolderError):
             endpoint = self.endpoint(link)
@@ -115,7 +115,8 @@ class Node:
         """
         place = self.listeners(link)
         named = getattr(self.config.endpoints, link)
-        only = not self.folder and not self.config.endpoints.policy  # the option --endpoint names exactly one socket
+        # The option --endpoint sets only the endpoint of this link. The node then binds exactly this socket.
+        only = not self.folder and not self.config.endpoints.policy
         if only or not place or (named and is_tcp(named)):
             self.serve(link, accepts)
             return
@@ -134,7 +135,7 @@ class Node:
         return self.config.agreement() if self.folder else {}
 
     def serve(self, link: str, accepts: dict[str, tuple[type[Message], ...]], spec: RobotSpec | None = None) -> None:
-        """Bind the endpoint of a link and, on a cluster, its second endpoint. For errors see :meth:`listen`."""
+        """Bind the endpoint of a link, and its second endpoint if it has one. For errors see :meth:`listen`."""
         server = ServerLink(link, self.name, accepts, self.agreement(), secrets.randbits(63), spec)
         chosen = self.folder.to_bind(link, self.config, self.name) if self.folder else [self.endpoint(link)]
         for endpoint in chosen:
@@ -280,8 +281,8 @@ class Node:
     def _look(self) -> bool:
         """Look at the endpoints of the run, and follow a server that has moved. Return whether the run has ended.
 
-        Only servers of TCP endpoints can move. A supervised node looks only if such a server is silent: its supervisor
-        stops the node when the run ends.
+        Only servers of TCP endpoints can move. A supervised node looks only if such a server is silent, because the
+        supervisor stops the node when the run ends. If the configuration sets ``endpoints.learner``, no node looks.
         """
         now = time.monotonic()
         if not self.folder or self.config.endpoints.learner or now < self._next_look:

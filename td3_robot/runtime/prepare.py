@@ -1,4 +1,4 @@
-"""Prepares a training: chooses unset values and checks the configuration, before the supervisor starts a process."""
+"""Prepares a training: replaces ``auto`` values and checks the configuration before the supervisor starts a process."""
 
 from __future__ import annotations
 
@@ -78,15 +78,16 @@ def new_run(
     path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     RunFolder(path).check_new()
     _check(wanted)
-    config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task), cluster=cluster)
-    if start := config.learner.start_from:
+    if start := wanted.learner.start_from:
         try:
             policy = find_policy(start)
         except BundleError as error:
             raise BundleError(f"learner.start_from: {error}") from None
-        warm_start.check(Bundle.load(policy), _tasks().spec(config.task), config.network.hidden, config.learner)
-        config = replace(config, learner=replace(config.learner, start_from=str(policy)))
-    notices += [] if cluster else _announce(config, path, device_memory)  # the learner checks its own host
+        warm_start.check(Bundle.load(policy), _tasks().spec(wanted.task), wanted.network.hidden, wanted.learner)
+        wanted = replace(wanted, learner=replace(wanted.learner, start_from=str(policy)))
+    config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task), cluster=cluster)
+    # On a cluster, the learner checks its host itself.
+    notices += [] if cluster else _announce(config, path, device_memory)
     return Prepared(RunFolder.create(path, config), config, notices)
 
 
@@ -116,9 +117,10 @@ def resumed_run(
     *,
     cluster: bool = False,
 ) -> Prepared:
-    """Open a run, and write the configuration for the resume. If a check fails, raise an error and keep the old one.
+    """Open a run, and write the configuration for the resume.
 
-    If the storage of a cluster has newer files of the run, this function fetches them first.
+    If a check fails, raise an error and keep the old configuration. If the storage of a cluster has newer files of the
+    run, this function fetches them first.
 
     For the arguments see :func:`new_run`. Without a source, the run keeps its configuration.
     """

@@ -44,7 +44,7 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
     bus = Bus()
     folder: RunFolder | None = None
     node: Node | None = None
-    by_hand = LIFELINE not in os.environ and role != "driver"  # a driver is a program of the user with its own name
+    by_hand = LIFELINE not in os.environ and role != "driver"  # a driver's errors always begin with its name
     who = getattr(arguments, "prog", arguments.name) if by_hand else arguments.name
     try:
         check_name("--name", arguments.name)
@@ -81,7 +81,7 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
 
 
 def _apply_settings(role: str, name: str, config: Config, bus: Bus) -> None:
-    """Load keys and apply the real-time settings. Then start the log, because its thread inherits these settings."""
+    """Load keys, and apply the real-time settings of a policy server. Start the log last: its thread inherits them."""
     bus.keys = open_keys(config.endpoints.keys)
     outcome = realtime.apply(config.realtime) if role == "policy" else None
     logs.begin(name)

@@ -79,7 +79,7 @@ class RunFolder:
     def config(self) -> Config:
         """Read the configuration of the run. If ``run.json`` names a folder of keys that exists, use this folder."""
         keys = str(self.read_run().get("keys") or "")
-        there = keys and Path(keys).is_dir()  # if the supervisor was killed, only its keys are gone
+        there = keys and Path(keys).is_dir()  # after the supervisor was killed, run.json names deleted keys
         return configuration.load(self.config_file, [f"endpoints.keys={json.dumps(keys)}"] if there else [])
 
     def trained_with(self) -> Config | None:

@@ -274,9 +274,9 @@ class Repeated:
             self._failures = 0
 
 
-def retried(action: Callable[[], None], patience: float = PATIENCE) -> None:
-    """Call a function until it succeeds. Raise its error after ``patience`` seconds; raise a NotOwnerError at once."""
-    end = time.monotonic() + patience
+def retried(action: Callable[[], None]) -> None:
+    """Call a function until it succeeds. Raise its error after :data:`PATIENCE`; raise a NotOwnerError at once."""
+    end = time.monotonic() + PATIENCE
     while True:
         try:
             return action()

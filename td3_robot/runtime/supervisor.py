@@ -73,7 +73,7 @@ class Supervisor:
         self._say = say
         self.signal = 0
         self._interrupts = 0
-        self._exit_code = 0  # the highest unexpected exit code of a stopped process; 1 for a signal
+        self._exit_code = 0  # the highest unexpected exit code of a stopped process; a death by a signal counts as 1
         self._clock = 0.0  # seconds that the supervisor has run, without the time of suspensions
 
     def __enter__(self) -> Supervisor:
@@ -123,7 +123,7 @@ class Supervisor:
             self._stop_all()
 
     def supervise(self, watch: Watch) -> int:
-        """Run until a process with ``ends_run`` has ended, or until a signal or ``watch`` stops the run.
+        """Run until a process with ``ends_run`` has finished, or until a signal or ``watch`` stops the run.
 
         Returns:
             the exit code of the run.

@@ -74,7 +74,7 @@ def train(
 def finished(prepared: Prepared) -> dict[str, Any] | None:
     """Return the evaluation of the final policy; None if the run is not finished.
 
-    If the configuration asks for more steps than before, the run is not finished.
+    If the configuration has changed, and asks for more steps than the run has made, the run is not finished.
     """
     run, config, _ = prepared
     evaluations = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.is_file() else []

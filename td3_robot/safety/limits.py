@@ -50,10 +50,10 @@ class SafetyConfig(Section, frozen=True):
         reset_timeout_ms: the longest time that ``reset()`` of a robot takes. Between the last Step of an episode and
             the first Step of the next episode, the policy server's watchdog waits for this time. The default is 30 s.
         action_deadline_ms: the driver's watchdog: FAULT after this time without an Action.
-        hang_ms: if a method of the robot runs longer than this, the driver calls the robot's ``stop`` and ends.
-        recovery: ``manual``: only an explicit activate leaves FAULT. ``automatic``: FAULT also ends when the missing
-            data have arrived for ``recovery_ms`` without a pause. Neither value ends an emergency stop. The default is
-            ``manual``.
+        hang_ms: if the robot's ``observe`` or ``apply``, or ``phase`` and ``reward`` together, run longer than this,
+            the driver calls the robot's ``stop`` and ends.
+        recovery: ``manual``: only a command ends FAULT. ``automatic``: FAULT also ends when valid data have arrived for
+            ``recovery_ms`` without a pause. Neither value ends an emergency stop. The default is ``manual``.
         recovery_ms: see ``recovery``. The default is 1 s.
     """
 

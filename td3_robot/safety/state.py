@@ -15,7 +15,7 @@ _LONGEST = 500  # characters of the text about a source
 
 @dataclass(frozen=True)
 class SafetyState:
-    """Stops, faults and decisions that a policy server keeps until a person clears them.
+    """Stops, faults and decisions that a restart of the policy server does not clear.
 
     Attributes:
         server: an emergency stop of the server, or its state ``inactive``; None if there is neither.

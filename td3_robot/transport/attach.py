@@ -51,7 +51,7 @@ def places(endpoint: str) -> list[str]:
 
 
 def prepare(endpoint: str) -> None:
-    """Make the folder for listeners if an endpoint from :func:`beside` is in it.
+    """Make the folder for listeners (see :func:`beside`) if the endpoint is in it.
 
     Raises:
         EndpointError: the folder cannot be made, or another user may write in it.
@@ -82,7 +82,7 @@ class Search:
         self._settled_at = 0.0  # after this time (s), a new change gets a new time stamp
 
     def look(self) -> set[str] | None:
-        """Return the places with a socket file of this user; None if the folder has not changed since the last call."""
+        """Return the places with a socket file of this user; None if they surely are the same as at the last call."""
         try:
             changed = self._folder.stat().st_mtime_ns
         except OSError:
@@ -102,7 +102,7 @@ class Attaching:
     """The listeners of one link that attach and detach while a node runs.
 
     Attributes:
-        model: a :class:`Tap`. Each new tap continues the numbers of this tap, and takes over its kept messages.
+        model: a :class:`Tap`. Each new tap continues the sequence numbers of this tap, and copies its kept messages.
         owned: True if the model has no listener, and only counts and keeps messages.
     """
 

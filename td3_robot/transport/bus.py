@@ -342,8 +342,11 @@ class Bus(Transport):
         self._expire(now)
 
     def _expire(self, now: float) -> None:
-        """Forget silent clients. First wait until the bus has read the messages that arrived during a suspension."""
-        if now - self._timed_at > HEARTBEAT_PERIOD:  # the process was suspended, and perhaps libzmq's threads too
+        """Forget silent clients. After a suspension, first wait until the bus has read the messages that arrived.
+
+        If messages stay unread, wait at most PEER_TIMEOUT.
+        """
+        if now - self._timed_at > HEARTBEAT_PERIOD:  # if the process was suspended, libzmq's threads were, too
             self._behind.clear()
             self._awake_since = now
         self._timed_at = now
@@ -388,7 +391,7 @@ class Bus(Transport):
         """Take the next message from a ROUTER. Raises zmq.Again if there is none."""
         if server.may is None:
             return self._from_client(server, socket.recv(_NOW), self._receiver.frames(socket), now)
-        # Take the key from the message, because a client can choose any routing identity.
+        # Take the public key from the message, because a client can choose any routing identity.
         first = socket.recv(_NOW, copy=False)
         frames, owner = self._receiver.frames(socket), curve.owner(first)
         local = server.without_keys and not owner

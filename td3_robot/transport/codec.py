@@ -156,7 +156,7 @@ def decode_records(payload: Buffer) -> list[Message]:
 
 
 def source_of(payload: bytes) -> str:
-    """The field ``source`` of a payload; empty without this field. The sizes of the arrays depend on the source."""
+    """The field ``source`` of a payload; empty without this field. Without a handshake, it identifies the ``dims``."""
     try:
         return _unpack_source(payload).source
     except Exception:  # decode raises the right error later

@@ -44,7 +44,7 @@ class Receiver:
     def finish(self, socket: zmq.Socket[bytes]) -> None:
         """Drop the remaining frames of a message with too many frames. Call this before you read the next message.
 
-        Raises zmq.Again if this time was not enough to drop all frames.
+        Raises zmq.Again if ``turn`` seconds were not enough to drop all frames.
         """
         if socket not in self._unfinished:
             return

@@ -147,7 +147,7 @@ class Transport(ABC):
         """Send the messages that wait for recorders and monitors. Call this before a long time without receive()."""
 
     def _offer(self, message: Message) -> None:  # noqa: B027
-        """Send a message to the recorder only."""
+        """Send a message to recorders and monitors only."""
 
     def _introduce(self, client: ClientLink, now: float) -> None:
         """Send the messages of the handshake that are due at ``now`` (s)."""

@@ -81,8 +81,8 @@ class Entry:
 class KeyFolder:
     """The files of one folder. Every change of a file is atomic.
 
-    A method raises KeysError if an argument is malformed or contradicts the folder, if a file is missing or damaged, or
-    if other users may read or replace a file.
+    A method raises KeysError if an argument is malformed or contradicts the folder, if the key pair is missing, if a
+    file is damaged, or if other users may read the secret key or replace a file.
     """
 
     def __init__(self, path: Path) -> None:

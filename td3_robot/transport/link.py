@@ -92,7 +92,7 @@ class ServerLink:
         """Take one message from a client at ``now`` (s). Return the inputs for the core, and direct replies.
 
         Malformed bytes raise no error. The core gets the Hello of a client that joins, and a Bye when a client leaves.
-        ``key`` is the client's routing identity. ``owner`` is its public key, empty on a link without keys.
+        ``key`` is the client's routing identity. ``owner`` is the client's public key; empty without a key.
         """
         peer = self.peers.get(key)
         if peer and peer.owner != owner:  # the sender uses the routing identity of another client
@@ -140,7 +140,8 @@ class ServerLink:
     def _is_next(self, peer: Peer, step: Step, now: float) -> bool:
         """Whether a Step belongs to the source of this connection, and is not older than the newest Step.
 
-        In lock-step, a source that returns to a checkpoint has the incarnation and the sequence of the checkpoint.
+        In lock-step, other incarnations and older Steps are allowed: a source that returns to a checkpoint continues
+        with the incarnation and the sequence of the checkpoint.
         """
         hello, lockstep = peer.hello, step.needs_version > 0
         newest = self._sequences.get(peer.key, step.sequence)

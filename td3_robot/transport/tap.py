@@ -34,7 +34,7 @@ _RESEND_S = 2.0
 """Seconds for which a tap keeps sent messages, and gathers new messages, for a recorder that restarts."""
 _RESEND_BYTES = 1 << 22
 GATHERED_S = 0.1
-"""Seconds between two sends. Waking the recorder takes as much time as ten messages."""
+"""Seconds between two sends to a recorder. Waking the recorder takes as much time as ten messages."""
 _GATHERED_BYTES = 1 << 16  # bytes after which a tap sends at once
 _STEPS = 2 * QUEUE_LENGTH  # number of Steps to remember, because a source repeats Steps when a learner reconnects
 _DEAF_S = 3.0  # seconds of silence after which a monitor gets no messages, so that a suspended monitor takes no memory
@@ -76,7 +76,7 @@ class Deduplicator:
         return not (isinstance(message, Step) and self._is_repeated(message))
 
     def _is_repeated(self, step: Step) -> bool:
-        """Whether the source has sent this Step before. It repeats Steps, as new objects, when a learner reconnects."""
+        """Whether the source has sent this Step before. When a learner reconnects, a source also repeats old Steps."""
         key = step.incarnation, step.sequence
         if key in self._steps:
             return True
@@ -172,7 +172,7 @@ class Tap:
 
     @property
     def _gathers(self) -> bool:
-        """Whether to gather messages: a listener is connected or a recorder is expected, and there is room."""
+        """Whether to gather messages: there is room, and a listener takes them or they wait for a recorder."""
         room = len(self._gathered) < _MOST and self._gathered_bytes < _MOST_BYTES
         return room and (self._waits or (self._session.state == "welcome" and not self._deaf))
 

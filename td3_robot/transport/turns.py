@@ -46,7 +46,7 @@ _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
     Evaluation: lambda it: [it.version, it.env_steps, it.updates],
     Command: lambda it: [it.id, it.target, it.verb, it.reason, it.version, it.sha256],
 }
-"""For each type of message with arrays or a long payload: a function that returns the values of a message's name."""
+"""For each type of input with arrays or a long payload: a function that returns the values of a message's name."""
 NAMED = tuple(kind.NAME for kind in _NAMED)
 """The topics of messages that a Turn identifies by a name."""
 _FIELDS = {kind: tuple(wire_fields(kind)) for kind in MESSAGES.values() if kind not in _NAMED}

@@ -1,6 +1,6 @@
 """Checks arguments of the Python API.
 
-Each function returns the checked value. It raises TypeError for a wrong type, and ArgumentError for a value that is not
+Each check returns the checked value. It raises TypeError for a wrong type, and ArgumentError for a value that is not
 allowed. The error names the argument, its value and what is allowed.
 """
 

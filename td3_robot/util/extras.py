@@ -1,4 +1,4 @@
-"""Advice about modules that may be missing: modules of the package's extras, and modules of the user."""
+"""Advice about modules that may be missing: modules of the package's extras, of ROS 2, and of the user."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ def missing(error: ModuleNotFoundError, extra: str = "") -> str | None:
     if module in _ROS or module.endswith("_msgs"):
         source = "source the setup file of your ROS 2 installation and use its Python"
         return f"needs {error.name}, which is not installed; {source}, or for tests pip install 'td3-robot[ros2-node]'"
-    own = _EXTRAS.get(module)
-    if own == "sim" and sys.version_info >= (3, 12) and (error.name or "").startswith("pybullet"):
+    if module in ("pybullet", "pybullet_data") and sys.version_info >= (3, 12):
         version = ".".join(map(str, sys.version_info[:2]))
         return f"needs {error.name}, which has wheels for Python 3.10 and 3.11, not for {version}"
+    own = _EXTRAS.get(module)
     return f"needs {error.name}, which is not installed; pip install 'td3-robot[{extra or own}]'" if own else None
 
 
 @contextlib.contextmanager
 def advice() -> Iterator[None]:
-    """If the block fails to import a module of an extra, name this extra in the ModuleNotFoundError."""
+    """Replace the text of a ModuleNotFoundError in the block with the advice of :func:`missing`, if there is any."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -18,10 +18,10 @@ _VECTOR = ("avx", "amx", "fma", "asimd", "sve")
 
 
 def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the processor, cores, load and versions of this machine and of ``packages``, as plain JSON values.
+    """Return this machine's processor, cores, load and system, and the versions of Python and ``packages``.
 
-    ``load`` is that of :func:`load`. ``vector`` lists the instruction sets that affect the order of sums in
-    matrix products.
+    All values are plain JSON. ``load`` is that of :func:`load`. ``vector`` lists the instruction sets that affect the
+    order of sums in matrix products.
     """
     flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
     return {
@@ -117,10 +117,13 @@ def available_memory() -> int | None:
 
 
 def _left_in_groups(root: Path, path: str, limit: str, used: str, cached: str) -> list[int]:
-    """Return the bytes left in a control group and in each parent group. In a container, only the root group exists."""
+    """Return the bytes left in a control group and in each parent group, without the groups that have no limit.
+
+    In a container, often only the root group exists.
+    """
     left: list[int] = []
     place = root / path.lstrip("/")
-    for group in [folder for folder in (place, *place.parents) if folder == root or root in folder.parents]:
+    for group in [folder for folder in (place, *place.parents) if folder.is_relative_to(root)]:
         with contextlib.suppress(OSError, ValueError):  # there is no such group, or no limit ("max")
             most, now = (int((group / name).read_text(encoding="ascii")) for name in (limit, used))
             rows = (line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())

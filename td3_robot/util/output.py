@@ -36,7 +36,7 @@ def print_rows(rows: Sequence[dict[str, str]], *, as_json: bool) -> None:
     """Print rows as a table with a header line, or as one JSON object.
 
     A table needs at least one row. All rows have the same keys. On a terminal that is too narrow for the table, each
-    value has its own line.
+    value that is not empty has its own line.
     """
     if as_json:
         print(json.dumps({"rows": rows}))

@@ -42,7 +42,7 @@ def hold(descriptor: int) -> None:
 def is_locked(descriptor: int) -> bool:
     """Return whether :func:`hold` has locked the file through another descriptor, in this or another process.
 
-    If not, this descriptor keeps a shared lock. Close it soon, because :func:`hold` fails until then.
+    If not, this descriptor keeps a shared lock. Close it soon, because :func:`hold` does not lock the file until then.
 
     Raises OSError if the file system has no locks.
     """
@@ -61,8 +61,8 @@ def claim(
     The claim is an abstract Unix address (unix(7)). It needs no file and no permission, so another user can claim the
     name first. A process in another network namespace does not see the claim.
 
-    If another process holds the name, wait ``patience`` seconds, or until ``stopped`` returns a true result. If the
-    name is still not free then, raise a UsageError with the text ``refusal``.
+    While another process holds the name, wait at most ``patience`` seconds, or until ``stopped`` returns a true result.
+    If the name is still not free then, raise a UsageError with the text ``refusal`` and, if known, the holder.
     """
     end = time.monotonic() + patience
     address = f"\0td3-robot-{hashlib.sha256(what.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"

@@ -22,7 +22,7 @@ def test_environment_follows_the_rules_of_gymnasium() -> None:
 
 
 def test_short_training_makes_a_policy_for_the_robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulator, policy server and learner are processes. They import the task from this folder."""
+    """The training starts a simulator process, which imports the task from this folder."""
     monkeypatch.setenv("PYTHONPATH", str(FOLDER), prepend=os.pathsep)
     few = {"learner.learning_starts": 100, "evaluation.every": 0}
     run = tr.train(FOLDER / "skeleton.yaml", total_steps=300, out=tmp_path / "run", overrides=few, progress=False)

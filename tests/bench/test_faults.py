@@ -1,4 +1,4 @@
-"""The cells (fault, process, use) of benchmarks/faults.py: their choice, their table on a page, and one measurement."""
+"""The benchmark benchmarks/faults.py: its cells (fault, process, use), its table on a page, and its parts."""
 
 from __future__ import annotations
 

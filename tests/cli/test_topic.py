@@ -1,6 +1,6 @@
-"""Test ``td3-robot topic list`` and ``show``, and wrong arguments of ``echo``.
+"""Test ``td3-robot topic list`` and ``show``, wrong arguments, and the form in which ``echo`` prints a message.
 
-tests/process/test_topic.py tests the output of ``echo``.
+tests/process/test_topic.py runs ``echo`` as a process.
 """
 
 from __future__ import annotations

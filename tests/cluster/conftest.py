@@ -65,7 +65,7 @@ class Cluster:
         )
 
     def kill(self, number: int) -> None:
-        """Kill all processes of a host at once."""
+        """Kill Ray's processes on a host. The training's processes there notice this, and end soon after."""
         print("kill", number, file=self._orders, flush=True)
         assert self._answers.readline() == "killed\n"
 
@@ -92,7 +92,7 @@ class Cluster:
         return process
 
     def left_behind(self) -> list[str]:
-        """Return the folders for sockets and keys that still exist, and the processes of trainings that still run."""
+        """Return the temporary folders and the processes that trainings have left on this machine."""
         folders = [str(path) for path in self.folder.glob(f"{SOCKETS_PREFIX}*")]
         return folders + [" ".join(process.info["cmdline"]) for process in self._running()]
 
@@ -105,7 +105,7 @@ class Cluster:
         poll_until(lambda: not self.left_behind(), lambda: f"left behind: {self.left_behind()}")
 
     def _running(self) -> list[psutil.Process]:
-        """Return the processes of trainings."""
+        """Return the processes of trainings, without the ``python -c`` programs that start them."""
         words = {process: process.info["cmdline"] or [] for process in self._all()}
         return [process for process, line in words.items() if "--incarnation" in line and "-c" not in line]
 
@@ -167,7 +167,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder for the files of a cluster. Ray's socket paths do not fit below tmp_path."""
+    """A folder for the files of a cluster. Below tmp_path, the paths of Ray's sockets would be too long."""
     pytest.importorskip("ray")
     made = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
     yield made

@@ -2,12 +2,12 @@
 
 Each CORES is the number of processor cores of one host.
 
-With ``--hide FOLDER`` before the first CORES, the hosts other than the head see an empty folder at FOLDER. These
-hosts have their own mount namespace, which only root may make.
+With ``--hide FOLDER`` before the first CORES, the hosts other than the head see an empty folder at FOLDER. Each
+of these hosts has its own mount namespace, which only root may make.
 
 The program first prints a JSON map: the address of the head, and the id of each host. A line ``kill N`` on standard
-input kills all processes of host N at once; the answer is ``killed``. A line ``add CORES`` adds a host; the answer is
-its id. The end of the input ends the cluster. All hosts have the same IP address.
+input kills Ray's processes on host N; the answer is ``killed``. A line ``add CORES`` adds a host; the answer is its
+id. The end of the input ends the cluster. All hosts have the same IP address.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Tools:
         return [json.loads(line) for line in done.output().splitlines() if line.startswith("{")]
 
     def node(self, *words: str, code: int = 0) -> dict[str, dict[str, Any]]:
-        """Run ``td3-robot node``, and return the answer of each policy server or robot."""
+        """Run ``td3-robot node``, and return the answer of each policy server or simulator."""
         return {row["node"]: row for row in self.rows("node", *words, "--json", "--timeout", "20", code=code)}
 
 
@@ -44,7 +44,7 @@ def tools(command: Callable[..., Command]) -> Tools:
 def test_a_person_watches_and_commands_a_run(
     train: Callable[..., Command], command: Callable[..., Command], cluster: Cluster, tools: Tools, tmp_path: Path
 ) -> None:
-    """All listeners bind every network interface, and other hosts reach them at the address that Ray shows."""
+    """Every TCP endpoint is open on all network interfaces. Other hosts reach it at the address that Ray shows."""
     run = train("cluster.bind=0.0.0.0", "evaluation.every=0", "total_steps=1_000_000")
     run.wait_for("^ready: .*policy-0.*policy-1")
     run.wait_for_steps(600)

@@ -223,7 +223,7 @@ def test_a_duplicate_key_is_refused(text: str, words: str, tmp_path: Path) -> No
 
 
 def test_merged_keys_can_be_overridden(tmp_path: Path) -> None:
-    text = "network: &small {hidden: [8]}\nlearner: {<<: {threads: 3, n_step: 2}, threads: 2}\n"
+    text = "network: {hidden: [8]}\nlearner: {<<: {threads: 3, n_step: 2}, threads: 2}\n"
     (tmp_path / "c.yaml").write_text(text)
     loaded = configuration.load(tmp_path / "c.yaml")
     assert (loaded.learner.threads, loaded.learner.n_step) == (2, 2)

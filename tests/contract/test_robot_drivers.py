@@ -1,4 +1,4 @@
-"""Contract tests for the example driver and for a robot with more methods. Tests for drivers of installed packages."""
+"""Contract tests for the example driver and a cart, and tests of ``python -m td3_robot.driver NAME``."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Harness(ABC):
         return bus
 
     def close(self) -> None:
-        """Close all open transports in reverse order, clients first."""
+        """Close all open transports, the newest first."""
         for bus in self.made[::-1]:
             bus.close()
         self.made.clear()
@@ -367,7 +367,7 @@ class TransportContract:
         serving, _, peer = linked
 
         def later(got: list[list[Input]]) -> bool:
-            harness.elapsed += 0.5  # s; after more than 1 s, the server would assume that it was itself suspended
+            harness.elapsed += 0.5  # s; after a jump of more than 1 s, a server may assume that it was suspended
             return bool(got[0])
 
         (got,) = pump(later, serving)
@@ -430,7 +430,7 @@ class TransportContract:
         assert bye.reason == "done for today"
         assert not serving.send(peer, action(0))
 
-    def test_server_notices_a_crashed_client_when_it_sends(
+    def test_server_that_sends_notices_a_crashed_client(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
         """The server gets the client's last messages before the Bye."""

@@ -44,7 +44,7 @@ def test_the_stop_button_stops_a_robot_within_its_deadline(
     for node, count in (
         ("leg", "steps "),
         ("policy", "actions "),
-    ):  # the page shows figures of nodes without a supervisor, too
+    ):  # no supervisor started these nodes; the page shows their counters, too
         page.wait(f"document.querySelector('[data-node={node}] + .more').textContent.includes('{count}')")
     begin = len(robot.record())
     page.click("#estop")

@@ -121,7 +121,7 @@ def test_the_page_says_why_it_does_not_draw_a_robot(page: Page, serve: Callable[
     page.run("connect = () => null, show_ = show, show = () => null, true")
 
     def shown(index: int, drawable: str = "['sim-0']") -> list[Any]:
-        """Choose one of five robots. The snapshot has pictures of robot 3 only.
+        """Choose one of five robots. The snapshot has pictures only of robot 3, and none if ``drawable`` is empty.
 
         Return whether the page draws a robot, and the text that says why not.
         """

@@ -93,7 +93,7 @@ def test_a_driver_with_a_rival_does_not_move_the_robot(make_core: Make, robot: T
         assert core.step([wait], 1.0 + number * 0.25) == []
     assert core.due == 3.0 + HOLD_OFF
     assert (robot.applied, robot.resets, core.contact.in_charge) == ([], 0, False)
-    core.step([], 3.5)  # now the server is dead, too
+    core.step([], 3.5)  # the server has been silent for 0.5 s
     assert (robot.applied, core.contact.in_charge) == ([[0.25, 0.0]], True)
     core.step([wait], 3.6)
     assert not core.contact.in_charge

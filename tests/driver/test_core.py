@@ -113,7 +113,7 @@ def test_the_robot_is_reset_at_the_end_of_an_episode(make_core: Make, robot: Toy
     assert (step.phase[0], step.transitions) == (Phase.TERMINATED, 1)
     before = len(robot.applied)
     core.step([action(1, 1.5, 0)], 0.03)
-    assert len(robot.applied) == before  # an Action before a reset is ignored
+    assert len(robot.applied) == before  # an Action for the last Step of an episode is not applied
     robot.ends = Phase.MID
     step = one(core.step([], 0.04))
     # The robot holds the safe action.
@@ -249,9 +249,9 @@ def test_a_reply_has_the_rate_that_the_node_measured(make_core: Make) -> None:
 
 
 def test_the_time_of_a_reset_does_not_count_as_missed_deadlines(make_core: Make, robot: Toy) -> None:
-    """The reset lasts from 0.04 s to 2.041 s. 100 deadlines pass before the next Step, so 99 are overruns.
+    """The reset lasts from 0.04 s to 2.041 s, so 100 deadlines pass. The next Step is for the last of them.
 
-    ``missed_share`` does not count them.
+    The other 99 are overruns. ``missed_share`` does not count the overruns of a reset.
     """
     core = make_core()
     robot.ends = Phase.TERMINATED

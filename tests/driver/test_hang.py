@@ -107,7 +107,7 @@ def test_calls_that_return_in_time_have_no_effect() -> None:
 
 
 def test_no_call_reaches_the_robot_after_a_hang(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread may move the robot while stop() runs or afterwards, because the process is about to end."""
+    """No call may begin while stop() runs or afterwards: the process is about to end and could not stop the robot."""
     patient(monkeypatch)
     stopping, calls, other = threading.Event(), [], queue.Queue[str]()
 

@@ -1,7 +1,7 @@
 """Fuzz targets: functions that read bytes from outside.
 
 Each target takes any bytes. It returns after a valid result or after the documented error. Any other exception is a
-defect. A target also asserts properties of valid results.
+defect. Some targets also assert properties of valid results.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python tests/golden/regenerate.py
 
-Released peers do not understand changed bytes. So the script refuses to change the bytes of a PROTOCOL_VERSION that
-already has golden files. First raise PROTOCOL_VERSION in td3_robot/messages.py. If no release has the current version,
-pass ``--unreleased`` instead.
+Released peers do not understand changed bytes. So if golden files of the current PROTOCOL_VERSION exist, the script
+refuses to change the bytes of a message or to remove a message. First raise PROTOCOL_VERSION in
+td3_robot/messages.py. If no release has the current version, pass ``--unreleased`` instead.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def main(arguments: list[str]) -> int:
     if (altered or gone) and PROTOCOL_VERSION in pinned and arguments != ["--unreleased"]:
         names = ", ".join(sorted({*altered, *(path.stem for path in gone)}))
         print(
-            f"bytes of {names} change and PROTOCOL_VERSION is still {PROTOCOL_VERSION}: raise it in "
+            f"{names}: changed or removed, and PROTOCOL_VERSION is still {PROTOCOL_VERSION}: raise it in "
             "td3_robot/messages.py, or pass --unreleased if this version is not released yet",
             file=sys.stderr,
         )

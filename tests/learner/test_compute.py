@@ -134,7 +134,7 @@ def test_only_a_newly_chosen_precision_is_measured(
     [
         ((100, 120, 150, 200), ("bf16", 2)),
         ((100, 120, 196, 200), ("bf16", 1)),  # 196 is above 97 % of the highest speed, so 1 thread is enough
-        ((196, 120, 200, 150), ("fp32", 1)),
+        ((196, 120, 200, 150), ("fp32", 1)),  # 196 is enough again, and fp32 comes before bf16
     ],
 )
 def test_auto_chooses_the_fastest_updates(
@@ -213,7 +213,7 @@ def test_the_speed_of_bf16_is_measured_once() -> None:
 
 
 def test_resolve_gives_the_settings_that_this_process_would_use() -> None:
-    """A child process examines this machine. A run with explicit settings starts no child process."""
+    """A child process examines this machine. The default settings need no child process."""
     fixed = parse({})
     assert resolve(fixed, sizes) == (fixed, None, [])
     small = {"network": {"hidden": [8, 8]}, "learner": {"device": "auto", "precision": "auto", "threads": "auto"}}

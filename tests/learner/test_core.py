@@ -207,7 +207,7 @@ def test_a_new_learner_continues_the_version_numbers_of_the_server(world: World)
 
 
 def test_a_paused_source_does_not_stop_the_others(world: World) -> None:
-    """Source `a` holds the grant of 18 steps and does nothing. After 5 s, the learner gives the grant to source `b`."""
+    """Source `a` holds the grant of 18 steps and does nothing. After 5 s, the learner also grants them to `b`."""
     a, b = (world.peer("simulator", name, robots=1) for name in ("a", "b"))
     world.join(a)
     assert throttles(world.join(b)) == []

@@ -35,7 +35,7 @@ def test_an_incomplete_line_does_not_affect_others(before: str, after: list[int]
     assert good == [*after, 2]
 
 
-def test_tensorboard_tags_are_those_of_stable_baselines3(tmp_path: Path) -> None:
+def test_tensorboard_tags_follow_stable_baselines3(tmp_path: Path) -> None:
     train = {"kind": "train", "env_steps": 1000, "updates": 900, "return_mean": 5.0, "length_mean": 40.0}
     losses = {"critic_loss": 0.5, "actor_loss": -2.0, "wall_s": 20.0, "steps_per_s": 60.0}
     evaluation = {"kind": "evaluation", "env_steps": 1000, "eval_return_mean": 7.0, "eval_return_std": 1.0}

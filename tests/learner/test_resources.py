@@ -62,7 +62,7 @@ def update(training):
 other = make_core(configuration.parse({"learner": {"buffer_size": 1000}}))
 other.start(spec)
 add(other.training.experience.replay, 1000)
-update(other.training)  # memory that libraries take at their first use
+update(other.training)  # libraries take memory at their first use; this memory must not count
 before = memory()
 if sys.argv[3] == "fill":
     core = make_core(config, storage=room)
@@ -174,10 +174,10 @@ def test_needs_match_a_hand_calculation() -> None:
     """The actor has 5 · 3 + 5 + 2 · 5 + 2 = 32 numbers. The critics have 2 · (5 · 5 + 5 + 5 + 1) = 72.
 
     The learner keeps these 104 numbers five times: weights, targets, gradient and Adam's two moments. A checkpoint
-    holds all of them except the gradient. A checkpoint also holds the rows, except in free-running with a replay file,
-    and for LAP one priority of 8 bytes for each row. The disk must hold two kept checkpoints and a new one. The sum
-    tree has four levels of 3125 · 32, 98 · 32, 4 · 32 and 32 nodes. A node has 8 bytes. A GPU holds the rows, a batch
-    of 256 rows of 40 bytes, and the networks.
+    holds all of them except the gradient. A checkpoint also holds the rows, except in free-running with a replay file.
+    With LAP, it holds one priority of 8 bytes for each row. The disk must hold two kept checkpoints and a new one. The
+    sum tree has four levels of 3125 · 32, 98 · 32, 4 · 32 and 32 nodes. A node has 8 bytes. A GPU holds the rows, a
+    batch of 256 rows of 40 bytes, and the networks.
     """
     rows, networks, saved = 4_000_000, 5 * 104 * 4, 4 * 104 * 4
     plain = needs(small(), 3, 2)
@@ -227,7 +227,7 @@ def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None
         announce(gpu, 3, 2, run, 4_012_319)
 
 
-def test_without_a_replay_buffer_a_lack_of_memory_does_not_blame_its_size(machine_of: Any, tmp_path: Path) -> None:
+def test_without_a_replay_buffer_the_error_does_not_name_buffer_size(machine_of: Any, tmp_path: Path) -> None:
     machine_of(100, None)
     with pytest.raises(ConfigError, match=r"^the learner needs [\d,]+ bytes of memory, and 100 are free$"):
         announce(load("cartpole_a2c"), 3, 2, RunFolder(tmp_path / "run"))

@@ -59,8 +59,8 @@ def test_uniform_warm_up_fills_the_limits_of_each_dimension(
         assert (action.noise_kind, action.noise_seed) == (2, 9)
         actions.append(action.action[0])
     drawn = np.array(actions)
-    # 2000 draws from U[-1, 3] and U[-0.5, 0.5]. The smallest and the largest draw are less than 1 % of the
-    # range from the limits. For a random seed, each of these four comparisons fails with probability 0.99^2000 ~ 2e-9.
+    # 2000 draws from U[-1, 3] and U[-0.5, 0.5]. The smallest and the largest draw differ from the limits by less than
+    # 1 % of the range. For a random seed, each of these four comparisons fails with probability 0.99^2000 ~ 2e-9.
     for column, (low, high) in enumerate([(-1, 3), (-0.5, 0.5)]):
         assert low <= drawn[:, column].min() < low + 0.01 * (high - low)
         assert high - 0.01 * (high - low) < drawn[:, column].max() <= high
@@ -116,7 +116,7 @@ def test_outside_lockstep_the_server_decodes_only_the_newest_valid_weights(
     assert (core.version, decoded) == (5, ["weights version 5"])
     assert core.counters == {"weights_refused": 1, "weights_skipped": 4}
     lockstep.step(queued, 0.0)
-    assert sorted(lockstep.store.held) == [2, 3, 4, 5]  # lock-step decodes each version, and keeps the newest four
+    assert sorted(lockstep.store.held) == [2, 3, 4, 5]  # lock-step takes all valid versions, and keeps the newest four
 
 
 def test_weights_are_applied_before_a_command_that_arrives_later(

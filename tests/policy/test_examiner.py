@@ -1,4 +1,4 @@
-"""The thread that examines a learner's weights. It does not change which weights the core serves, only when."""
+"""The thread that examines a learner's weights. The core still serves the newest valid weights, but later."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_the_number_of_robots_does_not_change_the_noise_of_a_robot(kind: type[No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_noise_of_a_robot_does_not_depend_on_the_steps_of_other_robots(kind: type[Noise], seed: int) -> None:
-    """Robot 1 gets the same noise for episode 2 and step 70, although the steps of the other robots differ."""
+    """Robot 1 gets the same noise for episode 2 and step 70, although episodes and steps of the other robots differ."""
     together = ask(made(kind, seed, 3, 2), [0, 2, 9], [5, 70, 200])
     apart = ask(made(kind, seed, 3, 2), [4, 2, 1], [64, 70, 63])
     assert np.array_equal(together[1], apart[1])

@@ -1,4 +1,4 @@
-"""The safety filter: hand calculations, bounds for any input, and no effect without settings."""
+"""The safety filter: hand calculations, bounds for any input, and no effect of very wide settings."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def test_an_emergency_stop_has_priority_over_an_operator(serve: Callable[..., Se
         ({}, 0, "leg", "no robot 'leg' is connected; connected: sim-0"),
         ({}, 2, "sim-0", "'sim-0' has no robot 2; allowed: 0 to 1"),
         ({}, 0, "", "no robot '' is connected"),
-        ({"lockstep": True}, 0, "sim-0", "an operator needs timing free"),
+        ({"lockstep": True}, 0, "sim-0", "an operator needs timing: free"),
     ],
 )
 def test_a_refused_takeover_names_the_reason(

@@ -46,7 +46,7 @@ def test_a_missing_observation_causes_the_safe_action_and_a_fault(
     assert action.answers == 5
     assert changes(outputs) == [("policy/leg", "fault")]
     assert core.due is None
-    for number in range(6, 20):  # observations return, but only activate ends the fault
+    for number in range(6, 20):  # observations return, but only a command ends the fault
         assert only_safe(core.step([(peer, make_step(number))], 1.2 + number * 0.02))
 
 

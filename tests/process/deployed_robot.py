@@ -168,7 +168,6 @@ class Cable:
         self.target = target
         self.whole = threading.Event()
         self.whole.set()
-        self.over = False
         self.delay = 0.0
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
@@ -177,7 +176,7 @@ class Cable:
         self._accepting.start()
 
     def _accept(self) -> None:
-        while not self.over:
+        while True:
             try:
                 one = self.listener.accept()[0]
             except OSError:
@@ -203,7 +202,6 @@ class Cable:
             pass
 
     def close(self) -> None:
-        self.over = True
         self.whole.set()
         self.listener.shutdown(socket.SHUT_RDWR)  # shutdown() ends accept(); close() does not
         self._accepting.join()

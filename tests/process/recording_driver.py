@@ -13,9 +13,9 @@ FAULT is a file. It is missing or empty, or holds one word:
 - ``slow``: observe() takes 30 ms, which is longer than a control period.
 - ``stuck``: a slow reset() never returns.
 
-Environment variables: HOLD_OFF sets ``driver.contact.HOLD_OFF``, in seconds: after this silence of the policy server, a
-new driver makes its robot safe. EPISODE sets the length of an episode in periods. With EPISODE, each reset except the
-first is slow: it takes 2 s.
+Environment variables: HOLD_OFF sets ``driver.contact.HOLD_OFF``, in seconds. A driver without a Welcome makes its robot
+safe if the policy server is silent for this time. EPISODE sets the length of an episode in periods. With EPISODE, each
+reset except the first is slow: it takes 2 s.
 """
 
 from __future__ import annotations

@@ -6,11 +6,12 @@ Substitutions:
   free ports.
 - ``/opt``, ``/usr/local``, ``/etc`` and ``/var/lib`` become folders in the robot's folder. Home folders become folders
   of the test.
-- ``scp`` and ``ssh`` copy and run locally. ``python3`` is the Python of the tests.
+- ``scp`` and ``ssh`` copy and run locally. ``python`` and ``python3`` are the Python of the tests.
 - On the robot, pip installs only the wheel. Its dependencies come from the test environment;
   tests/process/test_install.py tests their installation.
-- ``systemctl`` starts and stops the command lines of the installed units. ``apt`` and ``useradd`` do nothing.
-- The commands of the smaller installation do nothing; tests/process/test_install.py tests them.
+- ``systemctl enable`` and ``restart`` run the command lines of the installed units. ``systemctl daemon-reload``,
+  ``apt`` and ``useradd`` do nothing.
+- The commands of the smaller installation do nothing; tests/process/test_install.py runs all of them except the first.
 - Deadlines and timeouts are longer, because test machines are shared. ``learning_starts`` and ``critics_first`` are 20.
 """
 
@@ -59,7 +60,7 @@ class Block:
     """A fenced block of the page.
 
     Attributes:
-        place: machine or user that runs the block: robot, workstation or root.
+        place: machine or user that runs the block or has its file: robot, workstation or root; empty for ``console``.
         file: path of the file that the block shows; empty for commands.
     """
 
@@ -150,7 +151,7 @@ class Site:
         return values | {"HOME": str(home), "PYTHONPATH": packages}
 
     def here(self, text: str) -> str:
-        """Replace the page's names, ports and folders with those of the test."""
+        """Replace the page's names, ports, folders and some settings with those of the test."""
         for word, ours in self.words.items():
             text = text.replace(word, ours)
         return re.sub(r"/(?=(opt|usr/local|etc|var/lib)/)", f"{self.at('/')}/", text)
@@ -228,7 +229,7 @@ class Site:
             )
 
     def start_service(self, name: str) -> None:
-        """Start a service as systemd does: in the unit's folder, run the last command of the unit and its drop-ins."""
+        """Start a service as systemd does: run the last command of the unit and its drop-ins in WorkingDirectory."""
         unit = self.at(f"/etc/systemd/system/{name}.service")
         texts = [file.read_text() for file in (unit, *sorted(unit.with_suffix(".service.d").glob("*.conf")))]
         assert "WorkingDirectory=/var/lib/td3-robot\n" in texts[0]
@@ -384,7 +385,7 @@ def updates_a_fleet(site: Site) -> None:
 def verify(tmp_path: Path) -> Callable[[dict[str, str]], str]:
     """A function that returns systemd's errors about units as text. The text is empty if the units are valid.
 
-    /bin/true replaces td3-robot.
+    /bin/true replaces the programs in /opt/td3-robot/bin.
     """
     program = shutil.which("systemd-analyze")
     if program is None:

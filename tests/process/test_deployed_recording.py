@@ -26,7 +26,7 @@ class Recorded(Robot):
             path = self.folder / f"{name}.yaml"
             config = yaml.safe_load(path.read_text())
             config["endpoints"]["recorder"] = f"ipc://{self.folder}/recorder"
-            config["record"] = True  # a node that starts before the recorder waits for it
+            config["record"] = True  # a node that starts first keeps its messages until the recorder connects
             path.write_text(yaml.safe_dump(config))
 
     def recorder(self, name: str = "leg.mcap") -> Any:

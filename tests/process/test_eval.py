@@ -1,4 +1,4 @@
-"""The command ``td3-robot eval`` with a policy file."""
+"""``td3-robot eval`` and ``td3_robot.evaluate`` with a policy file."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ BEYOND_NUMPY, BEYOND_NUMPY_COMPILED = 10e6, 14.2e6
 """Limits in bytes for td3-robot and the small libraries, without and with .pyc files. These packages take 9.7 MB
 without .pyc files (0.6 MB of this is policies), and 12.1 to 13.8 MB with .pyc files."""
 DEPLOY = ROOT / "docs" / "how-to" / "deploy.md"
-RESIDENT = 60e6  # limit in bytes for the memory of a policy server after its first answers
+RESIDENT = 60e6  # limit in bytes for the memory of a policy server after its first answer
 START = 0.5  # limit in CPU seconds until the first action; the test raises it if numpy's import takes more than IMPORT
 IMPORT = 0.15  # CPU seconds; numpy's import takes less than this on an idle machine; a busy machine triples the time
 _NO_NETWORK = (

@@ -1,4 +1,4 @@
-"""examples/minimal_driver.py, which does not import td3_robot, drives a robot with a real policy server."""
+"""examples/minimal_driver.py, which does not import td3_robot, works with a real and with a fake policy server."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_driver_follows_a_policy_server_and_its_operator(
 
 
 def test_steps_of_the_driver_follow_the_protocol(drive: Callable[..., Command], endpoint: str) -> None:
-    """The server in this test does not answer Step 3. It answers Step 5 with the safe action."""
+    """The fake server does not answer Step 3. It answers Step 5 with the safe action."""
     bus = Bus()
     receives = (Step, messages.Command, Reply, LifecycleChange)
     bus.serve(endpoint, ServerLink("policy", "policy", {"driver": receives}, {}, session=7))

@@ -88,7 +88,7 @@ def test_wrong_steps_get_no_action_and_the_state_reply_counts_them(server: tr.Op
     peer.send("step", step(6, source="arm"))
     peer.send("step", step(7, incarnation=2))
     peer.send("step", step(4))
-    # The server has read the wrong Steps and sent no Action for them.
+    # The next answer is for Step 9. So the server has read the wrong Steps and sent no Action for them.
     assert peer.ask("step", step(9))[1]["answers"] == 9
     detail = server.state().detail
     assert {kind: detail["dropped"][kind] for kind in ("identity", "sequence", "gap")} == {

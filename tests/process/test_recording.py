@@ -25,6 +25,7 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ClientLink, hello
 
 
+@pytest.mark.slow
 def test_recorded_training_is_complete_and_replays(train: Any, tmp_path: Path, capsys: Any) -> None:
     """The file holds every Step and Action that the processes counted. Replay gives the same outputs for every core."""
     run = train(1000, "record=true", "robots=2", "learner.publish_every=50", options=("--lockstep",))
@@ -59,7 +60,7 @@ def test_recorded_training_is_complete_and_replays(train: Any, tmp_path: Path, c
     assert main(["replay", str(tmp_path / "second" / "session.mcap")]) == 0
     assert "the learner began with transitions of other recordings" in capsys.readouterr().out
     final = json.loads((tmp_path / "second" / "final.json").read_text())
-    # One Step of two robots adds one or two environment steps.
+    # One Step of two robots adds at most two environment steps.
     assert 300 <= final["learner"]["figures"]["env_steps"] <= 301
 
 
@@ -90,7 +91,7 @@ def test_replay_is_complete_when_the_recording_leaves_out_policies(train: Any, t
 
 
 def test_sigkill_of_the_recorder_loses_at_most_the_last_second(train: Any, tmp_path: Path, capsys: Any) -> None:
-    """The recorder writes a chunk every 0.5 s (tests/recording/test_files.py). All earlier chunks are complete."""
+    """The recorder writes a chunk every 0.5 s (tests/recording/test_files.py). Only the last chunk is lost."""
     run = train(100_000, "record=true", "learner.replay_ratio=0.1")
     killed, second = tmp_path / "run" / "session.mcap", tmp_path / "run" / "session_1.mcap"
     made = run.wait_for_steps(1000)

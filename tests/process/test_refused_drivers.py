@@ -1,4 +1,7 @@
-"""A server refuses a second driver and a wrong driver. A refused driver makes its robot safe."""
+"""A server refuses a second driver and a wrong driver.
+
+A refused driver makes its robot safe, except if the server refuses it because another driver moves this robot.
+"""
 
 from __future__ import annotations
 

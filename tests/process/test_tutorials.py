@@ -39,7 +39,7 @@ def script_of(page: str) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(1600)
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_every_block_of_the_tutorial_works(tmp_path: Path, page: Path) -> None:
+def test_the_sh_blocks_of_the_tutorial_run(tmp_path: Path, page: Path) -> None:
     for example in (ROOT / "examples").glob("pendulum*"):
         shutil.copy(example, tmp_path)
     programs = str(Path(sys.executable).parent)

@@ -11,7 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 
 def decoder(name: str, definition: bytes) -> Callable[[bytes], Any]:
-    """Return a function that decodes messages of a type. ``definition`` is a FileDescriptorSet."""
+    """Return a function that decodes messages of type ``name``. ``definition`` is a serialized FileDescriptorSet."""
     pool = descriptor_pool.DescriptorPool()
     for file in FileDescriptorSet.FromString(definition).file:
         pool.Add(file)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""RecordedCore records the inputs of each turn, and state that is not in the core's outputs."""
+"""RecordedCore records the inputs of each turn, and the outputs that ``step`` does not return."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_state_changes_are_recorded_when_no_operator_is_connected() -> None:
 
 
 def test_a_state_change_that_a_link_sends_to_an_operator_is_not_recorded_again(operator: Peer) -> None:
-    """The link records every message that it sends."""
+    """The bus already records every message that it sends on a link, except Heartbeats."""
     core, records = recorded_policy(PolicyCore(seed=9))
     core.step([(operator, operator.hello)], 1.0)
     records.take()

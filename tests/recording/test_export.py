@@ -1,4 +1,4 @@
-"""Exported tables have a row per robot, a column per channel, and the recorded numbers."""
+"""Exported tables have a row for each robot of a message, a column for each channel, and the recorded numbers."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_failed_export_leaves_no_file(
 
 
 @pytest.mark.parametrize("name", ["faulted", "walkers"])
-def test_csv_and_parquet_exports_hold_the_same_rows_of_every_topic(name: str, tmp_path: Path, capsys: Any) -> None:
+def test_csv_and_parquet_exports_hold_equally_many_rows_of_every_topic(name: str, tmp_path: Path, capsys: Any) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     recording = Path(__file__).parent.parent / "replay" / "sessions" / f"{name}.mcap"
     counts = []
@@ -148,7 +148,7 @@ def test_wrong_options_are_refused(recorded: Path, tmp_path: Path, capsys: pytes
 def test_a_hostile_topic_cannot_name_a_file_outside_the_folder(
     recorded: Path, save: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without this check, export --force would remove the file. Tables of known topics can still be selected."""
+    """Without a check of topics, export --force would remove precious.csv. --topics can still select known topics."""
     entries = list(Session([recorded]).entries())
     hostile = save("b.mcap", [*entries, replace(entries[-1], topic="../precious", sequence=0)])
     precious = tmp_path / "precious.csv"

@@ -360,7 +360,7 @@ def test_a_huge_chunk_is_not_unpacked(acted: Make, save: Make) -> None:
         summary = make_reader(file).get_summary()
     assert summary is not None
     octets = bytearray(path.read_bytes())
-    at = summary.chunk_indexes[0].chunk_start_offset + 9 + 16  # after opcode and length, and two times of 8 bytes
+    at = summary.chunk_indexes[0].chunk_start_offset + 9 + 16  # after opcode and length (9), begin and end (16)
     octets[at : at + 8] = (1 << 60).to_bytes(8, "little")
     path.write_bytes(octets)
     file_ = SessionFile(path)
@@ -468,7 +468,7 @@ def without_metadata(path: Path) -> None:
     path.write_bytes(octets)
 
 
-def test_recover_without_metadata_assumes_the_protocol_that_fits_all_messages(
+def test_recover_without_metadata_assumes_this_protocol_version_if_all_messages_fit(
     acted: Make, save: Make, old: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = save("a.mcap", entries_of(acted(4)))

@@ -173,7 +173,7 @@ def drive(player: Player, other: Bus, until: Callable[[list[Any]], bool]) -> lis
 def test_a_live_policy_server_answers_as_recorded(recorded: Path, server: Bus, endpoint: str) -> None:
     """With the same weights and noise, the server sends the recorded actions, bit for bit."""
     session = Session([recorded])
-    player = Player(session, ["step"], {"policy": endpoint}, {"sim-0": "sim-0"})
+    player = Player(session, ["step"], {"policy": endpoint}, {})
     assert player.missing() == ["policy"]
     drive(player, server, lambda _: not player.missing())
     core = PolicyCore(session.config().seed)
@@ -218,7 +218,7 @@ def test_steps_of_an_earlier_process_are_played_under_its_incarnation(
         item for hello in hellos for item in [hello, *(changed(step, incarnation=hello.incarnation) for step in steps)]
     ]
     session = Session([save("two.mcap", entries_of([("sim-0", message) for message in lives]))])
-    player = Player(session, ["step"], {"policy": endpoint}, {"sim-0": "sim-0"})
+    player = Player(session, ["step"], {"policy": endpoint}, {})
     drive(player, server, lambda _: not player.missing())
     for entry in session.entries(("step",)):
         player.play(entry)
@@ -258,7 +258,7 @@ def test_a_policy_that_the_recording_leaves_out_is_not_played(acted: Make, save:
 
 @pytest.mark.usefixtures("recorded")
 def test_the_play_command_plays_the_steps_in_order(server: Bus, endpoint: str, command: Callable[..., Any]) -> None:
-    """Play at ten times the speed without the first 0.5 s. The Steps arrive in order."""
+    """Play at ten times the speed, without the first 0.5 s."""
     player = command("play", "a.mcap", "--policy", endpoint, "--rate", "10", "--start", "0.5", "--json")
     got: list[Any] = []
     deadline = time.monotonic() + 120
@@ -336,7 +336,7 @@ def test_a_server_that_disappears_is_an_error(
 
 
 def test_two_publishers_may_swap_names(recorded: Path) -> None:
-    """Only two publishers with the same name are refused."""
+    """The command refuses new names only if two played publishers would have the same name."""
     remap = ["policy=sim-0", "sim-0=policy"]
     session = Session([recorded])
     assert play._renamed(remap, session, ["step", "action"]) == {"policy": "sim-0", "sim-0": "policy"}

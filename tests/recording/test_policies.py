@@ -91,7 +91,7 @@ def test_each_part_of_a_recording_holds_its_policies(policy: Make, tmp_path: Pat
 
 @pytest.mark.parametrize(("every", "kept"), [(1, range(1, 10)), (3, (1, 3, 6, 9)), (100, (1,)), (0, ())])
 def test_the_recorder_leaves_out_policies(every: int, kept: Any, policy: Make, tmp_path: Path, capsys: Any) -> None:
-    """The recording holds the fields of every version, so no message is missing."""
+    """The recording holds the other fields of every version, so no message is missing."""
     path = tmp_path / "a.mcap"
     it = Publisher(path, weights_every=every)
     sent = [policy(version) for version in range(1, 10)]
@@ -147,7 +147,7 @@ def test_a_reference_to_a_damaged_policy_has_no_policy(policy: Make, tmp_path: P
 def test_a_file_with_references_cannot_fill_the_memory(
     policy: Make, save: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nine references in one chunk copy more than LARGE bytes each. The limit _MAX_CHUNK for one chunk is 8 · LARGE."""
+    """Each of nine references in one chunk needs more than LARGE bytes. The test sets a chunk's limit to 8 · LARGE."""
     one = policy(1)
     path = save("a.mcap", entries_of([("learner", one), *((f"server-{n}", one) for n in range(9))], 1))
     assert len(payloads(path)) == 10

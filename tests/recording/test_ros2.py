@@ -135,8 +135,8 @@ def robot(observations: dict[str, str], actions: dict[str, str]) -> RobotSpec:
     return RobotSpec("Leg", *channels, 0.02)
 
 
-def hello(spec: RobotSpec | None, source: str = "leg", robots: int = 1) -> tuple[str, Message]:
-    return source, handshake.hello("simulator", source, client=5, robots=robots, spec=spec)
+def hello(spec: RobotSpec, source: str = "leg") -> tuple[str, Message]:
+    return source, handshake.hello("simulator", source, client=5, robots=1, spec=spec)
 
 
 def one_step(make_step: Make, observations: int, actions: int, **fields: Any) -> tuple[str, Step]:
@@ -245,7 +245,7 @@ def test_a_robot_without_joints_has_named_channels(
     commands = found[f"{base}/commands"]
     assert (commands.layout.dim[0].label, commands.data.tolist()) == ("left throttle", [0.25])
     assert capsys.readouterr().err == (
-        "leg: no /leg/robot_0/joint_states, because no channel has a name like JOINT.position: "
+        "leg: no /leg/robot_0/joint_states, because no observation has a name like JOINT.position: "
         "torso.height, a-b, a b, 2nd.θ, torso, …; the topics observation and action hold every channel\n"
     )
 

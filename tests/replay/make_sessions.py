@@ -86,8 +86,8 @@ def tampered(target: Path) -> None:
 def faulted(target: Path) -> None:
     """One robot runs in real time. The policy server and later the robot pause too long. An operator sends commands.
 
-    One period is 1/30 s and deadlines are 100 ms, so a pause of 8 periods is a fault. The fault ends 100 ms after the
-    pause.
+    One period is 50 ms, and deadlines are 100 ms. So the server's pause of 8 periods causes a fault. The robot's pause
+    of 270 ms causes another. A fault ends after valid data have come for 100 ms.
     """
     overrides = ("pacing.mode=realtime", "learner.learning_starts=40", "learner.replay_ratio=0.2", "total_steps=180")
     safety = (
@@ -129,7 +129,7 @@ def perform(stage: Deployed, acts: Sequence[tuple[int, Act]], paused: Sequence[t
 
 
 def commander(stage: Deployed) -> Callable[..., Act]:
-    """Return ``say(VERB, TARGET, POLICY, by=…)``. It makes an act: the operator or a driver sends a Command."""
+    """Return ``say(VERB, TARGET, POLICY, VERSION, BY)``. It makes an act: the operator or driver BY sends a Command."""
     numbers = itertools.count(1)
 
     def say(verb: str, target: str = "", policy: Bundle | None = None, version: int = 0, by: str = "") -> Act:
@@ -154,7 +154,7 @@ def deployed(target: Path) -> None:
         "safety.action_deadline_ms=100",
         "safety.recovery_ms=40",
     )
-    script = {  # each fault lasts at least one control period (20 ms), so that it covers an observation
+    script = {  # each event lasts at least one control period (20 ms), so that it covers an observation
         "nan": (600, 660),
         "frozen": (1200, 1500),
         "out of range": (2000, 2020),
@@ -356,7 +356,7 @@ def main(names: list[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / f"{name}.mcap"
             SESSIONS[name](made)
-            # Check the recording before --update, because --update must only add transitions.
+            # The first replay must find no difference. Then --update adds only transitions.
             for words in ((), ("--update",)):
                 if code := td3_robot(["replay", str(made), *words]):
                     return code

@@ -1,4 +1,4 @@
-"""Recorded runs for the replay tests, in one process with a simulated clock and links, or as real processes."""
+"""Recorded runs for the replay tests, in one process with a simulated clock and simulated links."""
 
 from __future__ import annotations
 
@@ -159,10 +159,10 @@ def leg_policy(seed: int, version: int, scale: float = 1.5) -> Bundle:
 
 
 class ScriptedLeg(Robot):
-    """A leg that swings by itself. Actions change only its reward. Its script lists the faults and their times.
+    """A leg that swings by itself. Actions change only its reward. A script lists events, such as a fall or an error.
 
     Args:
-        script: begin and end of each fault, in ms.
+        script: begin and end of each event, in ms.
         clock: returns the time in ms.
     """
 
@@ -206,7 +206,7 @@ class Deployed:
     Args:
         config: configuration of the policy server and the recorder.
         of_driver: configuration of the drivers.
-        script: the faults of the leg.
+        script: the events of the leg, see :class:`ScriptedLeg`.
     """
 
     def __init__(self, target: Path, config: Config, of_driver: Config, script: Mapping[str, tuple[int, int]]) -> None:
@@ -265,7 +265,7 @@ class Deployed:
         self._begin("leg", "driver", self._of_driver, {"learner": False, "spec": LEG.describe()}, (recorded, bus))
 
     def join(self, name: str) -> None:
-        """Connect a driver that has another name and no core. The test sends its messages."""
+        """Connect a driver that has another name and no core. The caller sends its messages with :meth:`send`."""
         self._nodes[name] = None, self._client(name, 7)[0]
 
     def _client(self, name: str, client: int) -> tuple[MemoryBus, Tap]:

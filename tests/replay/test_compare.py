@@ -120,12 +120,12 @@ def test_a_reordered_pair_is_found() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("weights_version", 2), ("noise_kind", 2), ("noise_seed", 8), ("stamp", 1)]
 )
-def test_integers_are_compared_exactly_even_if_numbers_of_arrays_may_differ(field: str, value: int) -> None:
+def test_integers_are_compared_exactly_even_if_array_values_may_differ(field: str, value: int) -> None:
     for result in both(actions(), changed(actions(), 4, **{field: value})):
         assert result.counts == {field: 1}
 
 
-def test_flags_texts_maps_and_bytes_are_compared_exactly(make_step: Make) -> None:
+def test_phases_origins_maps_bytes_and_texts_are_compared_exactly(make_step: Make) -> None:
     steps: list[Message] = [make_step(number) for number in range(3)]
     phase = np.array([2], np.uint8)
     for field, value in (("phase", phase), ("world", {"0": {"mass": 1.0}}), ("origin", 3)):
@@ -138,7 +138,7 @@ def test_flags_texts_maps_and_bytes_are_compared_exactly(make_step: Make) -> Non
 
 
 def test_a_difference_inside_a_map_is_located() -> None:
-    """The report names the different key. If a key is missing, the report names the map that lacks it."""
+    """The report names the key whose value differs. If a key is missing, the report names the map that lacks it."""
     held = {"stopped": [], "held": {"leg": "a stop", "arm": "nan"}}
     for other, field, got in (
         ({"stopped": [], "held": {"leg": "a stop", "arm": "inf"}}, "latches[held][arm]", "'inf'"),

@@ -23,9 +23,9 @@ from tests.replay.stages import Stage
 
 
 def test_a_lock_step_session_with_a_replay_file_and_n_step_returns_replays(tmp_path: Path) -> None:
-    """Replay does not refuse the free-running learner that it makes from a lock-step configuration.
+    """Replay also makes a second learner, which only stores transitions. This learner is always free-running.
 
-    In free-running, ``replay_storage: file`` and ``n_step`` 3 conflict. But this learner only stores transitions.
+    A free-running configuration must not have ``replay_storage: file`` and ``n_step`` 3. So replay must change it.
     """
     overrides = ("learner.replay_storage=file", "learner.n_step=3", "learner.learning_starts=20", "timing=lockstep")
     target = tmp_path / "session.mcap"

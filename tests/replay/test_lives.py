@@ -1,4 +1,4 @@
-"""Replay reports missing and invalid messages of a recording. Replay stops before a turn with a missing input.
+"""Replay of incomplete or invalid recordings. Replay of a core stops before a turn with a missing input.
 
 A turn is one call of a core's ``step``.
 """
@@ -83,7 +83,7 @@ def test_the_outputs_of_a_missing_turn_are_no_difference(
 def test_a_missing_output_of_the_last_turn_before_a_gap_is_no_difference(
     changed: Callable[..., Session],
 ) -> None:
-    """While its queue is full, a recorder loses messages: the outputs of a turn and everything after them."""
+    """A full queue to the recorder loses messages: here the Step of a turn, and the driver's next Turns and Steps."""
     lost: list[Entry] = []
     begun = 0
     for entry in Session([DEPLOYED]).entries(("step", "turn")):
@@ -266,7 +266,7 @@ def test_the_tolerance_depends_on_the_machine_that_made_the_expected_messages(
     assert [line for line in lines if f"the same bit for bit: policy (1259 turns): {ALL_ACTIONS} action" in line]
     near = next(line for line in lines if "the same within tolerance (processor was Abacus 3000" in line)
     assert near.partition("driver (")[2].count(", ") == 5
-    # Without the attachment about its machine, the reference is compared as if the recording's machine had made it.
+    # If no attachment names the reference's machine, replay assumes that the recording's machine made the reference.
     older = session.paths[0].with_name("older.mcap")
     kept = [item for name, item in now.attachments.items() if name != f"made/{reference}"]
     write(older, Facts(now.metadata, kept), now.entries())

@@ -114,7 +114,7 @@ def test_a_training_appears_as_ros_topics(ros: World, train: Callable[..., Comma
 
 
 def test_a_robot_appears_as_ros_topics(ros: World, command: Callable[..., Command]) -> None:
-    """``td3-robot play`` plays the recorded messages of a driver. /joint_states is the topic that RViz reads."""
+    """``td3-robot play`` plays a recording of a driver. For RViz, robot_state_publisher reads /joint_states."""
     monitor = ros.monitor("--endpoint", "ipc://m", "--ros-args", "-r", "leg/robot_0/joint_states:=joint_states")
     monitor.wait_for("the ROS node /td3_robot_monitor publishes the messages")
     listener = Listener(ros, {"/joint_states": JOINTS, "/leg/robot_0/commands": ARRAY, "/policy/leg/state+": TEXT})
@@ -150,7 +150,7 @@ def test_a_remark_that_comes_after_the_last_new_topic_is_printed(
     command("play", str(save("a.mcap", entries_of(messages, 2 * SECOND))), "--monitor", "ipc://m")
     monitor.wait_for("^leg: 1 of 3 channels are in no joint message: torso.height;")
     monitor.wait_for(
-        "^leg: no /leg/robot_0/joint_states, because no channel has a name like JOINT.position: torso.height"
+        "^leg: no /leg/robot_0/joint_states, because no observation has a name like JOINT.position: torso.height"
     )
 
 

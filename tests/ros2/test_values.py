@@ -1,4 +1,4 @@
-"""ROS messages become observations, and actions become ROS messages. Plain objects replace ROS messages here."""
+"""ROS messages become observations, and actions become values of commands. Plain objects replace ROS messages here."""
 
 from __future__ import annotations
 

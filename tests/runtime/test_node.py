@@ -1,4 +1,7 @@
-"""The loop of a node: how long it waits, what it does while a queue is full, and which real-time settings it logs."""
+"""The loop of a node: how long it waits, what it does while a queue is full, and when it follows a server that moves.
+
+The process of a node logs refused real-time settings.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +138,7 @@ class IdleCore:
 @pytest.mark.parametrize("supervised", [True, False])
 @pytest.mark.parametrize("silent", [True, False])
 def test_node_follows_a_silent_server_that_moves(tmp_path: Path, *, supervised: bool, silent: bool) -> None:
-    """The run folder names a new endpoint of the learner. A learner that is not silent has not moved."""
+    """The run folder names a new endpoint of the learner. The node moves to it only if the old endpoint is silent."""
     old, new = "tcp://10.0.0.1:5000", "tcp://10.0.0.2:5000"
     config = configuration.parse({"task": "Pendulum-v1"}, source="test")
     run = RunFolder.create(tmp_path / "run", config)

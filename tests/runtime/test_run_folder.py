@@ -120,7 +120,7 @@ def test_final_figures_give_the_steps_made(tmp_path: Path) -> None:
 def test_without_a_clean_end_the_newest_checkpoint_gives_the_steps_made(tmp_path: Path) -> None:
     """After a full disk or the death of the supervisor, final.json is missing or comes from an earlier start.
 
-    If final.json has more steps than the newest checkpoint, its number counts.
+    If final.json has more steps than the newest checkpoint, ``steps_made`` returns the steps of final.json.
     """
     run = RunFolder.create(tmp_path / "run", Config())
     assert run.steps_made() == 0
@@ -134,7 +134,7 @@ def test_without_a_clean_end_the_newest_checkpoint_gives_the_steps_made(tmp_path
 
 
 def test_only_a_folder_of_keys_that_exists_is_used(tmp_path: Path) -> None:
-    """After the SIGKILL of a command on a cluster, run.json still names the keys, which are gone."""
+    """If SIGKILL ends a command on a cluster, another process removes the keys. But run.json still names them."""
     run = RunFolder.create(tmp_path / "run", Config())
     keys = tmp_path / "run" / "keys"
     run.write_run(keys=str(keys))

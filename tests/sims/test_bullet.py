@@ -114,7 +114,7 @@ def test_all_numbers_equal_those_of_pybullet(twins: Twins, seed: int) -> None:
         touched += len(contacts)
         corner = min(pybullet.getAABB(robot, link, client)[0][2] for link in range(world._link_count))
         assert world.client.lowest(world._robot, range(world._link_count)) == corner
-    assert touched > 20, "the robot hardly touched the floor, so the test compared no contacts"
+    assert touched > 20, "the robot hardly touched the floor, so the test compared few contacts"
     view = pybullet.computeViewMatrixFromYawPitchRoll([0, 0, 1], 3.0, 20.0, -30.0, 0.0, 2)
     lens = pybullet.computeProjectionMatrixFOV(60.0, 1.5, 0.1, 100.0)
     pybullet.changeVisualShape(floor, -1, rgbaColor=[1, 1, 1, 0], physicsClientId=client)
@@ -162,6 +162,7 @@ def test_every_call_of_a_closed_world_raises_an_error() -> None:
         client.save,
         lambda: client.look(robot),
         lambda: client.touching(robot, 0),
+        lambda: client.picture(8, 8, [0.0] * 16, [0.0] * 16),
         lambda: client.drive(robot, 9, [0.0] * 3),
         lambda: client.restore(0),
         lambda: client.joints(robot),

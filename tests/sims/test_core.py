@@ -48,7 +48,7 @@ def one(outputs: list[Output]) -> Step:
 
 
 def test_every_step_of_an_episode_goes_to_both_servers(make_core: Callable[..., SourceCore]) -> None:
-    """The episode has three steps. Each Step names the Action that led to it."""
+    """The episode has three steps. The second Step has the identity of the Action that led to it."""
     core = make_core()
     assert core.step([], 0.0) == []  # no Throttle has allowed a step yet
     first = one(core.step([throttle(100)], 1.5))

@@ -175,7 +175,7 @@ def test_a_task_that_draws_only_a_window_has_no_pictures(monkeypatch: pytest.Mon
     ("task", "identity"), [("gymnasium:m:Pendulum-v1", "Pendulum-v1"), ("discrete:CartPole-v1", None)]
 )
 def test_only_a_continuous_task_has_a_gymnasium_id(task: str, identity: str | None) -> None:
-    """An action of a discrete task is a list of scores. Gymnasium's environment takes the index of an action."""
+    """A discrete task takes scores as actions. Gymnasium's environment takes integers, so its ID does not fit."""
     backend, name = tasks.find(task)
     assert backend.gymnasium_id(name) == identity
 

@@ -24,8 +24,8 @@ PERIOD = 0.02  # s, of the toy robot
 
 @pytest.fixture
 def make_core(scripted: Callable[..., Any], spec: RobotSpec) -> Callable[..., SourceCore]:
-    def make(fallback: str = "hold", length: int = 100, robots: int = 1) -> SourceCore:
-        envs = VectorEnvironment(lambda _: scripted([(length, True, False)]), robots, 0, "sim-0", 2)
+    def make(fallback: str = "hold", length: int = 100) -> SourceCore:
+        envs = VectorEnvironment(lambda _: scripted([(length, True, False)]), 1, 0, "sim-0", 2)
         return SourceCore(envs, "sim-0", 2, lockstep=False, pacing=RealTime(spec, fallback))
 
     return make
@@ -72,7 +72,7 @@ def test_deadlines_do_not_drift(spec: RobotSpec) -> None:
 
 def test_an_action_is_applied_at_the_deadline_and_not_before(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
-    assert core.step([], 0.5) == []  # the core starts with the learner's first message
+    assert core.step([], 0.5) == []  # the core starts with the learner's first Throttle
     first = one(core.step([THROTTLE], 1.0))
     assert (first.sequence, first.phase[0], first.origin) == (0, Phase.FIRST, ActionOrigin.NONE)
     assert core.pacing.deadline == pytest.approx(1.02)

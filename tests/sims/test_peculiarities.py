@@ -36,7 +36,7 @@ def test_foot_contacts_are_one_step_old(robot: Locomotion) -> None:
         now = robot._world.feet_on_floor()
         changes += now != before
         before = now
-    assert changes > 3, "the contacts hardly changed, so the test compared nothing"
+    assert changes > 3, "the contacts hardly changed, so the test compared almost nothing"
 
 
 @robots

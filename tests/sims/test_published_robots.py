@@ -1,4 +1,4 @@
-"""The robots give the same numbers as those of pybullet_envs_gymnasium 0.6.0."""
+"""The robots give the same observations as those of pybullet_envs_gymnasium 0.6.0, and rewards within 1e-6."""
 
 from __future__ import annotations
 

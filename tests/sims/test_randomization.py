@@ -64,7 +64,7 @@ def test_an_empty_randomization_changes_no_bit(task: str, seed: int) -> None:
     off.close()
 
 
-def test_each_key_except_a_push_interval_without_a_force_turns_randomization_on() -> None:
+def test_each_key_turns_randomization_on_but_a_push_needs_a_force() -> None:
     assert not RandomizationConfig().on
     assert not randomization(push={"interval": [3, 4]}).on
     for key, value in EVERYTHING.items():

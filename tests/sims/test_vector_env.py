@@ -91,7 +91,7 @@ def test_diverged_physics_truncates_the_episode(
 
 @pytest.mark.parametrize("task", tasks.names())
 def test_the_number_of_threads_changes_nothing(task: str, seed: int) -> None:
-    """Six robots give the same bits with one thread as with five. The steps of most robots include resets."""
+    """Six robots give the same bits with one thread as with five. Most tasks reset robots during these steps."""
     ranges = RandomizationConfig(mass=(0.8, 1.2), push=PushConfig(force=(10.0, 50.0)))
     alone, together = (
         VectorEnvironment(lambda number: tasks.make(task, number, ranges), 6, seed, "sim-0", 0, threads=threads)

@@ -204,7 +204,7 @@ def test_messages_of_a_closed_client_are_read_before_its_bye(
 
 
 @pytest.mark.parametrize("emptied", [True, False])
-def test_a_silent_client_expires_only_when_its_queue_is_empty_or_after_a_second_timeout(
+def test_a_silent_client_expires_only_when_the_queue_is_empty_or_one_more_timeout_has_passed(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, emptied: bool
 ) -> None:
     """The server's queue may hold messages of a silent client. Such a queue delays the expiry by up to PEER_TIMEOUT."""

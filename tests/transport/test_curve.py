@@ -55,7 +55,7 @@ def make_locked() -> Iterator[Callable[[KeyFolder | None], Bus]]:
 
 @pytest.fixture
 def stranger() -> Iterator[Make]:
-    """Returns a function that makes plain DEALER sockets. With a server's public key, a socket has a new key pair."""
+    """Returns a function that makes DEALER sockets. Given a server's public key, they use CURVE and a new key."""
     with zmq.Context() as context, ExitStack() as stack:
 
         def make(server: str | None = None) -> Any:
@@ -200,7 +200,7 @@ def test_a_client_refuses_a_server_with_another_key(
     pump: Make,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The robot's key is allowed, but the robot expects another server. So the robot sends nothing."""
+    """The robot's key is allowed, but the robot expects another server. So the robot sends no message."""
     server, _, bound = linked
     folders[1].revoke("server")
     folders[1].allow("server", KeyFolder(tmp_path / "x").create("x").public, "server:policy")

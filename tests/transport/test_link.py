@@ -311,7 +311,7 @@ def test_a_later_incarnation_replaces_the_earlier_incarnation(make_server: MakeS
 
 
 def test_a_name_belongs_to_its_role(make_server: MakeServer, make_hello: MakeHello) -> None:
-    """A simulator or evaluator that starts later uses the name of a policy server."""
+    """The server refuses a simulator or evaluator that starts later with the name of a policy server."""
     server = make_server()
     server.receive(b"a", frames(make_hello("policy", "policy", incarnation=0)), 0.0)
     for role in ("simulator", "evaluator"):
@@ -390,7 +390,7 @@ def test_a_driver_that_still_sends_is_not_replaced(
 
 
 def must_wait(server: ServerLink, message: Hello, key: bytes, now: float) -> bool:
-    """Return whether the server answers only with a Heartbeat, and also sends a Heartbeat to the first client."""
+    """Return whether the server sends one Heartbeat to this client, one to the first client, and nothing else."""
     inputs, replies = server.receive(key, frames(message), now)
     return not inputs and [(to, reply.NAME) for to, reply in replies] == [(key, "heartbeat"), (b"1", "heartbeat")]
 
@@ -488,7 +488,7 @@ def test_only_the_hello_of_an_unknown_client_is_decoded(
 ) -> None:
     """From a message of an unknown client, except a Hello, the server reads only the topic and the size.
 
-    It also does not decode a message that the client's role may not send.
+    From a welcomed client, it does not decode a message that the client's role may not send.
     """
     server, unpacked = make_server(), []
     decode = codec.decode_as

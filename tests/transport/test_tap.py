@@ -99,7 +99,7 @@ def test_messages_without_room_are_dropped_and_counted(recorder: Recorder, make_
     assert recorder.tap.counts() == {"not_recorded": 2}
 
 
-def test_lost_messages_are_counted_only_if_a_recorder_is_expected(make_client: Make, make_step: Make) -> None:
+def test_messages_before_the_first_recorder_count_only_if_it_is_expected(make_client: Make, make_step: Make) -> None:
     for expected, counted in ((False, {}), (True, {"not_recorded": 2})):
         alone = Recorder(make_client(link="recorder"), expected=expected)
         alone.there = False
@@ -152,16 +152,16 @@ def test_commands_are_recorded_by_the_node_that_receives_them(make_client: Make,
 
 def test_a_lost_command_and_its_turn_are_counted(make_client: Make) -> None:
     """The sequence numbers of the later Records show the gap."""
-    absent = Recorder(make_client(link="recorder"))
-    absent.tap.turn(0.0)
-    absent.tap._gathered_bytes = 1 << 25  # no room
+    full = Recorder(make_client(link="recorder"))
+    full.tap.turn(0.0)
+    full.tap._gathered_bytes = 1 << 25  # no room
     operator = Peer("policy", b"o", hello("operator", "operator", client=7), {})
-    absent.tap.record_turn(0.0, [(operator, Command(1, "", "estop", "enough", 0, "", b""))])
-    assert absent.tap.counts() == {"not_recorded": 2}
-    absent.tap._gathered_bytes = 0
-    absent.tap.record_turn(1.0, [(operator, Command(2, "", "reset", "enough", 0, "", b""))])
-    absent.tap.flush(1.0)
-    assert absent.topics() == [("turn", 1), ("command", 1)]
+    full.tap.record_turn(0.0, [(operator, Command(1, "", "estop", "enough", 0, "", b""))])
+    assert full.tap.counts() == {"not_recorded": 2}
+    full.tap._gathered_bytes = 0
+    full.tap.record_turn(1.0, [(operator, Command(2, "", "reset", "enough", 0, "", b""))])
+    full.tap.flush(1.0)
+    assert full.topics() == [("turn", 1), ("command", 1)]
 
 
 def test_messages_are_sent_in_batches(recorder: Recorder, make_step: Make) -> None:

@@ -23,8 +23,8 @@ class Disturbance:
         groups: the group of each observation channel, see :class:`td3_robot.config.randomization.SensorsConfig`.
 
     Attributes:
-        world: the values drawn for the episode, by name, in the configuration's units. Only values that were drawn
-            have a key.
+        world: the values drawn for the episode, by name, in the configuration's units. Values of keys that are off
+            are missing.
         mass, friction: factors, None if off.
         motor_strength: factor, 1 if off.
         joint_damping: N·m·s/rad, None if off.
@@ -109,7 +109,10 @@ class Disturbance:
                 self._bias[index] = self.world[f"sensor_bias.{self.spec.observations[index].name}"] = value
 
     def delayed(self, action: Float32) -> Float32:
-        """Send ``action``, float32[A], and return the action that arrives now. Call this once a control period."""
+        """Send ``action``, float32[A], and return the newest action that has arrived. Call this once a control period.
+
+        Before the first action arrives, this returns zero, or the limit nearest to zero.
+        """
         jitter = self.config.action_jitter
         if self.config.action_latency or jitter:
             late = self._latency + (int(self._delays.integers(jitter[0], jitter[1] + 1)) if jitter else 0)

@@ -50,7 +50,7 @@ class A2C(Algorithm):
         log_pi = torch.log_softmax(_LARGEST_LOGIT * self.actor(s), 1)
         v = self.critic(s)
         advantage = goal - v.detach()
-        if len(advantage) > 1:  # normalise, so that the scale of the task's rewards has no effect
+        if len(advantage) > 1:  # normalise, so that the scale of the rewards does not change the actor's loss
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         actor_loss = -(log_pi.gather(1, a.argmax(1, keepdim=True)) * advantage).mean()
         entropy = -(log_pi.exp() * log_pi).sum(1).mean()

@@ -82,7 +82,8 @@ class TD3(Algorithm):
                 metrics["action_saturation"] = (pi.abs() > 0.99).float().mean()
             polyak_update(self.critics_target, self.critics, config.polyak)
             polyak_update(self.actor_target, self.actor, config.polyak)
-            if config.policy_average:  # the first averages are plain means, without the initial weights
+            if config.policy_average:
+                # The first averages are plain means. Only with critics_first do they include the initial weights.
                 made = self.updates // config.policy_delay
                 polyak_update(self.actor_average, self.actor, max(config.policy_average, 1 / made))
         return metrics

@@ -1,7 +1,8 @@
 """The engine's update as a CUDA graph. One launch runs the graph. Without a graph, an update needs about 100 launches.
 
 For small networks, a GPU runs the kernels of an update faster than Python can launch them. A graph launches all kernels
-at once and always uses the same memory. Each update first copies its batch and noise to that memory.
+at once and always uses the same memory. Each update first copies its noise to that memory, and also its batch, unless
+the replay buffer has already gathered the batch there.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class CapturedUpdate:
 def difference(
     before: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]], found: Mapping[str, NDArray[Any]]
 ) -> str | None:
-    """The first difference of ``found`` from ``expected``, as text; None if all arrays are equal up to rounding.
+    """The first difference of ``found`` from ``expected``, as text; None if all float32 arrays are about equal.
 
     The limit is 1 % of the largest change since ``before``, plus two float32 rounding steps of the largest value.
     """

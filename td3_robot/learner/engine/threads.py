@@ -31,7 +31,7 @@ def use_threads(threads: int, where: ThreadsIn = "critics") -> None:
 
 
 def second_thread(threads: int, where: ThreadsIn = "critics") -> ThreadPoolExecutor | None:
-    """A thread that computes in parallel with the caller's thread; None if the engine has only one thread."""
+    """A thread that computes in parallel with the caller's thread; None with one thread or with ``operators``."""
     if threads < 2 or where != "critics":
         return None
     return ThreadPoolExecutor(1, "learner", _prepare_thread, (torch.get_num_threads(),))

@@ -59,7 +59,7 @@ class Replayed:
 
     @property
     def total_added(self) -> int:
-        """The number of rows that were stored so far."""
+        """The number of rows ever added to the replay buffer, without the rows of the second buffer."""
         return self.replay.total_added
 
     @property

@@ -40,8 +40,8 @@ class Rollouts:
     """Collects the steps of each robot, and makes one batch of each finished piece of an episode.
 
     A piece ends with its episode, or after :data:`LONGEST` steps; then the next piece begins. So most episodes are one
-    piece, but an episode without an end also gives batches. A piece with a gap gives no batch. A piece with an
-    operator's action gives no batch either, because the algorithm learns only from its own policy.
+    piece, but an episode without an end also gives batches. A piece with a gap gives no batch. A piece
+    during which an operator has the robot gives no batch either: the algorithm learns only from its own policy.
 
     This class has the same methods as :class:`td3_robot.learner.experience.replayed.Replayed`.
     """

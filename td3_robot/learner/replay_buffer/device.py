@@ -24,13 +24,13 @@ class DeviceRows:
             self._rows = torch.zeros(rows.shape, device=device)
         except torch.OutOfMemoryError:
             raise ConfigError(
-                f"learner.buffer_size is {len(rows)}: {rows.nbytes / 1e9:.1f} GB do not fit into the memory "
-                f"of {device.type}; use a smaller buffer, or learner.device cpu"
+                f"{len(rows)} rows of a replay buffer are {rows.nbytes / 1e9:.1f} GB, which do not fit into the memory "
+                f"of {device.type}; use a smaller learner.buffer_size, or learner.device cpu"
             ) from None
         self._batch = self._rows[:0]
 
     def gather(self, chosen: NDArray[Any]) -> Tensor:
-        """The rows with the numbers ``chosen``: float32[B, width]. A next call with the same B overwrites them."""
+        """The rows with the numbers ``chosen``: float32[B, width]. The next call overwrites them if B is the same."""
         if len(self._batch) != len(chosen):
             self._batch = torch.empty((len(chosen), self._rows.shape[1]), device=self._device)
         torch.index_select(self._rows, 0, upload(chosen, self._device), out=self._batch)
@@ -48,6 +48,6 @@ class DeviceRows:
         while first < total:
             start = first % capacity
             count = min(total - first, capacity - start, _AT_ONCE)
-            rows = self._host[start : start + count].copy()  # torch refuses the read-only rows of a file
+            rows = self._host[start : start + count].copy()  # torch warns about the read-only rows of a file
             self._rows[start : start + count].copy_(send(rows, self._device))
             first += count

@@ -49,7 +49,7 @@ class SumTree:
     def find(self, fractions: Float64) -> Indices:
         """For each fraction in [0, 1), find the first leaf at which the running sum exceeds fraction · total.
 
-        Because of rounding, the result may be the leaf after the last leaf with a positive weight.
+        Because of rounding, the result may be a leaf after the last leaf with a positive weight.
         """
         rest = torch.from_numpy(fractions * self._levels[0].sum())[:, None]
         found = torch.zeros(len(fractions), dtype=torch.int64)

@@ -3,8 +3,8 @@
 A snapshot is one consistent state of the whole run. To take one, the Throttles at the end of a round ask every
 simulator for its state. Each simulator sends its state before its next Step. The learner processes the next round only
 after all states have arrived and are saved. A snapshot needs no state of the policy server: the server holds only
-weights, and computes its noise from the Step alone. When a simulator dies, every process returns to the newest snapshot
-and repeats the same steps.
+weights, and computes its noise from the seed and the Step. When a simulator dies, every process returns to the newest
+snapshot and repeats the same steps.
 """
 
 from __future__ import annotations

@@ -109,7 +109,8 @@ def test_means_start_again_at_each_call_and_gauges_show_the_newest_update(kind: 
 def test_gauges_match_a_hand_calculation(kind: Any) -> None:
     """All rewards are -3 and all discounts are 0, so every target y is -3.
 
-    The actor's last bias is 9 in one of three dimensions, so 1/3 of the actions are near a limit.
+    The bias of the actor's last layer is 9 in one of three dimensions. So in each action, one of three numbers is near
+    a limit.
     """
     td3 = kind(O, A, (24, 16), LearnerConfig(policy_delay=1), seed=53)
     tensors_of(td3)["actor.2.bias"][1] = 9.0  # tanh 9 = 0.99999997

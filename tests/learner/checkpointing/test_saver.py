@@ -39,7 +39,7 @@ def test_a_learner_with_a_successor_saves_nothing_more(world: World, tmp_path: P
 def test_a_learner_that_could_not_write_its_text_still_saves(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The disk is full at the start of the learner. An earlier learner has left its text."""
+    """A learner marks its run folder with a random text. Its disk is full, so the text of an earlier learner stays."""
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / ".learner").write_text("an earlier learner")
     world.join(world.peer("simulator", "sim-0", robots=1))

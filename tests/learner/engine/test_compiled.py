@@ -41,6 +41,7 @@ def trained(config: LearnerConfig, updates: int, *, compiles: bool = False) -> F
     return td3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(machine.compiler_lack() is not None, reason=str(machine.compiler_lack()))
 def test_compiled_updates_equal_plain_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled and plain updates differ only by rounding. A second engine loads the code from the cache.

@@ -42,10 +42,11 @@ def test_the_engine_equals_the_plain_algorithm_in_float64(
         torch.testing.assert_close(torch.cat(list(errors), 1).cpu().double(), torch.cat(expected, 1), atol=1e-4, rtol=0)
     # float32 has 24 significant bits, so rounding changes a value by up to 6e-8 of its size. Adam divides a gradient by
     # its size, so a relative error of about 1e-6 in a gradient moves a weight by learning_rate * 1e-6. The error is
-    # larger only for gradients near ε = 1e-8, because Adam's first step depends on their sign. After many steps, the
-    # input of some ReLU is so close to 0 that the order of a sum decides its sign. One sample then counts in
-    # only one of the two gradients. This changes a mean of gradients by about 3e-5. 25 steps of 1e-3 move a weight by
-    # up to 0.025. The tolerance of 5e-5 is 500 times smaller, so the test still finds a wrong update.
+    # larger only for gradients near ε = 1e-8: rounding can change their sign, and so the direction of Adam's first
+    # step. After many steps, the input of some ReLU is so close to 0 that the order of a sum decides its sign. One
+    # sample then counts in only one of the two gradients. This changes a mean of gradients by about 3e-5. 25 steps of
+    # 1e-3 move a weight by up to 0.025. The tolerance of 5e-5 is 500 times smaller, so the test still finds a wrong
+    # update.
     near, close = (5e-6, 2e-6) if count <= 2 else (5e-5, 1e-4)
     assert distance(weights_of(engine), weights_of(exact.td3)) < near
     assert distance(weights_of(engine, "target"), weights_of(exact.td3, "target")) < near
@@ -119,7 +120,7 @@ def test_bfloat16_stays_near_float32(kind: Any, layer_norm: bool) -> None:
     assert pi_error < 0.05
 
 
-def test_a_state_continues_on_any_device(device: torch.device) -> None:
+def test_a_state_of_any_device_continues_on_the_cpu(device: torch.device) -> None:
     there, here = FastTD3(O, A, (24, 16), LearnerConfig(), 25, device), FastTD3(O, A, (24, 16), LearnerConfig(), 26)
     stream = batches(4, seed=27)
     for batch in stream[:3]:
@@ -131,13 +132,15 @@ def test_a_state_continues_on_any_device(device: torch.device) -> None:
     assert distance(weights_of(there), weights_of(here)) < 2e-6  # devices add in different orders
 
 
-def test_the_learning_rate_can_be_on_the_device(device: torch.device) -> None:
+def test_the_learning_rate_can_be_a_tensor() -> None:
     """float32 rounds the rate by up to 6e-8 of its value. A step moves a weight by at most 1e-3.
 
-    So the rates cause a difference of only 1e-10, and the rounding of a weight below 1 adds up to 6e-8.
+    So the rates cause a difference of only 1e-10, and the rounding of a weight below 1 adds at most 6e-8.
     """
-    number, tensor = (FastTD3(O, A, (24, 16), LearnerConfig(learning_rate=0.5), 28, device) for _ in range(2))
-    tensor.actor_adam.learning_rate = tensor.critics_adam.learning_rate = torch.tensor(0.5, device=device)
+    number, tensor = (
+        FastTD3(O, A, (24, 16), LearnerConfig(learning_rate=0.5), 28, torch.device("cpu")) for _ in range(2)
+    )
+    tensor.actor_adam.learning_rate = tensor.critics_adam.learning_rate = torch.tensor(0.5)
     for td3 in (number, tensor):
         td3.set_learning_rate(1e-3)
         for batch in batches(2, seed=29):

@@ -1,4 +1,4 @@
-"""Each finished episode of a robot gives one rollout. An episode with a gap gives none."""
+"""Each finished episode, or piece of a very long episode, gives one rollout. If it has a gap, it gives none."""
 
 from __future__ import annotations
 

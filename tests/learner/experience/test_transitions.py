@@ -77,7 +77,7 @@ ends = st.lists(st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
 )
 def test_no_transition_crosses_an_episode_end_or_a_gap(data: st.DataObject, robots: Any, lengths: list[int]) -> None:
-    """The assembler joins all consecutive Steps and no others, whichever Steps are lost or repeated."""
+    """The assembler joins all consecutive Steps of an episode and no others, whichever Steps are lost or repeated."""
     stream = [step for number, length in enumerate(lengths) for step in history(robots, length, number)]
     fates = data.draw(
         st.lists(st.sampled_from(["kept", "kept", "lost", "twice"]), min_size=len(stream), max_size=len(stream))
@@ -122,7 +122,7 @@ def test_no_transition_crosses_an_episode_end_or_a_gap(data: st.DataObject, robo
         assert after[3] == before[3] + 1
     assert assembler.counters["transitions"] == len(expected)
     assert assembler.counters["repeated"] == fates.count("twice")
-    # A lost Step counts only after a later Step of the same incarnation.
+    # A lost Step counts only if a later Step of the same incarnation arrives.
     missed = 0
     for incarnation in range(len(lengths)):
         seen = [step.sequence for step in received if step.incarnation == incarnation]

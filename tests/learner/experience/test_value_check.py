@@ -15,8 +15,8 @@ from td3_robot.messages import Step
 from tests.learner.experience.test_transitions import history
 
 
-def check_of(stream: list[Step], discount: float) -> ValueCheck:
-    assembler, check = Assembler(), ValueCheck(discount)
+def check_of(stream: list[Step]) -> ValueCheck:
+    assembler, check = Assembler(), ValueCheck(0.5)
     for step in stream:
         transitions = assembler.add(step)
         if transitions is not None:
@@ -28,9 +28,9 @@ def test_discounted_returns_match_a_hand_calculation() -> None:
     """γ is 1/2. The first episode has rewards 1, 2 and 3, and is truncated. The second has 1 and 2, and terminates.
 
     The first return is 1 + 2/2 + 3/4 = 2.75. A critic's value of the last observation would have the weight γ³ = 1/8.
-    The second return is 1 + 2/2 = 2. Its weight is 0, because the episode terminates.
+    The second return is 1 + 2/2 = 2. Here the weight is 0, because the episode terminates.
     """
-    check = check_of(history([[(3, False), (2, True)]], 7, 0), 0.5)
+    check = check_of(history([[(3, False), (2, True)]], 7, 0))
     first, second = check.episodes
     assert (first.discounted, first.left, first.observation.tolist(), first.last_observation.tolist()) == (
         2.75,
@@ -47,7 +47,7 @@ def test_only_complete_episodes_count() -> None:
     Step 2 is lost, and the source restarts later.
     """
     stream = history([[(4, True)], [(6, True)]], 12, 0) + history([[(4, True)], [(6, True)]], 7, 1)
-    check = check_of([step for step in stream if not (step.incarnation == 0 and step.sequence == 2)], 0.5)
+    check = check_of([step for step in stream if not (step.incarnation == 0 and step.sequence == 2)])
     # Robot 0: the gap cuts episode 0. Episode 1 is complete (Steps 5 to 9).
     # Robot 1: the gap cuts episode 0, and the restart cuts episode 1.
     # After the restart, the first episode of each robot is complete.
@@ -66,7 +66,7 @@ def test_figures_of_a_known_critic_match_a_hand_calculation(normalise: bool) -> 
     td3.critics.flat.zero_()
     td3.critics.named["critic1.1.bias"].fill_(10)
     td3.critics.refresh()
-    check = check_of(history([[(3, False), (2, True)]], 7, 0), 0.5)
+    check = check_of(history([[(3, False), (2, True)]], 7, 0))
     figures = check.figures(td3, Normaliser(4) if normalise else None)
     assert figures == {"return_discounted_mean": pytest.approx(2.375), "return_expected_mean": pytest.approx(9.375)}
     assert ValueCheck(0.5).figures(td3, None) == {}

@@ -102,5 +102,5 @@ def test_rows_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(torch, "zeros", full)
-    with pytest.raises(ConfigError, match=r"learner.buffer_size is 10: 0.0 GB do not fit into the memory of cpu; use"):
+    with pytest.raises(ConfigError, match=r"10 rows of a replay buffer are 0\.0 GB, which do not fit into"):
         mirrored(ReplayBuffer(10, O, A, seed=1), torch.device("cpu"))

@@ -1,7 +1,8 @@
 """The rows of the replay buffer in a file, and the journal of these rows.
 
 Recorded rows outlive a killed process. The next process refuses a damaged journal, and a file of rows with a wrong
-size. It accepts a truncated journal and zeros at the end of a journal. Nothing checks the content of the rows.
+size. It accepts a journal that is truncated after its header, and zeros at the end of a journal. Nothing checks the
+content of the rows.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def test_a_truncated_journal_is_read_and_a_damaged_journal_is_refused(
 ) -> None:
     """A truncated journal gives the complete notes before the cut. A changed bit makes the process refuse the journal.
 
-    There are two exceptions. The changed bit may be in the truncated record, which is not read anyway. Or it makes the
+    There are two exceptions. The changed bit may be in the truncated record, which is lost anyway. Or it makes the
     length field of the last complete record larger. That record then looks like a truncated record, and is lost.
     """
     monkeypatch.setattr(os, "fsync", lambda _: None)  # fsync is slow on a busy disk

@@ -30,9 +30,9 @@ class Fleet:
         self.world.give(peer, self.world.make_step(0, source=name))
 
     def turn(self, pace: int = 10, **paces: int) -> None:
-        """Let each simulator make the steps that it may make, but at most ``pace`` or its number in ``paces``.
+        """Let each simulator make the steps that it may make, but at most ``pace``.
 
-        A step takes 1 ms, and a turn takes 11 ms in addition.
+        ``paces`` holds other limits by simulator name. A step takes 1 ms, and a turn takes 11 ms in addition.
         """
         for source in self.world.core.sources.live():
             for _ in range(min(paces.get(source.name, pace), source.granted - self.made[source.name])):

@@ -35,9 +35,9 @@ def world(spec: RobotSpec, make_step: Callable[..., Step]) -> World:
     return world
 
 
-def peers(world: World, *, client: int = 1, incarnation: int = 0) -> tuple[Peer, Peer]:
+def peers(world: World, incarnation: int = 0) -> tuple[Peer, Peer]:
     made = [world.peer("simulator", name, robots=1, incarnation=incarnation) for name in ("a", "b")]
-    a, b = (replace(peer, hello=changed(peer.hello, client=client)) for peer in made)
+    a, b = (replace(peer, hello=changed(peer.hello, client=incarnation + 1)) for peer in made)
     return a, b
 
 
@@ -115,7 +115,7 @@ def test_every_process_rolls_back_when_a_simulator_is_lost(world: World) -> None
     for sequence in (6, 7, 8):
         a_round(world, a, b, sequence)
     world.give(b, Bye("killed"))
-    _, restarted = peers(world, client=2, incarnation=1)
+    _, restarted = peers(world, incarnation=1)
     assert states(world.join(restarted)) == []
     assert world.core.scheduler.must_roll_back
     assert a_round(world, a, restarted, 9) == []  # the learner processes no round before the rollback
@@ -150,7 +150,7 @@ def test_a_process_that_is_not_connected_during_a_rollback_rolls_back_when_it_re
         a_round(world, a, b, sequence)
     world.give(a, Bye("silent for 5 s"))
     world.give(b, Bye("killed"))
-    _, restarted = peers(world, client=2, incarnation=1)
+    _, restarted = peers(world, incarnation=1)
     world.join(restarted)
     state.restore(world.core, arrays, scalars)
     world.core.rolled_back()
@@ -235,7 +235,7 @@ def test_stepping_follows_a_snapshot_and_a_lost_simulator_causes_a_rollback(worl
     a_round(world, a, b, 0)
     seen.append(world.core.scheduler.state)
     world.give(b, Bye("killed"))
-    world.join(peers(world, client=2, incarnation=1)[1])
+    world.join(peers(world, incarnation=1)[1])
     seen.append(world.core.scheduler.state)
     assert seen == [State.SNAPSHOT, State.SNAPSHOT, State.SAVING, State.STEPPING, State.ROLLBACK]
     assert set(TRANSITIONS) == set().union(*TRANSITIONS.values()) == set(State)

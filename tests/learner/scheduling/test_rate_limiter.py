@@ -1,4 +1,4 @@
-"""Compares the limits of the replay ratio with hand calculations, and tests its bounds for any order of turns."""
+"""Compares the rate limiter with hand calculations, and tests the bounds of the lead for any order of turns."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Shift the wall clock of every Python process that has this folder on its PYTHONPATH.
+"""Add an offset to ``time.time`` and ``time.time_ns`` of every Python process with this folder on its PYTHONPATH.
 
-The environment variable WALL_CLOCK names a file with the shift in seconds. The process reads the file
-again at each reading of the clock.
+The environment variable WALL_CLOCK names a file with the offset in whole seconds. Each call reads the file again.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 _PALETTE = np.linspace((236, 236, 236), (163, 184, 223), 256).astype(np.uint8)
 """Colours of the tiles, from light to dark."""
 _SKY = (222, 233, 245)
-_FAR = 10_000.0  # m from the camera; the picture shows sky beyond this distance
-_SHARP = 12.0  # m from the camera; farther tiles fade, because the farthest are smaller than a pixel
+_FAR = 10_000.0  # m from the camera, along its axis; the picture shows sky beyond this distance
+_SHARP = 12.0  # m from the camera, along its axis; farther tiles fade, because the farthest are smaller than a pixel
 
 
 def draw(width: int, height: int, view: Sequence[float], lens: Sequence[float]) -> NDArray[np.uint8]:

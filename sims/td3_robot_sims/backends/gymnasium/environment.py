@@ -43,8 +43,8 @@ class GymnasiumEnvironment(Environment):
         name: ``ID`` or ``MODULE:ID``.
 
     Raises:
-        ConfigError: the task or module does not exist, a package is missing, the spaces are not supported, or
-            ``robot_spec`` does not fit them.
+        ConfigError: the module cannot be imported, the task does not exist or cannot be made, a package is missing,
+            the spaces are not supported, or ``robot_spec`` does not fit them.
     """
 
     def __init__(self, kind: str, name: str, seed: int | None, randomization: RandomizationConfig | None) -> None:
