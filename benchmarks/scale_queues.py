@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_DRAIN = 0.001  # seconds in which the learner reads Steps before a turn
+_DRAIN = 0.001  # seconds in which the learner reads Steps in a turn
 _READ = 0.25  # reading a Step takes this share of the Step's whole cost
 _IDLE = 0.05  # longest time in s that a learner without Steps waits before its next turn
 
@@ -119,7 +119,7 @@ def simulate(
 
 
 def most_sources(robots: int, rate: float, costs: Costs) -> int:
-    """Return the largest number of sources for which the queue does not grow, to within 2 %."""
+    """Return the largest number of sources, from 1 to 8192, for which the queue does not grow, to within 2 %."""
     low, high = 1, 8192
     while high - low > max(1, low // 50):
         middle = (low + high) // 2

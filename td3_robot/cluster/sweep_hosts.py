@@ -68,7 +68,8 @@ class SweepHosts:
     def start(self, name: str, arguments: Sequence[str], log: Path) -> Running:
         """Start ``td3-robot train`` with these arguments on the host with the most free cores.
 
-        The sweep needs all cores of a host. It does not use a host on which other jobs use cores.
+        The sweep reserves all cores of a host, and its trainings share them. So it does not use a host on which other
+        jobs use cores.
 
         Raises:
             NodeError: no host is left.

@@ -49,9 +49,9 @@ def act(body: bytes, folder: RunFolder | None, config: Config) -> dict[str, Any]
     Only a run on a cluster has several policy servers.
 
     Returns:
-        ``done``: whether each server, and each robot that must follow, has confirmed the action. ``text``: the
-        problems, empty if there is none. ``state``: the states that the servers report, without repetitions.
-        ``confirmed``: the robots that confirmed the action.
+        ``done``: whether each server has confirmed the action and, for ``estop`` and ``activate``, each connected
+        robot. ``text``: the problems, empty if there is none. ``state``: the states that the servers report, without
+        repetitions. ``confirmed``: the robots that confirmed the action.
 
     Raises:
         msgspec.DecodeError: the request is malformed.

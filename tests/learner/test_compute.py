@@ -131,7 +131,7 @@ def test_only_a_newly_chosen_precision_is_measured(
 
 @pytest.mark.parametrize(
     ("speeds", "expected"),
-    [
+    [  # updates/s of fp32 with 1 and 2 threads, then of bf16 with 1 and 2 threads
         ((100, 120, 150, 200), ("bf16", 2)),
         ((100, 120, 196, 200), ("bf16", 1)),  # 196 is above 97 % of the highest speed, so 1 thread is enough
         ((196, 120, 200, 150), ("fp32", 1)),  # 196 is enough again, and fp32 comes before bf16
@@ -143,7 +143,6 @@ def test_auto_chooses_the_fastest_updates(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The speeds are those of fp32 with 1 and 2 threads, then of bf16."""
     processor(monkeypatch, 2.0)
     monkeypatch.setattr(machine_choices, "available_cores", lambda: 2)
     monkeypatch.setattr(measure, "speeds", lambda *arguments: dict(zip(arguments[3], speeds, strict=True)))
@@ -162,7 +161,7 @@ def test_auto_chooses_the_fastest_updates(
         ({"threads": 2, "precision": "fp32"}, False, ("fp32", 2)),
     ],
 )
-def test_lockstep_a2c_and_explicit_settings_measure_no_updates(
+def test_lockstep_and_a2c_and_explicit_settings_measure_no_updates(
     learner: dict[str, Any],
     lockstep: bool,
     expected: tuple[str, int],
@@ -220,7 +219,8 @@ def test_resolve_gives_the_settings_that_this_process_would_use() -> None:
     config, memory, notices = resolve(parse(small), sizes)
     device = compute.device("auto")
     found = config.learner.precision
-    measured = device.type == "cpu" and compute._bf16_lack(device) is None  # each process measures for itself
+    measured = device.type == "cpu" and compute._bf16_lack(device) is None
+    # The child process measures bf16 itself, so its choice can differ from the choice of this process.
     assert found in (("fp32", "bf16") if measured else (compute.precision("auto", device),))
     assert config.learner.device == device.type
     assert (memory is None) == (device.type == "cpu")

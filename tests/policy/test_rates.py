@@ -87,7 +87,7 @@ def test_only_sources_in_real_time_are_measured(
     make_step: Callable[..., Step],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """All answers are late. The server warns every 5 s."""
+    """All answers are late. If the server warns, it does so every 5 s."""
     rates = AnswerRates(0.05, realtime=realtime)
     peer = replace(driver, hello=changed(driver.hello, role=role))
     for number in range(12):

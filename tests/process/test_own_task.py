@@ -47,7 +47,10 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_own_task_trains_evaluates_and_replays(train: Any, command: Any, folder: Path) -> None:
-    """A command line may import a module; a policy or a recording may not. ``max_steps`` ends endless episodes."""
+    """Only a name on the command line leads to an import; a name in a policy file or recording is not enough.
+
+    ``max_steps`` ends endless episodes.
+    """
     sets = (f"task={TASK}", "evaluation.every=300", "evaluation.episodes=2", "evaluation.max_steps=7", "record=true")
     run = train(700, *sets)
     assert run.finish() == 0, run.output()

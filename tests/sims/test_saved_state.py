@@ -75,12 +75,12 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
         "not the state of a generator": ({**good, "random": np.full(6, 2**64 - 1, np.uint64)}, "PCG64"),
         "another start": (
             {**good, "random": good["random"] + np.array([1, 0, 0, 0, 0, 0], np.uint64)},
-            "the observation differs from the saved one",
+            "actions do not lead to the saved observation",
         ),
-        "another end": ({**good, "observation": good["observation"] + 1}, "the observation differs from the saved one"),
+        "another end": ({**good, "observation": good["observation"] + 1}, "actions do not lead to the saved observation"),
         "steps after the end": (
             {**good, "actions": np.ones((500, 3), np.float32)},
-            "the observation differs from the saved one",
+            "actions do not lead to the saved observation",
         ),
     }
     for name, (state, text) in cases.items():

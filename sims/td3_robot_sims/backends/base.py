@@ -205,8 +205,8 @@ class Environment(ABC):
         if len(self._actions) != len(actions) or not np.array_equal(self._observation, observation, equal_nan=True):
             self._running = False
             raise BundleError(
-                f"{where}: after its {len(actions)} actions, the observation differs from the saved one; the version "
-                "of the simulator or of numpy, the processor or the randomization has changed"
+                f"{where}: its {len(actions)} actions do not lead to the saved observation; the version of the "
+                "simulator or of numpy, the processor or the randomization has changed"
             )
 
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
@@ -258,7 +258,7 @@ class Backend(ABC):
         """Make an environment, see :class:`Environment`. Raises the same ConfigError as :meth:`spec`."""
 
     def module(self, name: str) -> str:
-        """Return the Python module that ``name`` contains and :meth:`make` imports; empty if it contains no module."""
+        """Return the Python module that :meth:`make` imports, such as ``mine`` for ``mine:Endless-v0``; empty for none."""
         del name
         return ""
 

@@ -84,14 +84,14 @@ class FastTD3(Algorithm):
         self._captured: CapturedUpdate | None = None
 
     def prepare(self, example: Batch) -> None:
-        """Compile the update if the configuration allows it. On a GPU, prepare its capture in a CUDA graph."""
+        """Compile the update if the configuration allows it. On a GPU with uniform replay, use CUDA graphs."""
         if self.config.compiles:
             compiled.use(self, example)
         if self.device.type == "cuda" and self.config.replay == "uniform":  # lap needs TD errors; a graph returns none
             self._captured = CapturedUpdate(self)
 
     def learn(self, batch: Batch) -> Sequence[Tensor]:
-        """Make one update. The result is empty if the engine uses CUDA graphs, even before its first graph."""
+        """Make one update. With CUDA graphs, the result is always empty, also for the first updates without a graph."""
         if self._captured:
             return self._captured(batch)
         return self.improve(batch, self.draw_noise(len(batch.action)))
