@@ -204,8 +204,8 @@ def times(points: Sequence[Point], scores: Sequence[float]) -> list[float | None
 def train_ours(training: Training, folder: Path) -> None:
     begin, limits = time.monotonic(), training.limits
     overrides = {"evaluation.every": limits.every, "evaluation.episodes": limits.episodes}
-    # Seconds from ``begin`` to the start of the learner's clock. The newest Status holds a time of that clock. It is
-    # a little old, so this value is slightly too high.
+    # Seconds from ``begin`` to the start of the learner's clock. ``look`` subtracts ``wall_s``, a time of that clock,
+    # from the time now. ``wall_s`` is a little old, so this value is slightly too high.
     started = 0.0
 
     def add_evaluations() -> bool:

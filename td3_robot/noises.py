@@ -1,7 +1,7 @@
 """The table of exploration noises and their parameters.
 
-The classes are in :mod:`td3_robot.policy.noise`, which also explains how to write one. Configurations and policy
-bundles name a noise by its key in this table.
+The classes are in :mod:`td3_robot.policy.noise`, which also explains how to write one, and
+:mod:`td3_robot.policy.noise_v2`. Configurations and policy bundles name a noise by its key in this table.
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ NOISES = Registry(
     "td3_robot.noises",
 )
 CHOSEN_BY_THE_LEARNER = ("none", "uniform", "categorical", "uniform_v2", "categorical_v2")
-"""Noises that only the learner chooses: none, random actions of the warm-up, and draws of discrete actions."""
+"""Noises that a configuration cannot name. The learner chooses uniform for the warm-up, categorical for draws of
+discrete actions, and none otherwise."""
 _V2 = {kind: f"{kind}_v2" for kind in ("gaussian", "uniform", "ornstein_uhlenbeck", "categorical")}
 """Maps each old kind, which draws the numbers robot by robot, to its successor. Old runs use the old kinds."""
 
 
 def like(kind: str, configured: str) -> str:
-    """The successor of ``kind`` if the configured noise is a successor; otherwise ``kind``, so old runs keep it."""
+    """The noise to use beside the ``configured`` one.
+
+    Beside a ``_v2`` kind this is the ``_v2`` kind of ``kind``, otherwise ``kind``. So an old run keeps its numbers.
+    """
     return _V2.get(kind, kind) if configured in _V2.values() else kind
 
 
@@ -64,7 +68,7 @@ def parameters(kind: str, given: Mapping[str, float]) -> dict[str, float]:
 
 
 def name_of(number: int) -> str:
-    """The name of the noise with this ``noise_kind``; the number as text if no installed noise has it."""
+    """The name of the noise with this ``noise_kind``; the number as text if this process finds no name."""
     try:
         return next((name for name in NOISES.names() if number == NOISES.load(name).NUMBER), str(number))
     except ConfigError:  # a noise of an installed package cannot be loaded

@@ -83,8 +83,7 @@ class Host:
         for this reservation: Ray makes it as soon as other jobs leave enough cores free.
 
         Args:
-            cpus, gpus: numbers of cores and of GPUs for all processes of the run on this host. The host reserves at
-                most those that it has.
+            cpus, gpus: numbers of cores and of GPUs for all processes of the run on this host.
             wait: maximum time in seconds to wait for the start of the agent.
 
         Returns:
@@ -93,9 +92,8 @@ class Host:
         Raises:
             NodeError: the host has died, has not answered in time, or has too few free cores or GPUs.
         """
-        wanted = min(cpus, self.cpus), min(gpus, self.gpus)
         if self._opening is None:
-            self.agent = self._reserve(Agent, *wanted).remote()
+            self.agent = self._reserve(Agent, cpus, gpus).remote()
             self._opening = Question(self.agent.folder.remote())
         if not self.folder:
             try:
@@ -105,13 +103,16 @@ class Host:
             except GetTimeoutError:
                 self._lose()
                 raise NodeError(
-                    f"host {self.address} of the cluster has fewer than {wanted[0]:g} free cores"
+                    f"host {self.address} of the cluster has fewer than {cpus:g} free cores"
                     f"{', or no free GPU' if gpus else ''}; other jobs may use them"
                 ) from None
             except RayError as error:
                 self._lose()
                 raise NodeError(f"host {self.address} of the cluster: {first_line(error)}") from None
-        more = [max(0.0, number - has) for number, has in zip(wanted, self.reserved, strict=True)]
+        more = [
+            max(0.0, min(wanted, most) - has)
+            for wanted, most, has in zip((cpus, gpus), (self.cpus, self.gpus), self.reserved, strict=True)
+        ]
         if any(more):
             self._reservations.append(self._reserve(Reservation, *more).remote())
         return True

@@ -335,7 +335,9 @@ class RayHosts:
                 self._publish(server, None)
                 self._absent += [self._simulators[name] for name in mine]
                 return False
-            if self._begun(host, host.simulators + len(mine)):
+            total = host.simulators + len(mine)
+            # The run needs these simulators, even if the host has too few cores for them.
+            if self._begun(host, min(total, int(host.cpus // each)) if each else total):
                 host.promised = []  # the simulators promised to this host wait for another host
                 host.simulators += len(mine)
                 self._where[server] = host

@@ -45,6 +45,7 @@ def scheduled(
     """Yield each entry with the time to play it, in seconds since playing began.
 
     Args:
+        entries: entries with corrected times, from :meth:`Session.timed`.
         origin: the time at which the recording begins, in ns since 1970.
         rate: factor of the speed.
         start: seconds of the recording to skip.

@@ -169,8 +169,8 @@ def policy_servers(arguments: argparse.Namespace, target: str = "") -> tuple[lis
 def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder | None, Config]:
     """Return the run that the arguments name (None without a run), and the configuration.
 
-    ``--endpoint`` replaces a configuration file: it sets ``endpoints.ROLE``. For the command of an operator, ``role``
-    is "policy", the server with which the command communicates.
+    ``--endpoint`` replaces a configuration file: it sets ``endpoints.ROLE``. ``role`` is the role of the node. A
+    command such as ``td3-robot node`` is not a node: it passes "policy", the role of the server that it connects to.
 
     Raises:
         UsageError: the options contradict each other, name no run and no configuration, or name a missing file.

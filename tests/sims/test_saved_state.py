@@ -77,7 +77,7 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
             {**good, "random": good["random"] + np.array([1, 0, 0, 0, 0, 0], np.uint64)},
             "actions do not lead to the saved observation",
         ),
-        "another end": ({**good, "observation": good["observation"] + 1}, "actions do not lead to the saved observation"),
+        "another end": ({**good, "observation": good["observation"] + 1}, "do not lead to the saved observation"),
         "steps after the end": (
             {**good, "actions": np.ones((500, 3), np.float32)},
             "actions do not lead to the saved observation",

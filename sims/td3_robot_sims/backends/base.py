@@ -258,7 +258,7 @@ class Backend(ABC):
         """Make an environment, see :class:`Environment`. Raises the same ConfigError as :meth:`spec`."""
 
     def module(self, name: str) -> str:
-        """Return the Python module that :meth:`make` imports, such as ``mine`` for ``mine:Endless-v0``; empty for none."""
+        """Return the Python module that :meth:`make` imports: ``mine`` for ``mine:Endless-v0``; empty for none."""
         del name
         return ""
 

@@ -64,19 +64,19 @@ def load_newest(folder: Path) -> tuple[Path, Arrays, dict[str, Any]] | None:
         BundleError: all checkpoints are damaged, or the newest undamaged checkpoint has another format.
         OSError: a file cannot be read.
     """
-    damaged: dict[Path, DamagedError] = {}
+    damaged: dict[Path, str] = {}  # the error itself would keep the arrays of the damaged file in memory
     for path in sorted(folder.glob("checkpoint-*.safetensors"), reverse=True):
         try:
             arrays, scalars = load(path)
         except DamagedError as error:
-            damaged[path] = error
+            damaged[path] = str(error)
             continue
         for newer, problem in damaged.items():
             log.warning("%s; the learner uses an older checkpoint", problem)
             newer.rename(newer.with_name(f"{newer.name}.damaged"))
         return path, arrays, scalars
     if damaged:  # these files keep their names, so that the next learner does not begin anew
-        raise BundleError(f"all checkpoints in {str(folder)!r} are damaged: {'; '.join(map(str, damaged.values()))}")
+        raise BundleError(f"all checkpoints in {str(folder)!r} are damaged: {'; '.join(damaged.values())}")
     return None
 
 

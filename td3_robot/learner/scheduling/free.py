@@ -42,7 +42,7 @@ class FreeRunning(Scheduler):
         if held < max(1, publisher.version):
             return [(peer, weights) for weights in publisher.sent]
         # The server may have weights of an earlier learner process. The new weights need a higher version.
-        if not core.updates and core.config.learner.start_from is None:
+        if not core.env_steps and not core.updates and core.config.learner.start_from is None:
             log.warning(
                 "policy server %s: the learner replaces version %d with untrained weights; "
                 "to begin with a policy, set learner.start_from",
