@@ -182,7 +182,7 @@ def test_simulators_that_the_run_needs_move_to_a_host_with_too_few_processor_cor
     run, config = new
     ray_hosts = hosts.RayHosts("auto", run, config, "RESUME", said.append)
     reserved: list[tuple[str, float]] = []
-    monkeypatch.setattr(hosts.Host, "begin", lambda it, cpus, wait: reserved.append((it.node, cpus)) or True)
+    monkeypatch.setattr(hosts.Host, "begin", lambda it, cpus, **_: reserved.append((it.node, cpus)) or True)
     ray_hosts._members._hosts = {"a": host("a", 1.0), "b": host("b", 5.0)}
     ray_hosts._where["learner"] = ray_hosts._members._hosts["a"]
     ray_hosts.place(expand(load(config.launch), config))
