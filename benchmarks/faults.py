@@ -120,7 +120,13 @@ def main() -> int:
         parser.error(f"--only is {options.only}; no cell matches it")
     report: harness.Report = {"machine": harness.describe("td3-robot", "numpy", "pyzmq"), "cells": {}}
     if options.out.exists():
-        report["cells"] = json.loads(options.out.read_text())["cells"]
+        earlier = json.loads(options.out.read_text())
+        others = set(earlier["cells"]) - set(map("/".join, chosen))
+        machines = [f"{it['machine']['processor']}, {it['machine']['cores']} cores" for it in (earlier, report)]
+        if others and machines[0] != machines[1]:
+            found = f"{options.out} was measured on {machines[0]}; this machine is {machines[1]}"
+            parser.error(f"{found}; measure all cells, or name another --out")
+        report["cells"] = earlier["cells"]
     report["left_out"] = {"/".join(cell): why for cell in cells if (why := left_out(cell))}
     for cell in chosen:
         report["cells"]["/".join(cell)] = measure(cell, 200 if options.quick else 1000)

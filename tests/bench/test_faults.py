@@ -44,6 +44,16 @@ def test_unknown_cell_is_refused(tmp_path: Path, cell: str) -> None:
     assert f"--only is ['{cell}']; no cell matches it" in done.stderr
 
 
+def test_cells_of_another_machine_are_not_mixed_with_new_cells(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    other = {"machine": {"processor": "Abacus", "cores": 1}, "cells": {"stop/policy/deploy": {}}}
+    out.write_text(json.dumps(other))
+    done = run("--only", "kill/policy/deploy", "--out", str(out))
+    assert done.returncode == 2
+    assert "out.json was measured on Abacus, 1 cores; this machine is " in done.stderr
+    assert json.loads(out.read_text()) == other
+
+
 def test_the_longest_gap_may_begin_before_the_fault_and_end_with_the_measurement() -> None:
     """Messages come at 1, 2, 6 and 7 s. A measurement until 7 s adds no gap, and one until 12 s adds a gap of 5 s."""
     from faults_injected import longest_gap
