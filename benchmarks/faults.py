@@ -122,7 +122,7 @@ def main() -> int:
     if options.out.exists():
         earlier = json.loads(options.out.read_text())
         others = set(earlier["cells"]) - set(map("/".join, chosen))
-        machines = [f"{it['machine']['processor']}, {it['machine']['cores']} cores" for it in (earlier, report)]
+        machines = [harness.hardware(it["machine"]) for it in (earlier, report)]
         if others and machines[0] != machines[1]:
             found = f"{options.out} was measured on {machines[0]}; this machine is {machines[1]}"
             parser.error(f"{found}; measure all cells, or name another --out")

@@ -143,7 +143,7 @@ def main() -> int:
 
 def _conditions(report: scale_page.Report) -> str:
     """Return the conditions of the measurements, as text. They must be the same for all parts of scale.md."""
-    processor = f"{report['machine']['processor']}, {report['machine']['cores']} cores"
+    processor = harness.hardware(report["machine"])
     return f"--rounds {report['rounds']} --seconds {report['seconds']:g} on {processor}"
 
 

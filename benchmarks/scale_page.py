@@ -12,6 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from reliability import insert
 
+from td3_robot.bench import harness
+
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "benchmarks" / "results" / "scale" / "scale.json"
 PAGE = ROOT / "docs" / "explanation" / "scale.md"
@@ -49,7 +51,7 @@ def _machine(report: Report) -> Iterator[str]:
     unknown = ", ".join(f"`{part}`" for part in MEASURED if part in report and part not in loads)
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     yield (
-        f"{machine['processor']}, {machine['cores']} cores. Other programs used the machine at the same time: the load "
+        f"{harness.hardware(machine)}. Other programs used the machine at the same time: the load "
         f"average was {min(loads.values()):.0f} to {max(loads.values()):.0f} at the start of each part of the benchmark"
         f"{f' (not recorded for the parts {unknown})' if unknown else ''}. "
         f"Each measured figure of the learner is a median of {report['rounds']} measurements "

@@ -86,6 +86,11 @@ def describe(*packages: str) -> dict[str, Any]:
     return {**machine.describe([name for name in packages if machine.version(name)]), "load": _LOAD}
 
 
+def hardware(described: Mapping[str, Any]) -> str:
+    """Return the processor and the number of cores of a machine from :func:`describe`, as text."""
+    return f"{described['processor']}, {described['cores']} cores"
+
+
 def take_turns(
     contestants: Mapping[_Name, Callable[[], _Result]], rounds: int, *, warm_up: bool = False
 ) -> dict[_Name, list[_Result]]:
@@ -174,7 +179,7 @@ def show(report: Report, as_json: bool, lines: Callable[[Report], Iterable[str]]
         print(json.dumps(report, indent=2))
         return EXIT_GOOD
     computer = report["machine"]
-    print(f"{computer['processor']}, {computer['cores']} cores, load {computer['load']} at the start")
+    print(f"{hardware(computer)}, load {computer['load']} at the start")
     for kind, reason in report.get("not_measured", {}).items():
         print(f"not measured: {kind}: {reason}")
     for line in lines(report):
