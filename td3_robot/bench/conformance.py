@@ -71,7 +71,7 @@ class Checks:
         verdict = (
             f"{len(self.wrong)} of {len(self.demands)} checks found a mistake" if self.wrong else "no mistake found"
         )
-        return [*lines, verdict + (f"; {skipped} checks (-) were not reached" if skipped else "")]
+        return [*lines, verdict + (f"; not reached: {skipped} (-)" if skipped else "")]
 
     def report(self) -> dict[str, Any]:
         """The report as plain JSON values."""

@@ -57,7 +57,7 @@ DEMANDS = {
     "refusal": "a Command that is unknown, or not allowed in this state, gets an error (section 8)",
     "lifecycle": "each change of state is sent as LifecycleChange (section 8)",
     "stop": "an emergency stop leads to fault, and only reset ends the stop (section 8)",
-    "inactive": "a driver that is not active keeps sending Steps, with origin 4 (section 8)",
+    "inactive": "a driver that is not active keeps sending Steps, with origin 4, or 0 at FIRST (section 8)",
     "garbage": "malformed messages change nothing (section 2)",
     "deadline": "without Actions the driver goes to fault (section 8)",
     "heartbeat": "if the server is silent for 1 s, a Heartbeat with the session of the Welcome comes (section 3)",
@@ -66,6 +66,7 @@ DEMANDS = {
 }
 """Maps the name of each check to what it demands. The sections are those of docs/reference/protocol.md."""
 
+_TOPICS = (Heartbeat, Bye, Step, Command, Reply, LifecycleChange)
 _QUEUED = 0.2  # seconds for the arrival of Hellos that ZeroMQ queued before the kit served the endpoint
 _STEPS = 48  # Steps to wait for; up to three times as many, until the driver has applied every kind of Action
 
@@ -245,7 +246,7 @@ class _Examination:
         self._command("reset")
 
     def _fault_reported(self, before: int, seconds: float) -> bool:
-        """Wait for a LifecycleChange to fault after the first ``before`` changes."""
+        """Wait for a LifecycleChange to fault. Ignore the oldest changes; ``before`` is their number."""
         return self._until(seconds, lambda: any(one.state == State.FAULT for one in self.changes[before:]))
 
     def _forget(self, rules: StepRules) -> None:
@@ -301,6 +302,7 @@ class _Examination:
 
     def _take(self, message: Message) -> None:
         expect = self.checks.expect
+        expect("topics", isinstance(message, _TOPICS), f"a driver sends {message.NAME}")
         if isinstance(message, Step):
             assert self.steps
             self.steps.take(message, refused=not self.session)
@@ -323,8 +325,6 @@ class _Examination:
             self.changes.append(message)
         elif isinstance(message, Bye):
             self.bye = True
-        else:
-            expect("topics", isinstance(message, Command), f"a driver sends {message.NAME}")
 
     def _take_hello(self, hello: Hello) -> None:
         expect = self.checks.expect

@@ -118,7 +118,7 @@ class _Examination:
         beat = Heartbeat(-12345, welcome.session)
         driver.ask("heartbeat", "a Heartbeat", beat, Heartbeat, stamp=beat.stamp, session=beat.session)
         operator = self._client("operator", "conformance-operator")
-        self._join(operator)
+        self._join(operator, session=welcome.session)
         self._activate(operator)
         self._exchange(driver)
         self._several_robots()
@@ -127,6 +127,9 @@ class _Examination:
         self._wrong_steps(driver)
         self._commands(operator, driver)
         self._stops(operator, driver)
+        operator.all_of(Reply)
+        several = [number for number, count in operator.replies.items() if count > 1]
+        self._checks.expect("reply", not several, f"{len(several)} Commands get more than one Reply")
         driver.send(Bye("done"))
         driver.ask("bye", "a Step after the Bye", self._step(driver), Refused, code="hello")
 
@@ -153,9 +156,9 @@ class _Examination:
         sizes = {"N": robots, "O": self._spec.observation_size, "A": self._spec.action_size}
         return Client(wire, self._checks, greeting, sizes if robot else {})
 
-    def _join(self, client: Client) -> Welcome:
+    def _join(self, client: Client, **wanted: Any) -> Welcome:
         what = f"the Hello of a {client.hello.role}"
-        welcome = _must(client.ask("welcome", what, client.hello, Welcome, protocol=PROTOCOL_VERSION))
+        welcome = _must(client.ask("welcome", what, client.hello, Welcome, protocol=PROTOCOL_VERSION, **wanted))
         client.session = welcome.session
         return welcome
 
@@ -176,11 +179,11 @@ class _Examination:
     # -- Steps ---------------------------------------------------------------------------------------------------
 
     def _step(self, driver: Client, sequence: int | None = None) -> Step:
-        """A Step with observations near the middle of their ranges. Each robot gets different observations."""
+        """A Step with observations well within their ranges. Each robot gets different observations."""
         sequence = next(self._sequences) if sequence is None else sequence
         robots, channels = driver.hello.robots, self._spec.observations
-        middle = [(one.low + one.high) / 2 if np.isfinite(one.high - one.low) else 0.0 for one in channels]
         width = [min((one.high - one.low) / 4, 1.0) for one in channels]
+        middle = [_inside(one.low, one.high) for one in channels]
         rng = np.random.default_rng(sequence)
         drawn = rng.uniform(-1, 1, (robots, len(channels)))
         return example.step(
@@ -352,6 +355,13 @@ class _Examination:
         action = self._answered(driver, "stop")
         policy = action is not None and action.weights_version > 0
         self._checks.expect("stop", policy, "after reset and activate, the server sends no Action of the policy")
+
+
+def _inside(low: float, high: float) -> float:
+    """The middle of a range; 1 from the bound if only one bound is finite, and 0 if none is."""
+    if np.isfinite(low) and np.isfinite(high):
+        return (low + high) / 2
+    return low + 1 if np.isfinite(low) else high - 1 if np.isfinite(high) else 0.0
 
 
 def _required(kind: type[Message]) -> list[str]:

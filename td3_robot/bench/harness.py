@@ -82,7 +82,10 @@ def run_script(main: Callable[[], int]) -> NoReturn:
 
 
 def describe(*packages: str) -> dict[str, Any]:
-    """Describe this machine and the installed ones of ``packages``. ``load`` is the load when the benchmark started."""
+    """Describe this machine, and each of ``packages`` that is installed.
+
+    ``load`` is the load when the benchmark started.
+    """
     return {**machine.describe([name for name in packages if machine.version(name)]), "load": _LOAD}
 
 

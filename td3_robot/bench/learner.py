@@ -66,8 +66,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def options(command: str, description: str) -> harness.Options:
     parser = harness.Options(command, description, ("", "--json", "--networks 400-300 --threads 2 --repetitions 9"))
-    parser.number("--seconds", 1.5, "S", "length of one turn", low=0.01)
-    parser.number("--repetitions", 5, "N", "turns of each contestant")
+    parser.number("--seconds", 1.5, "S", "length of one measurement", low=0.01)
+    parser.number("--repetitions", 5, "N", "measurements of each variant")
     parser.number("--threads", [1, 2], "N", "measure with each of these numbers of threads")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="default: both")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")

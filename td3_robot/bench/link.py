@@ -1,4 +1,4 @@
-"""``td3-robot bench link``: time from an observation to its action over a real link, and a control loop.
+"""``td3-robot bench link``: time from observation to action over a real link, and missed deadlines of a control loop.
 
 The policy server is another process, with the real core and bus. This process acts as the robot.
 """
@@ -71,7 +71,7 @@ class Link:
 def main(arguments: Sequence[str]) -> int:
     parser = harness.Options(
         "td3-robot bench link",
-        "Measure the time from observation to action over a link, and a control loop at 1 kHz.",
+        "Measure the time from observation to action over a link, and the missed deadlines of a control loop.",
         ("", "--transport curve --seconds 60 --json > link.json", "--seconds 60 --priority 40 --processors 1"),
     )
     parser.add_argument("--transport", choices=TRANSPORTS, default="ipc", help="curve: TCP with keys (default: ipc)")
@@ -81,7 +81,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--processors", type=_processors, default=[], metavar="N,N", help="processors that robot and server may use"
     )
-    parser.add_argument("--priority", type=integer(), default=0, metavar="N", help="SCHED_FIFO priority, 1 to 99")
+    parser.add_argument(
+        "--priority", type=integer(), default=0, metavar="N", help="SCHED_FIFO priority, 1 to 99; 0 for none"
+    )
     parser.add_argument("--lock-memory", action="store_true", help="lock the memory of robot and server in RAM")
     parser.add_argument("--freeze-gc", action="store_true", help="stop the garbage collectors of robot and server")
     parser.add_argument("--spin", type=integer(), default=0, metavar="US", help="realtime.spin_us of the policy server")
@@ -120,9 +122,9 @@ def round_trips(link: Link, robots: int, trips: int) -> dict[str, Any]:
 def control_loop(link: Link, rate: float, seconds: float) -> dict[str, Any]:
     """Run a control loop. It sends a Step at every deadline; the Action must arrive before the next deadline.
 
-    ``late`` is the time from a deadline to the start of the turn. ``round_trip`` is the time from a Step to its Action.
-    If deadlines pass while the operating system does not run this process, the loop skips their turns and counts them
-    as missed.
+    ``late_us`` is the time from a deadline to the start of its turn. ``round_trip_us`` is the time from a Step to its
+    Action. The loop skips each turn whose period has already ended, for example because the operating system did not
+    run this process. It counts a skipped turn as a missed deadline.
     """
     period, turns = 1 / rate, max(1, round(seconds * rate))
     late: list[int] = []

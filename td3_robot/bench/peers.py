@@ -92,10 +92,10 @@ class Robot:
         while not self.bus.welcome("policy"):
             self.bus.receive(0.01)
             if time.monotonic() > end:
-                raise NodeError(f"the policy server of the benchmark did not answer within {TIMEOUT} s")
+                raise NodeError(f"the policy server of the benchmark did not answer within {TIMEOUT:g} s")
         begin = time.perf_counter_ns()
         if not self.answered(self.send(), TIMEOUT):
-            raise NodeError(f"no action within {TIMEOUT} s")
+            raise NodeError(f"no action within {TIMEOUT:g} s")
         return time.perf_counter_ns() - begin
 
     def close(self) -> None:

@@ -165,7 +165,7 @@ class _Records:
 
 
 def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) -> float:
-    """Return the seconds that a tap needs to copy all messages for a recorder, or to pass them without a recorder.
+    """Return the seconds that a tap needs for all messages, with or without a connected recorder.
 
     The tap sends nothing.
     """

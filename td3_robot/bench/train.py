@@ -39,8 +39,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def options(command: str, description: str) -> harness.Options:
     parser = harness.Options(command, description, ("", "--json > train.json", "--threads 1 --steps 10000 --rounds 5"))
-    parser.number("--steps", 3000, "N", "measured environment steps in one turn")
-    parser.number("--rounds", 3, "N", "turns of each contestant")
+    parser.number("--steps", 3000, "N", "environment steps in one measurement")
+    parser.number("--rounds", 3, "N", "measurements of each variant")
     parser.number("--threads", [1, 2], "N", "measure with each of these numbers of threads")
     parser.number("--hidden", list(example.HIDDEN), "N", "widths of the networks")
     parser.number("--batch", example.BATCH, "N", "batch size")

@@ -99,6 +99,10 @@ def also(extra: str, after: str, **fields: Any) -> Callable[[Any], None]:
     return lambda example: send_through(example, outgoing)
 
 
+def clips_to_a_tenth(example: Any) -> None:
+    example.LOW, example.HIGH = example.LOW / 10, example.HIGH / 10
+
+
 def slow(example: Any) -> None:
     example.PERIOD = 0.06
 
@@ -150,6 +154,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "origin 7": ("origin", changed("step", origin=7)),
     "no version": ("answered", changed("step", weights_version=0)),
     "beyond the limits": ("action", changed("step", action=b"\0\0\x20\x41")),
+    "clips to a tenth": ("action", clips_to_a_tenth),
     "ignores actions": ("answers", ignoring("action")),
     "refuses new fields": ("unknown field", ignoring("action", lambda message: "later" not in message)),
     "slow": ("pace", slow),

@@ -55,7 +55,10 @@ def test_cells_of_another_machine_are_not_mixed_with_new_cells(tmp_path: Path) -
 
 
 def test_the_longest_gap_may_begin_before_the_fault_and_end_with_the_measurement() -> None:
-    """Messages come at 1, 2, 6 and 7 s. A measurement until 7 s adds no gap, and one until 12 s adds a gap of 5 s."""
+    """Messages come at 1, 2, 6 and 7 s, and the fault at 0, 3, 6 or 8 s.
+
+    A measurement until 7 s adds no gap, and a measurement until 12 s adds a gap of 5 s.
+    """
     from faults_injected import longest_gap
 
     def gaps(until: int) -> list[float | None]:
@@ -68,7 +71,7 @@ def test_the_longest_gap_may_begin_before_the_fault_and_end_with_the_measurement
 
 
 class Still:
-    """A robot that moves before the fault, at 1 s, and never again."""
+    """A robot that moves only before the fault: at 1 s on the monotonic clock."""
 
     end = run = ended = staticmethod(lambda *_: False)
 

@@ -45,7 +45,7 @@ def test_the_link_benchmark_counts_every_turn() -> None:
     for row in result["round_trip_us"].values():
         assert row["policy"]["p50"] > 0
     loop = result["loop"]
-    assert loop["turns"] == 300  # passes of the loop: 1 kHz for 0.3 s, including late passes
+    assert loop["turns"] == 300  # periods of the loop: 1 kHz for 0.3 s, including skipped periods
     assert 0 <= loop["missed_deadlines"] <= 300
 
 

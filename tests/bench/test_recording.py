@@ -10,7 +10,7 @@ from td3_robot.cli.main import main
 
 
 @pytest.mark.parametrize("name", ["record", "replay"])
-def test_report_counts_messages_and_bytes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_of_a_report_are_positive(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", name, "--json", "--steps", "40", "--rounds", "2"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report.pop("machine")["processor"]
@@ -19,8 +19,8 @@ def test_report_counts_messages_and_bytes(name: str, capsys: pytest.CaptureFixtu
         # Six messages at the start: Hello, Weights, Start, Turn and two LifecycleChanges. Then three messages for each
         # step: Step, Turn and Action.
         assert report["messages"] == 6 + 3 * 40
-        # A Step has 22 observations, 6 actions and a reward (float32), 13 bytes of phase, episode and episode_step, and
-        # names. An Action has 6 actions.
+        # A Step has an observation of 22 numbers, an action of 6 numbers and a reward (float32). Its phase, episode and
+        # episode_step have 13 bytes. An Action has 6 numbers. The names of the fields come on top.
         assert report["wire_bytes_per_step"] > 4 * (22 + 6 + 1) + 13 + 4 * 6
     assert main(["bench", name, "--steps", "40", "--rounds", "1"]) == 0
     assert "cores" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The benchmark of growth (benchmarks/scale.py): its simulation of the queue, and its tables in the documents."""
+"""The benchmark benchmarks/scale.py: its simulation of the learner's queue, and its tables in the documents."""
 
 from __future__ import annotations
 

@@ -54,7 +54,6 @@ def test_products_of_an_update_match_a_hand_calculation() -> None:
 
 @pytest.mark.slow
 def test_train_peers_compares_with_the_faster_sb3() -> None:
-    """The networks are tiny."""
     tiny = ("--threads", "1", "--hidden", "8", "--batch", "4", "--no-compile", "--steps", "1000", "--rounds", "1")
     rows = {row["kind"]: row for row in report("train_peers.py", *tiny)["results"]}
     ours, theirs = rows["fp32"], rows["sb3"]
@@ -62,7 +61,7 @@ def test_train_peers_compares_with_the_faster_sb3() -> None:
     assert ours["over_faster_sb3"] == pytest.approx(ours["steps_per_s"] / theirs["steps_per_s"])
 
 
-def test_trainings_compare_with_the_faster_peer_of_each_round() -> None:
+def test_trainings_compare_with_the_faster_sb3_of_each_round() -> None:
     """Stable-Baselines3's fastest speeds are 30 and 20 in the two rounds. The median of 60/30 and 60/20 is 2.5."""
     rows = [
         {"kind": kind, "rounds": rounds} for kind, rounds in (("sb3", [10, 20]), ("sb3", [30, 5]), ("fp32", [60, 60]))
@@ -192,7 +191,7 @@ def test_recorded_training_reports_ratios_and_sizes() -> None:
     figures = report("recorded_training.py", "--blocks", "1", "--stretch", "1", "--warm-up", "200", *settings)
     assert figures["throughput_ratio"]["median"] > 0
     assert figures["processor_time_ratio"]["median"] > 0
-    assert 0 <= figures["recorder_share"] < 1  # the system counts in ticks of 10 ms
+    assert 0 <= figures["recorder_share"] < 1  # can be 0: the system counts processor time in ticks of 10 ms
     assert figures["recorded_mb"] > 0
 
 
@@ -233,7 +232,10 @@ def test_buffered_output_of_c_code_goes_to_standard_error(capfd: pytest.CaptureF
 
 
 def test_the_page_of_results_shows_every_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell has one value for each seed (101 and 102): the evaluation less than 1,000 steps from the column."""
+    """A cell has one evaluation for each seed (101 and 102): mean return, and reward per step in parentheses.
+
+    The title of a column is a number of steps. A cell shows evaluations less than 1,000 steps away from this number.
+    """
     trials = importlib.import_module("trials")
     assert "\n".join(trials.table()) in trials.PAGE.read_text(encoding="utf-8")
     monkeypatch.setattr(trials, "FILE", tmp_path / "trials.json")

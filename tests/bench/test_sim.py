@@ -17,8 +17,9 @@ from td3_robot.util.machine import available_cores
 
 
 def test_report_names_machine_robots_fleets_and_memory() -> None:
-    """The benchmark runs in a child process. In the process of the tests, robots could reuse memory that
-    earlier tests freed.
+    """The benchmark runs in a child process.
+
+    In the tests' process, robots could reuse memory that earlier tests freed. The reported memory would be too low.
     """
     words = ["-m", "td3_robot", "bench", "sim", "--json", "--steps", "20", "--rounds", "2", "--resets", "3"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
@@ -48,6 +49,7 @@ def test_report_names_machine_robots_fleets_and_memory() -> None:
 def test_text_has_a_line_for_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--steps", "2", "--rounds", "1", "--resets", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    # The machine; then for each of two tasks one robot, three fleets and, on Linux, the memory.
     assert len(lines) == 1 + 2 * (1 + 3 + (sys.platform == "linux"))
     assert all("steps/s" in line or "MB" in line for line in lines[1:])
 

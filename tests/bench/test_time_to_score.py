@@ -1,4 +1,4 @@
-"""The comparison of the time to a score (benchmarks/time_to_score.py)."""
+"""The comparison of the times until a policy reaches a score (benchmarks/time_to_score.py)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_an_evaluation_after_the_last_callback_has_the_time_at_which_it_was_made
 ) -> None:
     """The clock of the learner starts 5 s after the training begins. So 19 s on this clock are 24 s of training.
 
-    The script reads this evaluation only after 125 s, because the final evaluation takes 100 s. The final evaluation is
-    not one of the points.
+    The script reads the evaluation of 24 s only after 125 s, because the final evaluation takes 100 s. The final
+    evaluation is not one of the points.
     """
     clock, made = SimpleNamespace(now=1000.0), []
 

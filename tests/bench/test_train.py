@@ -18,7 +18,7 @@ TINY = ["--threads", "1", "--hidden", "8", "--batch", "4", "--no-compile"]
 def test_the_report_of_a_real_training_has_consistent_speeds(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The networks are tiny. Standard output holds only the JSON."""
+    """Standard output holds only the JSON."""
     monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
     assert cli.main(["bench", "train", "--json", "--steps", "1000", "--rounds", "1", *TINY]) == 0
     report = json.loads(capfd.readouterr().out)
