@@ -77,7 +77,8 @@ $(RELEASE_READY): Makefile
 	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.9' 'cyclonedx-bom>=7'
 	touch $(RELEASE_READY)
 
-# Without --strict, pip-audit passes if it gets no answer. The database knows torch 2.13.0, but not its build 2.13.0+cpu.
+# Without --strict, pip-audit passes if it gets no answer. Its database knows torch 2.13.0, but not the build
+# 2.13.0+cpu, so sed removes the suffix.
 audit: $(READY) $(RELEASE_READY)
 	mkdir -p build
 	$(BIN)/python -m pip --disable-pip-version-check freeze --exclude-editable > build/requirements.txt

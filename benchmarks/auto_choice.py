@@ -1,4 +1,4 @@
-"""Compare the automatic choice of threads and precision with every fixed choice.
+"""Compare the automatic choice of threads and precision with fixed choices.
 
 The figures are environment steps per second of a training.
 
@@ -21,7 +21,7 @@ AUTO: Any = "auto"
 
 
 def main() -> int:
-    description = "Compare the automatic choice of threads and precision with every fixed choice. Takes minutes."
+    description = "Compare the automatic choice of threads and precision with fixed choices. Takes minutes."
     options = train.options("python benchmarks/auto_choice.py", description).parse_args()
     compiles = not options.no_compile and 1 in options.threads  # auto may compile if a fixed choice compiles
     report = train.measure(options, partial(automatic, "compiled auto" if compiles else "auto"))

@@ -215,7 +215,7 @@ def _inject(robot: Robot) -> None:
         time.sleep(10)
     elif fault == "disk":
         filler = fill(robot.disk)
-        robot.operator("estop")  # a policy server on the full disk cannot write its state file
+        robot.operator("estop")  # the policy server must write its state file, which fails if its disk is the full one
         time.sleep(3)
         filler.unlink()
         robot.operator("reset")

@@ -42,8 +42,8 @@ def hit(fault: str, pid: int, folder: Path) -> None:
 
     Args:
         fault: ``kill`` ends the process. ``stop`` suspends the process for STOPPED seconds, and this function waits for
-            the end of this time. ``memory`` makes the process leak memory. ``clock`` sets its wall clock forward by
-            HOUR seconds.
+            the end of this time. ``memory`` makes the process leak memory. ``clock`` sets the wall clock of all
+            processes with this environment forward by HOUR seconds.
     """
     if fault == "kill":
         os.kill(pid, signal.SIGKILL)
@@ -73,9 +73,9 @@ def fill(disk: Path) -> Path:
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path, megabytes: int = 64) -> Iterator[None]:
-    """Mount a small file system at a folder."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder], check=True)
+def small_disk(folder: Path) -> Iterator[None]:
+    """Mount a file system of 64 MB at a folder."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder], check=True)
     try:
         yield
     finally:

@@ -2,7 +2,7 @@
 
     python benchmarks/link_attack.py [--trips 5000] [--json]
 
-The attacker has no valid key, or has a valid key and sends invalid data. Robot and server communicate over TCP
+The attacker has no allowed key, or has an allowed key and sends invalid data. Robot and server communicate over TCP
 with keys. Attacker, server and robot share one machine, so the attacker's use of the processor also delays the round
 trips.
 """
@@ -40,11 +40,11 @@ KINDS = {
     "flood": "a client with an allowed key sends 20 random messages every ms",
 }
 _BLOCK = 200  # round trips in one turn
-_PAUSE = 0.001  # seconds between two attempts
+_PAUSE = 0.001  # seconds between two attempts: an attempt opens a connection or sends messages
 _CONNECTIONS = 200  # open at the same time
 _CLIENTS = 20  # open at the same time
-_FLOOD = 20  # messages in one attempt
-_RARE = 20  # attempts between two messages
+_FLOOD = 20  # messages in one attempt of the kind "flood"
+_RARE = 20  # the kinds "large" and "frames" send a message only in every 20th attempt
 
 
 @contextlib.contextmanager
@@ -160,15 +160,15 @@ def measure(robot: Robot, trips: int, kind: str, endpoint: str, keys: str) -> di
     def block() -> list[int]:
         return [robot.round_trip() for _ in range(_BLOCK)]
 
-    def quiet() -> list[int]:
-        block()  # not measured: the server may still close the attacker's connections
+    def settled() -> list[int]:
+        block()  # not measured: the server may still close the connections of an earlier attack
         return block()
 
     def attacked() -> list[int]:
         with running(kind, endpoint, keys):
-            return quiet()
+            return settled()
 
-    blocks = harness.take_turns({"quiet": quiet, "attacked": attacked}, -(-trips // _BLOCK), warm_up=True)
+    blocks = harness.take_turns({"quiet": settled, "attacked": attacked}, -(-trips // _BLOCK), warm_up=True)
     figures = {name: harness.percentiles(times) for name, times in blocks.items()}
     ratios = {
         f"{part}_over_quiet": round(figures["attacked"][part] / figures["quiet"][part], 2) for part in ("p50", "p99")

@@ -140,7 +140,8 @@ def main() -> int:
 def measure(link: Link, robots: int, trips: int) -> dict[str, Any]:
     """Measure round trips to each server; return percentiles.
 
-    Each round gives the ratio of the server's median time to that of the echo. ``p50_over_echo`` is the median ratio.
+    In each round, the function divides the median time of a server by that of the echo. ``p50_over_echo`` is the median
+    of these ratios.
     """
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context

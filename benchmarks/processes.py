@@ -32,7 +32,7 @@ class Processes:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def script(self, name: str, file: str, *words: str, **how: Any) -> None:
-        """Start a script in the folder benchmarks."""
+        """Start a script that lies in the folder benchmarks."""
         self.start(name, str(HERE / file), *words, **how)
 
     def verb(self, name: str, *words: str, **how: Any) -> None:
@@ -62,7 +62,7 @@ class Processes:
         self.found[name] = psutil.Process(process.pid)
 
     def adopt_children(self, name: str) -> None:
-        """Add the children of a command to ``found``, with the names that they have in the run."""
+        """Add the children of a command to ``found``, by their names in the run. Skip children without ``--name``."""
         for child in self.found[name].children():
             words = child.cmdline()
             if "--name" in words:
@@ -85,7 +85,7 @@ class Processes:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
     def end(self) -> None:
-        """Stop the processes, the newest first. A recorder that ends within a minute completes its recording."""
+        """Stop the processes, the newest first. Each has a minute to end, for example to complete a recording."""
         for process in reversed(self._started):
             process.terminate()
             try:

@@ -33,7 +33,7 @@ from td3_robot.runtime.supervisor import Supervisor
 from td3_robot.util.machine import processor_seconds
 
 _OVERRIDES = ("record=false", "evaluation.every=0", "checkpoint.every=0", "total_steps=1000000000")
-_SETTLING = 2  # reports of the learner to skip before a stretch; one comes every 0.5 s
+_SETTLING = 2  # reports of the learner to wait for before a stretch begins; one comes every 0.5 s
 STOP_TIMEOUT = 60.0  # seconds for a recorder to close its file
 _CONFIDENCE = 0.95
 _NAMES = {False: "plain", True: "recorded"}
@@ -245,7 +245,7 @@ def _plan(
         while point.wall_s - begin.wall_s < seconds:
             point = yield
         if recorded:
-            recorders.writes()
+            recorders.writes()  # raises NodeError if the recorder has ended
         stretches.append(Stretch(recorded, begin, point))
 
 

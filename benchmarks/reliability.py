@@ -92,7 +92,10 @@ def _soak_table(data: Path, kind: str) -> list[str]:
 
 
 def draw(samples: Path, picture: Path) -> None:
-    """Draw the samples of a soak test: one panel for each quantity, one line for each process."""
+    """Draw the samples of a soak test: one panel for each quantity.
+
+    Each line shows a process, or a statistic of the latency.
+    """
     series: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     with samples.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -103,6 +106,8 @@ def draw(samples: Path, picture: Path) -> None:
     FigureCanvasAgg(figure)
     for axes, (quantity, title) in zip(figure.subplots(3, 2).flat, _PANELS.items(), strict=True):
         for number, (name, points) in enumerate(series[quantity].items()):
+            if not points:  # for example, no latencies after a soak without Actions
+                continue
             x, y = zip(*points, strict=True)
             axes.plot(x, y, label=name, color=f"C{number}", linewidth=1)
         axes.set(

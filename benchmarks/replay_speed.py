@@ -2,8 +2,8 @@
 
     python benchmarks/replay_speed.py [--transitions 1000000] [--repetitions 5] [--seconds 1.0] [--folder DIR] [--json]
 
-Transitions have Walker2D's sizes. An insert stores one transition of one robot, as the learner does. For a file, the
-insert also writes the journal record and the state of the source.
+Transitions have Walker2D's sizes. An insert stores one transition, as the learner does for a Step of one robot. For a
+file, the insert also writes a journal record, which contains the state of the source.
 """
 
 from __future__ import annotations

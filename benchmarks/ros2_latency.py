@@ -154,6 +154,8 @@ class Probe:
     def run(self, period: float, seconds: float, *, until_answered: bool = False) -> dict[str, Any]:
         """Publish for some seconds; return percentiles of the times by node.
 
+        With ``until_answered``, the call ends as soon as both nodes have answered.
+
         Raises:
             NodeError: a node has not answered.
         """

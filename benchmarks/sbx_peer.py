@@ -10,5 +10,8 @@ SBX = ("sbx-rl", "jax") if importlib.util.find_spec("sbx") else ()
 
 
 def use_cores(count: int) -> None:
-    """Let this process use only ``count`` processor cores. JAX starts one thread per core; no setting changes this."""
+    """Let this process use only ``count`` processor cores.
+
+    JAX has no setting for its number of threads. It starts one for each core that the process may use.
+    """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])

@@ -5,9 +5,9 @@
 
 The simulators replay recorded Steps of a walking robot: they compute no physics. The learner is the real process. Its
 links to sources and policy servers are TCP connections with keys, as on a cluster. The results go to FILE (default:
-benchmarks/results/scale/scale.json). A run with ``--only`` keeps the other parts of FILE. This run needs the same
-``--rounds``, ``--seconds`` and processor as the earlier measurements in FILE. ``--report`` writes the results into
-docs/explanation/scale.md.
+benchmarks/results/scale/scale.json). A run with ``--only`` keeps the other parts of FILE. Such a run needs the same
+``--rounds``, ``--seconds``, processor and number of cores as the earlier measurements in FILE. ``--report`` writes the
+results into docs/explanation/scale.md.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ def _moment(learner: _Learner) -> _Moment:
 
 
 def _settled(learner: _Learner) -> _Moment:
-    """Wait until two successive reports count the same Steps: no Steps of earlier sources arrive any more."""
+    """Wait until two successive reports have the same number of Steps, so that no Steps of earlier sources follow."""
     before, after = _moment(learner), _moment(learner)
     while after.steps > before.steps:
         before, after = after, _moment(learner)

@@ -60,7 +60,7 @@ def _machine(report: Report) -> Iterator[str]:
 
 
 def _growth(report: Report) -> Iterator[str]:
-    yield "| sources | robots of each | Steps/s sent | Steps/s taken | share of a core | turns per Step |"
+    yield "| sources | robots of each | Steps/s sent | Steps/s taken | main thread, share of a core | turns per Step |"
     yield "|--:|--:|--:|--:|--:|--:|"
     for cell in report["growth"]:
         yield (
@@ -72,7 +72,7 @@ def _growth(report: Report) -> Iterator[str]:
         shares = [_busy(cell) for cell in report["growth"] if cell["robots"] == robots]
         parts.append(f"{shares[-1] / shares[0]:.0f} with {_robot_count(robots)} for each source")
     yield ""
-    yield f"From 1 to 64 sources, the processor time per second grows by a factor of {' and '.join(parts)}."
+    yield f"From 1 to 64 sources, the share of a core grows by a factor of {' and '.join(parts)}."
 
 
 def _full(report: Report) -> Iterator[str]:
@@ -109,7 +109,9 @@ def _robots(report: Report) -> Iterator[str]:
 
 
 def _weights(report: Report) -> Iterator[str]:
-    yield "| policy servers | learner, total ms | learner, output ms | each server, ms | first to last server, ms |"
+    yield (
+        "| policy servers | learner, total ms | learner, I/O threads ms | each server, ms | first to last server, ms |"
+    )
     yield "|--:|--:|--:|--:|--:|"
     for cell in report["weights"]:
         yield (

@@ -119,7 +119,10 @@ def simulate(
 
 
 def most_sources(robots: int, rate: float, costs: Costs) -> int:
-    """Return the largest number of sources, from 1 to 8192, for which the queue does not grow, to within 2 %."""
+    """Return the largest number of sources for which the queue does not grow.
+
+    The result is at most 8192, and can be up to 2 % too low.
+    """
     low, high = 1, 8192
     while high - low > max(1, low // 50):
         middle = (low + high) // 2

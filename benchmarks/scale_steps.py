@@ -101,7 +101,7 @@ _NO_NUMBERS: Any = _NoNumbers()
 
 
 def recording_costs(file: Path, robots: int, steps: int = 2000) -> dict[str, float]:
-    """Return the bytes of a Step on the wire and in a recording, and the recorder's processor time for a Step (µs)."""
+    """Return the bytes of a Step in a recording, and the recorder's processor time for a Step (µs)."""
     from td3_robot.config.schema import Config, RecordConfig
     from td3_robot.recording.facts import facts_of_this_machine
     from td3_robot.recording.recorder import Recorder
@@ -121,8 +121,7 @@ def recording_costs(file: Path, robots: int, steps: int = 2000) -> dict[str, flo
         recorder.close(0.0)
         processor = time.process_time() - begin
         size = path.stat().st_size
-    wire = sum(len(item.payload) for item in records) / steps
-    return {"wire_bytes": wire, "file_bytes": size / steps, "recorder_us": processor / steps * 1e6}
+    return {"file_bytes": size / steps, "recorder_us": processor / steps * 1e6}
 
 
 def policy_costs(robots: int) -> float:

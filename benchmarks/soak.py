@@ -10,7 +10,7 @@ an operator who takes over the robot every 30 s, for 5 s.
 
 The samples go to ``DIR/KIND.csv`` and the verdict to ``DIR/KIND.json`` (default: benchmarks/results/reliability). From
 these files, ``report`` draws the plots in docs/images and writes the tables into docs/explanation/reliability.md. The
-exit code is 1 if something grows, or if the recordings lack messages or hold no Action.
+exit code is 1 if something grows, if the recordings lack messages, or if they hold no Action after the warm-up.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TRAINING = (
     "learner.precision=fp32",
     "learner.compile=false",
     "learner.learning_starts=200",
-    "learner.buffer_size=5000",  # full before WARM_UP ends; a full buffer takes no more memory
+    "learner.buffer_size=5000",  # so the buffer is full, and stops growing, before the warm-up ends
     "evaluation.every=0",
     "record.enabled=true",
 )
@@ -173,7 +173,7 @@ def add_latency(rows: _Rows, begun: float, every: float, recordings: Sequence[Pa
 
 
 def latencies(recordings: Sequence[Path]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return a row for each Action of a recording: wall time of its Step, and seconds from the Step to the Action.
+    """Return a row for each Action whose Step is recorded: wall time of the Step (s), time from Step to Action (s).
 
     The latency includes the transport of the Step and the server's work. Each process reads the clock after it has
     sent its message, so a latency can be negative on a busy machine.

@@ -63,7 +63,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def wait_for(process: subprocess.Popen[str], text: str) -> str:
-    """Return the next line of the output with this text."""
+    """Return the next line of the output that contains this text."""
     assert process.stdout
     return next(line for line in process.stdout if text in line)
 

@@ -42,7 +42,7 @@ SPEC = {
     "actions": [{"name": "torque", "unit": "N·m", "low": LOW, "high": HIGH}],
     "control_period": PERIOD,
 }
-COMMANDS: dict[str, dict[str, str]] = {  # for each verb: the state before, mapped to the state after
+COMMANDS: dict[str, dict[str, str]] = {  # for each verb but estop and reset: state before -> after
     "configure": {"unconfigured": "inactive", "inactive": "inactive"},
     "activate": {"inactive": "active", "fault": "active", "active": "active"},
     "deactivate": {"active": "inactive", "fault": "inactive", "inactive": "inactive"},
@@ -188,8 +188,8 @@ class Driver:
         self.link, self.robot, self.action_deadline = link, robot, action_deadline
         self.name, self.incarnation = link.hello["name"], link.hello["incarnation"]
         self.state = "active" if autostart else "inactive"
-        self.stopped = False  # an emergency stop is latched: only `reset` ends it
-        self.answered_at: float | None = None  # None before the first Action, which starts the watchdog
+        self.stopped = False  # True during an emergency stop: only `reset` ends it
+        self.answered_at: float | None = None  # time of the last applied Action; None until the first one in this state
         self.sequence = -1
         self.step: dict = {}
         self.choose_fallback()
@@ -303,7 +303,8 @@ class Driver:
             error = f"{verb} from {self.state}" + (" during an emergency stop" if self.stopped else "")
         elif verb != "state":
             self.change(COMMANDS[verb][self.state], f"{verb} {reason}")
-            self.end = "shutdown" if verb == "shutdown" else ""
+            if verb == "shutdown":
+                self.end = "shutdown"
         detail = {"stopped": self.stopped}
         reply = {"id": message["id"], "node": self.name, "error": error, "state": self.state, "detail": detail}
         self.link.send("reply", reply)
@@ -344,7 +345,7 @@ def main() -> int:
         driver.run()
     except RefusedError as error:
         print(error, file=sys.stderr, flush=True)
-        link.may_move = error.code != "name"  # another driver moves the robot
+        link.may_move = error.code != "name"  # code "name": another driver moves the robot
         driver.end = str(error)
     finally:
         if link.may_move:

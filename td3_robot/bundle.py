@@ -36,7 +36,7 @@ OBSERVATION_CLIP = 10.0
 """The actor clips normalised observations to [-10, 10]."""
 _KEY = "td3_robot"
 _LONGEST = 1 << 28  # bytes of a file
-_MAX_HEADER = 1 << 22  # bytes of the safetensors header
+MAX_HEADER = 1 << 22  # bytes of the safetensors header
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Exploration:
 
     Attributes:
         kind: a row of :data:`td3_robot.noises.NOISES`.
-        scale: standard deviation of the noise, as a fraction of half the range of each action. Ornstein-Uhlenbeck
-            noise: of the normal numbers that drive the process. Categorical noise: temperature of the softmax, as the
-            same fraction. With a range [low, high], the robots of a source have different scales in this range.
-            ``none``, ``uniform`` and ``uniform_v2`` ignore the scale.
+        scale: a fraction of half the range of each action. It sets the standard deviation of the noise. For
+            Ornstein-Uhlenbeck noise, it sets the standard deviation of the normal numbers that drive the process. For
+            categorical noise, it sets the temperature of the softmax. With a range [low, high], the robots of a source
+            have different scales in this range. ``none``, ``uniform`` and ``uniform_v2`` ignore the scale.
         parameters: parameters of the noise by name. Missing parameters have their defaults.
 
     Raises:
@@ -111,7 +111,7 @@ class Bundle:
     safety: SafetyConfig = field(default_factory=SafetyConfig)
 
     def encode(self) -> bytes:
-        """The bytes of the file; equal bundles give equal bytes."""
+        """The bytes of the file. The encoding is deterministic."""
         header = {
             "format": FORMAT,
             "spec": self.spec.describe(),
@@ -193,7 +193,7 @@ class Bundle:
 def read_metadata(payload: bytes, source: str) -> dict[str, Any]:
     """The JSON object under the key ``td3_robot`` in the metadata of a safetensors file. May raise BundleError."""
     length = int.from_bytes(payload[:8], "little")
-    if len(payload) < 8 or not 2 <= length <= min(len(payload) - 8, _MAX_HEADER):
+    if len(payload) < 8 or not 2 <= length <= min(len(payload) - 8, MAX_HEADER):
         raise BundleError(f"{source}: not a safetensors file")
     try:
         header = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"][_KEY])

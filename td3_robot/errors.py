@@ -7,7 +7,7 @@ Td3RobotError                 an expected failure; exit code 2 unless noted
 ├── BundleError               a policy, weights message or checkpoint is missing, damaged or hostile, or does not fit
 ├── DivergenceError           training has diverged; more updates would destroy the policy
 ├── ProtocolError             bytes from a peer are not a message of this protocol
-├── HandshakeError            a server refuses a client, for example because of another robot or configuration
+├── HandshakeError            one side of a link refuses the other, for example because of another configuration
 ├── EndpointError             an address cannot be used or is not allowed
 │   └── EndpointBusyError     another process serves an ``ipc://`` address
 ├── KeysError                 a key, key folder or allow-list is missing, damaged or open to other users
@@ -49,7 +49,7 @@ class UsageError(Td3RobotError):
 class ArgumentError(UsageError, ValueError):
     """An argument of a Python function has a value that is not allowed.
 
-    If a command has an option with the name of the argument, it prints the error with ``--`` before the name.
+    A command prints the error with ``--`` before the name, because its option has the name of the argument.
     ``problem`` says what the value is, and what is allowed.
     """
 

@@ -30,7 +30,7 @@ PROTOCOL_VERSION = 1
 
 
 class Phase(IntEnum):
-    """Where a robot is in its episode, as in dm_env.
+    """Where a robot is in its episode.
 
     A decoder refuses unknown values, because they do not show whether the episode continues.
     """
@@ -198,7 +198,7 @@ class Hello(Message, frozen=True):
     """
 
     NAME: ClassVar[str] = "hello"
-    MAX_BYTES: ClassVar[int] = 1 << 17  # small, because any process may send a Hello
+    MAX_BYTES: ClassVar[int] = 1 << 17  # enough for a specification; not more, because any process may send a Hello
 
     protocol: Annotated[U32, "PROTOCOL_VERSION of the sender"]
     role: Annotated[Text, "simulator, driver, policy, evaluator, operator or node (to send Status or Records)"]
@@ -330,10 +330,11 @@ def _index_problem(field: str, by_robot: Mapping[str, Any], robots: int) -> str 
 class Action(Message, frozen=True, omit_defaults=True):
     """The policy server's answer to one Step. A source ignores the actions of robots whose episode has ended.
 
-    ``weights_version`` 0 means that the policy chose no action. Without ``operated``, this is the safe action. The
-    server sends the safe action if it is inactive or in fault. The server also keeps a separate state for each source,
-    its *watch* over this source, and sends the safe action if this state is not active. A safe action replaces an
-    earlier Action for the same Step. The server can answer a repeated Step again; the source may ignore that Action.
+    ``weights_version`` 0 means that the policy chose no action. If ``operated`` has no operator's name, this is the
+    safe action. The server sends the safe action if it is inactive or in fault. With safety settings, the server also
+    keeps a separate state for each source, its *watch* over this source. It sends the safe action if this state is not
+    active. A safe action replaces an earlier Action for the same Step. The server can answer a repeated Step again; the
+    source may ignore that Action.
     """
 
     NAME: ClassVar[str] = "action"
@@ -402,7 +403,11 @@ class SimulatorState(Message, frozen=True):
 
 
 class Weights(Message, frozen=True):
-    """A complete policy with its hash. A policy server uses the newest version. An evaluator tries each version."""
+    """A complete policy with its hash.
+
+    A policy server uses the newest version. In lock-step, it uses the version that the Step needs. An evaluator tries
+    each version.
+    """
 
     NAME: ClassVar[str] = "weights"
     MAX_BYTES: ClassVar[int] = 1 << 26

@@ -29,7 +29,9 @@ from td3_robot.util import arguments
 from td3_robot.util.text import one_line
 
 _LONGEST_REASON = 1000  # characters
-_SILENCE = 3.0  # seconds; this client sends a Heartbeat after 1 s of silence, so after 3 s an answer is missing
+# Seconds without a message after which the server counts as silent. This client sends a Heartbeat after 1 s of silence,
+# and the server returns it at once.
+_SILENCE = 3.0
 
 
 class Watching(enum.Enum):

@@ -36,7 +36,7 @@ class Transitions:
         reward: float32[M].
         next_observation: float32[M, O], after the action.
         terminated: bool[M], whether the transition ended its episode in a terminal state.
-        truncated: bool[M], whether a time limit or an operator ended the episode after the transition.
+        truncated: bool[M], whether a time limit, a fault or an operator ended the episode after the transition.
         episode: int64[M], number of the episode in this recording, from 0. A gap in the recording starts a new number.
     """
 
@@ -55,8 +55,8 @@ class Transitions:
 class Recording:
     """A recording of a training run or a robot. :func:`open_recording` returns it.
 
-    A message gives one row for each of its robots. An Evaluation gives one row for each episode, and a MotorCommand one
-    row for each channel. A message without arrays gives one row.
+    In :meth:`arrays` and :meth:`to_pandas`, a message gives one row for each of its robots. An Evaluation gives one row
+    for each episode, and a MotorCommand one row for each channel. A message without arrays gives one row.
     """
 
     def __init__(self, session: Session) -> None:

@@ -68,7 +68,9 @@ class Run:
 
     @property
     def best_policy(self) -> Policy:
-        """The policy with the highest mean return of all evaluations; without evaluations, the final policy.
+        """The policy with the highest mean return of all evaluations after the first update.
+
+        Without such an evaluation, the final policy.
 
         Raises:
             BundleError: the run has not saved a policy yet.

@@ -59,14 +59,19 @@ class FakeRobot:
     def observe(self, observation: Float32, reward: float = 0.0, phase: Phase = Phase.MID) -> Action | None:
         """Publish an observation, float32[O]. Returns the Action that answers it, or None without an answer.
 
-        The Step reports that the robot applied the Action that answered the previous observation, or zero if there was
-        no answer. The first observation of an episode always gets the phase FIRST.
+        The Step reports that the robot applied the answer to the previous observation, or zero if there was no answer.
+        The first observation of an episode always gets the phase FIRST, and its Step reports zero.
+
+        Raises:
+            ValueError: ``phase`` is FIRST in the middle of an episode.
         """
         last = self.steps[-1] if self.steps else None
         if last is None or last.phase[0] >= Phase.TERMINATED:
             phase = Phase.FIRST
             self._episode += last is not None
             self._episode_step = 0
+        elif phase is Phase.FIRST:
+            raise ValueError("phase is FIRST, but the last observation did not end its episode; allowed: the others")
         else:
             self._episode_step += 1
         sequence = len(self.steps)

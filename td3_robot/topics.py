@@ -27,8 +27,9 @@ class Topic:
             configuration.
         queue: what happens when the queue is full. *never drop*: the sender waits; a sender that may not wait drops and
             counts the message. *keep latest*: the receiver empties its queue and uses the newest message of each
-            sender. It counts the other messages, except Throttles. *never wait*: the sender drops the message, and
-            counts it if it was for a recorder. *handshake*: the rules of the handshake apply.
+            sender. It counts the other messages, except Throttles and repeated Actions. In lock-step, the policy server
+            uses all Weights. *never wait*: the sender drops the message, and counts it if it was for a recorder.
+            *handshake*: the rules of the handshake apply.
         recorded: which side copies the message to a recorder. *sent*: the publisher copies it once for all subscribers.
             *taken*: the subscriber copies it, because the publisher has no recorder. *no*: no side copies it.
     """

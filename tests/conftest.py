@@ -62,8 +62,8 @@ def spec() -> RobotSpec:
 def make_bundle(spec: RobotSpec) -> Callable[..., Bundle]:
     """Builds random bundles for the toy robot.
 
-    Weights come from N(0, 1). ``tame`` scales them to the size of a trained actor's weights. Without ``tame``, sums
-    are so large that the order of summation changes the action.
+    Weights and biases come from N(0, 1). ``tame`` scales the weights to the size of a trained actor's weights. Without
+    ``tame``, the sums in wide layers are so large that their rounding errors clearly change the action.
     """
 
     def make(

@@ -87,7 +87,7 @@ def save(tmp_path: Path) -> Save:
 def acted(
     make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> Callable[..., list[tuple[str, Message]]]:
-    """``acted(steps)`` returns messages of a simulator with two robots, a policy server and a learner.
+    """``acted(steps)`` returns messages of a policy server, a learner, and a simulator with two robots.
 
     The learner sends Weights twice: before the first Step and in the middle. With one step, it sends them once.
     """

@@ -83,7 +83,7 @@ def test_a_module_imports_only_allowed_modules(module: Path) -> None:
         "config/resume.py",
     ],
 )
-def test_only_the_table_and_its_rows_name_an_algorithm(place: str) -> None:
+def test_modules_that_serve_every_algorithm_name_none_of_them(place: str) -> None:
     for module in (ROOT / "td3_robot").glob(place):
         words = set(re.findall(r"\w+", module.read_text(encoding="utf-8").lower().replace("td3-robot", "")))
         assert not words & {"td3", "ddpg", "a2c"}, module
@@ -142,7 +142,7 @@ def test_cores_do_no_io(core: str) -> None:
     """Neither a core nor a module of this project that it imports may use I/O, clocks, threads or torch.compile.
 
     An import inside a function counts only in the core's package. In other packages, the function may be one that
-    only nodes call, for example ``Bundle.load``.
+    only nodes call, for example ``Bundle.load_with_bytes``.
     """
     package = core.rpartition(".")[0]
     chains = {core: core}
@@ -181,6 +181,7 @@ def test_package_init_files_hold_no_code() -> None:
 
 
 def test_policy_server_imports_nothing_heavy() -> None:
+    """The driver, the monitor and the commands import nothing heavy, either."""
     code = (
         "import sys, td3_robot.policy.node, td3_robot.driver.node, td3_robot.cli.main, td3_robot.cli.bench\n"
         "import td3_robot.cli.node, td3_robot.monitor.node\n"
@@ -217,7 +218,7 @@ def test_nothing_is_unpickled() -> None:
 
 
 def test_learner_core_imports_no_torch_and_no_training() -> None:
-    """The learner's node passes the training to the core. So the core measures no processors and starts no compiler."""
+    """The learner's node passes the training to the core. So the core runs no speed measurement and no compiler."""
     code = "import sys, td3_robot.learner.core\nprint(*sorted(sys.modules))"
     loaded = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -1,4 +1,4 @@
-"""The documents: links between files, and quotations of the code."""
+"""The documents: links to files, quoted errors, named tests, and the length of README.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long operators and takeovers wait, and whom their errors name, with a fake clock."""
+"""With a fake clock: how long operators and takeovers wait, and which process their errors name."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_shipped_row_is_imported_at_first_use() -> None:
     assert table.load("hue")(0.0, 0.0, 0.0) == (0.0, 0.0, 0.0)
 
 
-def test_error_for_an_unknown_name_suggests_the_nearest_one() -> None:
+def test_error_for_an_unknown_name_suggests_a_similar_name_or_lists_all() -> None:
     table = Registry("toy", {"root": "math:sqrt", "sine": "math:sin"}, "td3_robot.toys")
     with pytest.raises(ConfigError, match=r"^toy is 'rot'; did you mean 'root'\?$"):
         table.load("rot")

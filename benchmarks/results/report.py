@@ -85,7 +85,7 @@ def _line(row: dict[str, Any], results: list[Result]) -> str:
         for result in shown
     )
     mean = statistics.fmean(result["final"]["mean"] for result in shown)
-    best = [result["best"]["mean"] for result in shown if "best" in result]  # a new training has no best policy
+    best = [result["best"]["mean"] for result in shown if "best" in result]  # no best policy without an evaluation
     complete = len(whole) == len(row["seeds"])
     missed = complete and mean < row.get("bar", mean)
     verdict = " (missed)" if missed else "" if complete else " (not complete)"
@@ -107,7 +107,7 @@ def chart(name: str, results: dict[str, list[Result]]) -> None:
     axes = figure.add_subplot()
     for colour, (title, found) in enumerate(drawn.items()):
         for number, result in enumerate(found):
-            steps, means, _ = zip(*result["curve"], strict=True)
+            steps, means = [[point[column] for point in result["curve"]] for column in (0, 1)]
             label = rows()[title]["title"] + (" (partial)" if any(item["partial"] for item in found) else "")
             axes.plot(steps, means, color=f"C{colour}", linewidth=1, label=None if number else label)
     bars = {rows()[title]["bar"] for title in drawn if "bar" in rows()[title]}

@@ -72,7 +72,8 @@ def done(result: Path) -> bool:
 def train(row: dict[str, Any], seed: int, folder: Path) -> int:
     """Begin or resume a training; return its exit code."""
     command = [sys.executable, "-m", "td3_robot.cli.main", "train", "--log-every", "60"]
-    if row.get("even_if_slower") and not folder.exists():  # `train` refuses a precision that is slower on this machine
+    if row.get("even_if_slower") and not folder.exists():
+        # `train` refuses a slower precision only when it begins a run. So create the run here; `train` then resumes it.
         RunFolder.create(folder, configuration.load(row["config"], [*row.get("set", []), f"seed={seed}"]))
     if (folder / "config.yaml").is_file():
         command += ["--resume", str(folder)]

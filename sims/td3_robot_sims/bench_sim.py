@@ -44,8 +44,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def options(command: str, description: str) -> harness.Options:
     parser = harness.Options(command, description, ("", "--json > sim.json", "--steps 5000 --rounds 9"))
-    parser.number("--steps", 1000, "N", "steps in one turn")
-    parser.number("--rounds", 5, "N", "turns of each contestant")
+    parser.number("--steps", 1000, "N", "steps in one measurement")
+    parser.number("--rounds", 5, "N", "measurements of each variant")
     parser.number("--resets", 1000, "N", "number of resets in the memory test")
     return parser
 

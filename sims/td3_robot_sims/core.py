@@ -20,7 +20,7 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
     **core.ACCEPTS,
     "learner": (*core.ACCEPTS["learner"], SimulatorState),
 }
-"""The messages that a simulator accepts from the server, by link."""
+"""The messages that a simulator accepts from the server of each link."""
 
 
 class SimulatorCore(SourceCore):
@@ -48,7 +48,7 @@ class SimulatorCore(SourceCore):
         return outputs
 
     def _is_newest(self, message: Throttle | SimulatorState) -> bool:
-        """Whether a message answers the newest Step of this incarnation, or comes before its first Step."""
+        """Whether a message is for this incarnation and its newest Step. Before the first Step, ``answers`` is 0."""
         return (message.incarnation, message.answers) == (self.incarnation, self.next_sequence)
 
     def _restore(self, state: SimulatorState) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_lines(*beginnings: bytes) -> Iterator[None]:
-    """Drop lines that start with one of ``beginnings`` from standard error inside the block.
+    """Inside the block, drop the lines of standard error that start with one of ``beginnings``.
 
     C code writes to the file descriptor and not to ``sys.stderr``, so this function replaces the descriptor. All other
     lines appear at the end of the block.

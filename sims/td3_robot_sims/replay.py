@@ -20,6 +20,7 @@ def replay(session: Session) -> Outcome:
 
     Raises:
         SessionError: the recording is damaged, or cannot come from a simulator.
+        ConfigError: a recorded task would import a new module, or this installation cannot make the task.
     """
     made: list[SimulatorCore] = []
 

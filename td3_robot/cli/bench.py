@@ -8,7 +8,7 @@ from td3_robot.cli.verbs import Verb, listing, run_row
 
 BENCHMARKS: dict[str, Verb] = {
     "policy": Verb("td3_robot.bench.policy:main", "policy server: time for an action, time to start, and memory"),
-    "link": Verb("td3_robot.bench.link:main", "time from observation to action over a link; a 1 kHz loop"),
+    "link": Verb("td3_robot.bench.link:main", "time from observation to action over a link; missed deadlines"),
     "sim": Verb("td3_robot_sims.bench_sim:main", "simulator steps per second; memory of a robot"),
     "learner": Verb("td3_robot.bench.learner:main", "TD3 updates per second of the learner"),
     "train": Verb("td3_robot.bench.train:main", "environment steps per second of a training"),

@@ -58,7 +58,7 @@ State = Literal["ok", "no", "BAD"]
 
 
 class Finding(NamedTuple):
-    """One line of the output: what was checked, the result, and what to do."""
+    """One line of the output: what was checked, the result, and details or what to do."""
 
     name: str
     state: State

@@ -56,7 +56,7 @@ def _configs() -> Rows:
 
 
 def _tasks() -> Rows:
-    """The tasks that backends can list, and the general forms of the names of Gymnasium's tasks."""
+    """The tasks that backends can list, and patterns for the names of Gymnasium's tasks."""
     tasks = importlib.import_module("td3_robot_sims.tasks")  # td3_robot never imports simulators statically
     rows = []
     for name in tasks.names():

@@ -104,7 +104,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--cluster",
         metavar="ADDRESS",
-        help="train on the hosts of a Ray cluster: auto, or HOST:PORT; all hosts must see the folder of the runs",
+        help="train on the hosts of a Ray cluster that see the folder of the runs: auto, or HOST:PORT",
     )
     return parser
 

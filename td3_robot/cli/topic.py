@@ -38,7 +38,8 @@ _EXAMPLES = """examples:
   td3-robot topic hz step --run runs/walker2d
   td3-robot topic info action --config robot.yaml
 
-echo, hz and info attach to running nodes. Up to 32 of these commands, monitors and dashboards can run at the same time.
+echo, hz and info attach to running nodes. Up to 32 of these commands, monitors and dashboards can watch one run or one
+robot at the same time.
 """
 
 
@@ -117,7 +118,7 @@ def _parser() -> Parser:
 
 
 def listed() -> list[dict[str, str]]:
-    """Return one row of plain text for each topic."""
+    """Return one row of plain text for each row of the table of topics. A topic may have several rows."""
     return [
         {
             "topic": topic.message.NAME,
@@ -205,9 +206,10 @@ def _describe(node: Node, options: argparse.Namespace) -> None:
 
 
 def subscribers(topic: str, clients: Mapping[tuple[str, str], str]) -> list[str]:
-    """The subscribers of a topic: the names of known clients, or the role of the subscriber if no client is known.
+    """The subscribers of a topic.
 
-    ``clients`` maps the link and the name of each known client to its role.
+    For each row of the topic: the names of known clients, or the row's subscriber if no client is known. ``clients``
+    maps the link and the name of each known client to its role.
     """
     found: set[str] = set()
     for row in (row for row in listed() if row["topic"] == topic):

@@ -40,7 +40,8 @@ print(process.wait(), flush=True)
 When an actor ends, Ray kills its child processes, here this program, but not the child processes of this program. So a
 learner can still save its checkpoint.
 """
-_KILLED = -int(signal.SIGKILL)
+KILLED = -int(signal.SIGKILL)
+"""Exit code of a process that SIGKILL ended."""
 
 
 def remover(read_end: int, *folders: Path) -> list[str]:
@@ -198,7 +199,7 @@ class _Node:
     def report(self) -> Report:
         """Return the state of the process, with the output since the last report."""
         if self._code is None and self._starter.poll() is not None:
-            self._code = int(self._answers.readline() or _KILLED)  # no answer if the starter itself was killed
+            self._code = int(self._answers.readline() or KILLED)  # no answer if the starter itself was killed
         with self._output.open("rb") as file:
             file.seek(self._reported)
             output = file.read(_LONGEST_OUTPUT)

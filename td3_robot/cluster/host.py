@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,14 +13,13 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from td3_robot.cluster.agent import Agent, Program, Report
+from td3_robot.cluster.agent import KILLED, Agent, Program, Report
 from td3_robot.cluster.question import ANSWER, LOST, Question, first_line
 from td3_robot.errors import NodeError
 from td3_robot.runtime.hosts import Running
 from td3_robot.runtime.launch import Process
 
 _PERIOD = 0.1  # seconds between two reports of a host
-_KILLED = -int(signal.SIGKILL)
 
 
 @dataclass
@@ -127,7 +125,7 @@ class Host:
     def close(self) -> None:
         """End the processes on this host, and remove their folders."""
         if self.agent is not None and not self.lost:
-            with contextlib.suppress(*LOST):
+            with contextlib.suppress(LOST):
                 self.ask("close")
 
     def start(self, start: Program, run: str) -> Running:
@@ -145,7 +143,7 @@ class Host:
         """Return the exit code of a process; None while it runs."""
         self._take()
         if self.lost and self._codes[name] is None:
-            self._codes[name] = _KILLED
+            self._codes[name] = KILLED
         return self._codes[name]
 
     def send_signal(self, name: str, number: int) -> None:
@@ -154,7 +152,10 @@ class Host:
         self.agent.send_signal.remote(name, int(number))
 
     def _take(self, *, wait: bool = False) -> None:
-        """Take the newest reports if they have come, and ask for the next ones."""
+        """Take the newest reports if they have come, and ask for the next ones.
+
+        With ``wait``, wait for the reports that it has asked for, and ask for no new ones.
+        """
         if self.lost:
             return
         now = time.monotonic()

@@ -1,9 +1,9 @@
 """The hosts of a Ray cluster as hosts of a run.
 
-The learner runs on a host that sees the run folder, or on any host with ``cluster.storage``. Of these hosts, it prefers
-hosts with a GPU, and then the host with the most processor cores. The other hosts run the simulators. If there is no
-other host, the learner's host runs them. Each host with simulators has its own policy server, so observations and
-actions stay on the host. Recorder and evaluator run beside the supervisor.
+The learner runs on a host that sees the run folder. If ``cluster.storage`` is set, it can run on any host. Of the
+possible hosts, it prefers hosts with a GPU, and then the host with the most processor cores. The other hosts run the
+simulators. If there is no other host, the learner's host runs them. Each host with simulators has its own policy
+server, so observations and actions stay on the host. Recorder and evaluator run beside the supervisor.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from td3_robot.transport.keys import KeyFolder
 
 LEARNER, POLICY, SIMULATOR = "learner", "policy", "sim"
 """Names of processes in the launch description. All other processes run beside the supervisor."""
-_LOOK = 2.0  # seconds between two looks for hosts that have joined
+_LOOK = 2.0  # seconds between two searches for hosts that have joined
 _JOIN = 5.0  # seconds to wait for answers of new hosts when a process must move, and a known host can take it
 
 
@@ -66,7 +66,7 @@ class RayHosts:
         self._policy: Process  # the policy server in the launch description
         self._simulators: dict[str, Process] = {}  # by name
         self._absent: list[Process] = []  # simulators for which the cluster has no room now
-        self._given_up: set[str] = set()  # policy servers whose host was lost, and whose simulators are absent
+        self._given_up: set[str] = set()  # policy servers of lost hosts; the run does not start them again
         self._looked_at = 0.0
         self._keys = KeyFolder(run.path.resolve() / "keys")
         self._members = Members(config, run.path, self._keys.public_file, say)
@@ -142,7 +142,9 @@ class RayHosts:
                 self._say(f"{error}; the run does not use it")
 
     def place(self, processes: Sequence[Process]) -> list[Process]:
-        """Return the processes, with one policy server for each host that gets simulators.
+        """Return the processes to start, with one policy server for each host that gets simulators.
+
+        The result lacks the simulators for which no host has cores; see :meth:`joined`.
 
         Raises:
             NodeError: the hosts have too few processor cores, or the launch description has no policy server.
@@ -248,7 +250,7 @@ class RayHosts:
         if server not in self._where:
             return self._here.start(start)
         while True:
-            with contextlib.suppress(*LOST):  # if the chosen host is lost, too, choose again
+            with contextlib.suppress(LOST):  # if the chosen host is lost, too, choose again
                 moves = self._where[server].lost and server not in self._given_up
                 if moves:
                     self._move(server)
@@ -336,8 +338,8 @@ class RayHosts:
                 self._absent += [self._simulators[name] for name in mine]
                 return False
             total = host.simulators + len(mine)
-            # The run needs these simulators, even if the host has too few cores for them.
-            if self._begun(host, min(total, int(host.cpus // each)) if each else total):
+            # The run needs these simulators. If the host has too few cores for them, reserve the cores that it has.
+            if self._begun(host, min(total, self._members.room_on(host))):
                 host.promised = []  # the simulators promised to this host wait for another host
                 host.simulators += len(mine)
                 self._where[server] = host
@@ -348,7 +350,7 @@ class RayHosts:
         """Write the learner's new endpoint for the policy servers and simulators. They then connect to it."""
         for server, host in self._where.items():
             if server != LEARNER and not host.lost:
-                with contextlib.suppress(*LOST):  # the processes of a lost host start again and get the new endpoint
+                with contextlib.suppress(LOST):  # the processes of a lost host start again and get the new endpoint
                     self._write_run(host, server)
 
 

@@ -33,7 +33,7 @@ class LearnerFiles:
         self._following = contextlib.ExitStack()  # copies files from the storage to the run folder
 
     def begin(self) -> None:
-        """Copy the run folder to the storage. Then copy new metrics and policies back, again and again in a thread."""
+        """Copy the learner's files to the storage. Then a thread repeatedly copies new metrics and policies back."""
         storage, run = self._storage, self._run
         copied: dict[str, str] = {}
 

@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 
 ANSWER = 60.0
 """Seconds to wait for the answer of a host."""
-LOST = (RayError, GetTimeoutError)
-"""Errors of a call to a host that has died, or that does not answer."""
+LOST = RayError
+"""Error of a call to a host: the host has died or does not answer, or the call failed."""
 
 
 class Question:

@@ -21,7 +21,7 @@ MODULE = "TD3_ROBOT_LEARNER"
 
 
 def stored(start: Start) -> Start:
-    """Return the start of this program instead of the start of a learner."""
+    """Return the start of this program, which runs the learner of ``start``."""
     return start._replace(
         module="td3_robot.cluster.stored_learner", environment={**start.environment, MODULE: start.module}
     )

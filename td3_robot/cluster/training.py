@@ -1,6 +1,6 @@
 """A training of a sweep on a cluster: ``python -m td3_robot.cluster.training`` acts like ``td3-robot train``.
 
-When the sweep gets Ctrl-C, or ends for another reason, the training saves a checkpoint and stops.
+When the sweep gets Ctrl-C or is killed, the training saves a checkpoint and stops.
 """
 
 from __future__ import annotations

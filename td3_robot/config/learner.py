@@ -33,12 +33,13 @@ class LearnerConfig(Section, frozen=True):
         batch_size: transitions in one update.
         discount: γ.
         polyak: τ of the target networks.
-        target_noise, target_noise_clip: standard deviation and clip of the target policy's noise.
+        target_noise: standard deviation of the target policy's noise.
+        target_noise_clip: the largest absolute value of the target policy's noise.
         policy_delay: critic updates for each actor update.
         learning_rate: step size of Adam at the start.
-        learning_rate_falls_from: fraction of ``total_steps`` after which the learning rate falls linearly. With
-            ``a2c``: fraction of ``a2c.episodes``.
-        learning_rate_end: the learning rate at the end of this fall, as a fraction of ``learning_rate``.
+        learning_rate_falls_from: fraction of ``total_steps`` after which the learning rate falls linearly to
+            ``learning_rate_end``. With ``a2c``: fraction of ``a2c.episodes``.
+        learning_rate_end: the learning rate at the end of the training, as a fraction of ``learning_rate``.
         policy_average: if above 0, evaluations and policy files use a moving average of the actor's weights. At
             actor update n, the average moves towards the actor by this fraction, or by 1/n if that is larger (Polyak
             and Juditsky 1992; Izmailov et al. 2018). Exploration and learning use the actor itself.
@@ -76,9 +77,10 @@ class LearnerConfig(Section, frozen=True):
             actor of ``start_from``.
         device: ``auto`` is a CUDA GPU if torch finds one, else the CPU. A resumed run keeps the choices for ``auto``.
             On a cluster, the learner chooses again each time it starts, unless ``device`` is ``cpu``.
-        precision: ``auto`` is the precision with the fastest updates on a CPU, and fp32 on a GPU.
+        precision: ``auto`` is the faster precision on a CPU, and fp32 on a GPU.
         threads: threads of the learner. ``auto`` measures which number makes the fastest updates. ``auto`` is 1
-            on a GPU, in lock-step, and for algorithms without a fast engine.
+            on a GPU, in lock-step, and for algorithms without a fast engine. On a cluster, ``auto`` is 1 unless
+            ``device`` is ``cpu``.
         threads_in: with ``critics`` two parallel threads each compute one critic, or half of the actor's batch. More
             threads share the matrix products of these two. With ``operators`` all threads share every matrix product.
             ``operators`` is faster if no other process uses the learner's processor cores. Otherwise it may be far
@@ -159,7 +161,7 @@ class LearnerConfig(Section, frozen=True):
 
     @property
     def thread_count(self) -> int:
-        """The number of threads; 1 for ``auto``, which a training replaces before its processes start."""
+        """The number of threads; 1 for ``auto``, which remains only if a learner on a cluster chooses its device."""
         return 1 if self.threads == "auto" else self.threads
 
     @property

@@ -147,7 +147,7 @@ _PLAIN = {
 
 
 def _readable(text: str, tree: Mapping[str, Any]) -> str:
-    """Turn an error of msgspec into a line with key, value and allowed values. Example: ``Expected … - at `$.a.b```."""
+    """Turn an error of msgspec, such as ``Expected … - at `$.a.b```, into a line with key, value and allowed values."""
     reason, _, place = text.partition(" - at `$")
     name = place.strip("`.")
     value: Any = tree

@@ -1,8 +1,9 @@
 """Domain randomization: a simulator draws properties of the robot and its world for each episode.
 
-A policy then learns to act with unknown properties. Each key is a range ``[low, high]`` for a uniform draw, or null for
-off. All keys are off by default. Then the walking robots behave bit for bit as in
-``pybullet_envs_gymnasium``. The first Step of an episode reports the drawn values.
+A policy then learns to act with unknown properties. Each key is a range ``[low, high]`` for a uniform draw. Null, the
+default, switches a key off. Only ``push.duration`` and ``push.interval`` always have a range, which has no effect
+while ``push.force`` is off. With all keys off, the walking robots behave bit for bit as in ``pybullet_envs_gymnasium``.
+The first Step of an episode reports the drawn values.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Key(NamedTuple):
 
 
 def all_keys() -> list[Key]:
-    """Return every configuration key, in the order of the schema."""
+    """Return every configuration key, in the order of the schema. The keys of list items come last in their section."""
     return list(_keys(Config, ""))
 
 
@@ -92,7 +92,7 @@ def _allowed(kind: Any) -> str:
     if isinstance(kind, schema.LiteralType):
         return ", ".join(map(str, kind.values))
     if isinstance(kind, (schema.IntType, schema.FloatType)):
-        limits = {"above": kind.gt, "from": kind.ge, "to": kind.le}
+        limits = {"above": kind.gt, "from": kind.ge, "to": kind.le, "to below": kind.lt}
         given = {word: limit for word, limit in limits.items() if limit not in (None, -_FINITE, _FINITE)}
         return " ".join(f"{word} {limit}" for word, limit in given.items())
     inner: tuple[Any, ...] = getattr(kind, "types", ()) or getattr(kind, "item_types", ())

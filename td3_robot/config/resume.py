@@ -18,7 +18,7 @@ FIXED = {
     "learner.layer_norm": "the run's networks have that shape",
     "learner.algorithm": "the run's networks belong to that algorithm",
     "learner.twin_critics": "the run's networks have that number of critics",
-    "learner.discount": "the run's replay buffer holds discounted values",
+    "learner.discount": "the run's replay buffer holds that discount",
     "learner.n_step": "the run's replay buffer holds sums over that many steps",
     "learner.replay": "the run's replay buffer is of that kind",
     "learner.normalise_observations": "the run's networks have learned with that setting",

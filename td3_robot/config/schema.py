@@ -186,7 +186,8 @@ class RecordConfig(Section, frozen=True):
 
     Attributes:
         enabled: record the run.
-        split_mb, split_s: begin a new file after this many megabytes or seconds; 0 for one file.
+        split_mb: begin a new file after this many megabytes; 0 for no limit.
+        split_s: begin a new file after this many seconds; 0 for no limit.
         ring_s: if above 0, the recorder keeps only the messages of the last ``ring_s`` seconds, in a ring in memory. It
             writes the ring to a file when a node fails, goes to fault or is silent, at an emergency stop, and at the
             signal SIGUSR1. A ring cannot be split.
@@ -327,8 +328,8 @@ class Config(Section, frozen=True):
         Algorithms without a replay buffer have no replay ratio.
         """
         learner = self.learner
-        # The updates for one step of all robots, plus one. With less, learner and simulators would wait for each other
-        # for ever (a deadlock).
+        # The smallest band: the updates for one step of all robots, plus one. With a smaller band, learner and
+        # simulators would wait for each other for ever (a deadlock).
         needed = (learner.replay_ratio or 0.0) * self.robots * self.simulators + 1
         if learner.replay_ratio is None or learner.replay_ratio_band >= needed:
             return None

@@ -19,9 +19,9 @@ IR_VERSION = 8
 def convert(bundle: Bundle) -> bytes:
     """Return the ONNX model of a policy: input ``observation`` float32[N, O], output ``action`` float32[N, A], any N.
 
-    The model computes the same actions as the policy server, but without noise and safety filter. If the bundle
-    normalises observations, the model does so, too. It computes the ReLU layers and tanh, scales the actions to their
-    limits, and clips them. The metadata key ``td3_robot`` holds specification and provenance as JSON.
+    Except for rounding, the model computes the actions of the policy server, but without noise and safety filter. If
+    the bundle normalises observations, the model does so, too. It computes the ReLU layers and tanh, scales the actions
+    to their limits, and clips them. The metadata key ``td3_robot`` holds specification and provenance as JSON.
     """
     spec = bundle.spec
     half = (spec.action_high - spec.action_low) / np.float32(2)

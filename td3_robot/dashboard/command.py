@@ -43,7 +43,10 @@ def main(arguments: Sequence[str]) -> int:
     from td3_robot.dashboard.guard import OPERATOR, VIEWER, Guard
 
     class Server(uvicorn.Server):
-        """Stores the signal that ended the server, because asyncio does not always pass on Ctrl-C."""
+        """Stores the signal that ended the server, for the exit code.
+
+        After Ctrl-C, asyncio does not always raise KeyboardInterrupt.
+        """
 
         signal = 0
 
@@ -71,7 +74,8 @@ def main(arguments: Sequence[str]) -> int:
         )
         server = Server(settings)
         view, operate = (f"{scheme}://{hosts[0]}/?token={token}" for token in tokens.values())
-        for number in (signal.SIGTERM, signal.SIGHUP):  # uvicorn raises SIGTERM again after its own shutdown
+        # The handler raises SystemExit, so that the with blocks end. uvicorn raises SIGTERM again after its shutdown.
+        for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _leave)
         print(f"operate: {operate}\nview: {view}", flush=True)
         if options.open:
@@ -160,7 +164,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _hosts(host: str, port: int) -> list[str]:
     """The allowed values of the Host header. The first one is in the printed address."""
-    names = [host, "localhost"] if host == "127.0.0.1" else [f"[{host}]" if ":" in host else host.lower()]
+    names = [host, "localhost"] if host == "127.0.0.1" else [f"[{host.lower()}]" if ":" in host else host.lower()]
     ends = [f":{port}", ""] if port in (80, 443) else [f":{port}"]  # browsers leave out the usual port
     return [name + end for name in names for end in ends]
 

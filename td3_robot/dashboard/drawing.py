@@ -14,7 +14,7 @@ from td3_robot.recording.poses import Poses, ends, known, radii
 from td3_robot.specs import RobotSpec
 
 FRAMES = 10
-"""The maximum number of pictures of a robot in a snapshot. A page gets two snapshots, so 20 pictures, per second."""
+"""The maximum number of pictures of a robot in a snapshot. A page gets two snapshots per second."""
 ROBOTS = 4
 """The maximum number of robots of a source that are drawn."""
 SOURCES = 64
@@ -48,7 +48,9 @@ class _Source:
 
 
 class Drawing:
-    """Draws the first robots of each source, if this package knows the shapes of the robots' links (rigid bodies).
+    """Draws the first robots of each source.
+
+    The shapes of the robots' links (rigid bodies) must be known, and the observation must have all joint angles.
 
     Attributes:
         sources: the drawn sources by name.

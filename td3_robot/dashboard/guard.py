@@ -30,8 +30,8 @@ class Guard:
     """ASGI middleware that refuses requests from other sites and requests without a token.
 
     The guard refuses a request whose Host header is not in ``hosts``. Otherwise, another site could let its own name
-    point to the dashboard's address, and so read the dashboard (DNS rebinding). The first request has the token in the
-    address. The answer sets a cookie, which later requests send.
+    point to the dashboard's address, and its scripts could send requests there (DNS rebinding). The first request has
+    the token in the address. The answer sets a cookie, which later requests send.
 
     Args:
         app: the application behind the guard.

@@ -1,4 +1,4 @@
-"""The page of the recordings in a run folder: their content, and what a replay says."""
+"""The page of the recordings of a run or a folder of runs: their content, and what a replay says."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class SourceCore:
         guard = self.guard
         reply = carry_out(command, "the policy server", guard.verbs, guard.lifecycle, self._detail, now)
         if not guard.lifecycle.stopped:
-            self._actuator.own_stop = None  # the next stop may be an operator's, for this robot only
+            self._actuator.own_stop = None  # this stop has ended: do not send it after the next Welcome
         return [("policy", reply)]
 
     def _welcome(self, link: str) -> list[Output]:
@@ -282,7 +282,7 @@ class SourceCore:
         if (body.phase == Phase.FIRST).all():
             self.guard.begin()
             if self.pacing.loop:
-                self.pacing.loop.pause()  # the robots have been reset in this turn
+                self.pacing.loop.pause()  # the loop rate must not count the reset of this turn
         step = Step(
             source=self.source,
             incarnation=self.incarnation,

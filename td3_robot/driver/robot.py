@@ -94,7 +94,7 @@ class Robot(ABC):
 class RobotBody(OneRobot):
     """Adapts a :class:`Robot` to :class:`td3_robot.driver.body.Body`, and turns its exceptions into problems.
 
-    A missing or non-finite observation ends the episode as TRUNCATED, with the last valid observation. The next valid
+    A missing or invalid observation ends the episode as TRUNCATED, with the last valid observation. The next valid
     observation begins a new episode.
 
     Args:

@@ -86,14 +86,15 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
     """The precision to use. ``auto`` means the faster precision on a CPU, and fp32 on a GPU.
 
     Args:
-        begins: whether the run chooses its precision now. Then bf16 must be faster than fp32 on a CPU. Otherwise, the
-            function does not measure a configured precision: other processes could disturb the measurement, and the
-            run could not continue.
+        begins: whether the run chooses its precision now. If so, bf16 on a CPU must be faster than fp32. If not, the
+            function does not measure the speed of a configured bf16: other processes could disturb the measurement,
+            and a resumed run would then fail.
 
     Raises:
-        ConfigError: ``wanted`` is bf16, and the device lacks bf16 or, with ``begins``, is a CPU that is slower with it.
+        ConfigError: ``wanted`` is bf16, and the device does not support bf16. With ``begins``, also if bf16 is not
+            faster than fp32 on a CPU.
     """
-    # On a GPU, bf16 is slower for networks of this size: kernel launches limit the speed, and bf16 needs more launches.
+    # On a GPU, bf16 is slower for small networks: kernel launches limit the speed, and bf16 needs more launches.
     if wanted == "fp32" or (wanted == "auto" and device.type != "cpu"):
         return "fp32"
     problem = bf16_problem(device) if begins or wanted == "auto" else _bf16_lack(device)
@@ -115,10 +116,10 @@ def upload(array: NDArray[Any], device: torch.device) -> Tensor:
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Treat denormal numbers (absolute values below 1.2e-38) as zero in this thread and in new threads of this context.
+    """Treat denormal numbers (absolute values below 1.2e-38) as zero in this thread and in threads that it starts.
 
-    If a gradient vanishes, its moments in Adam decay to denormal numbers, which are slow on CPUs. The setting ends with
-    the context, because a simulator may run in the same thread, and its results must not change.
+    If a gradient vanishes, its moments in Adam decay to denormal numbers, which are slow on CPUs. In this thread, the
+    setting ends with the context. A simulator may run in the same thread, and its results must not change.
     """
     torch.set_flush_denormal(True)
     try:

@@ -1,4 +1,4 @@
-"""The learner without I/O: it receives messages, makes updates, and returns messages to send."""
+"""The learner's core: it gets messages, makes updates, and returns messages to send."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class LearnerCore:
             log.info("the replay file holds the transitions up to step %d", self.env_steps)
 
     def rolled_back(self) -> None:
-        """Prepare the messages that make connected peers return to the newest snapshot, for the next :meth:`step`."""
+        """Prepare messages that set connected peers back to the newest snapshot. The next :meth:`step` returns them."""
         self._outbox = self.publisher.resend() + self.scheduler.rolled_back()
 
     def insert(self, source: Source, step: Step, now: float) -> None:

@@ -78,8 +78,9 @@ class Evaluations:
         if state["best_return"] is not None:
             self.add_earlier(float(state["best_return"]))
         self._next, self._skipped = int(state["next"]), int(state["skipped"])
-        if self.config.every:  # a resume may have made evaluation.every smaller
-            self._next = min(self._next, next_multiple(env_steps, self.config.every))
+        if self.config.every:  # a resume may have made evaluation.every smaller; ``next`` is 0 if it was 0
+            following = next_multiple(env_steps, self.config.every)
+            self._next = min(self._next or following, following)
 
     def add_earlier(self, mean: float) -> None:
         """Use the mean return of an evaluation that an earlier process made."""

@@ -55,7 +55,7 @@ class Gauges:
 
     @property
     def length_mean(self) -> float | None:
-        """Mean number of steps of the newest finished episodes; None before the first episode has finished."""
+        """Mean number of steps of the newest whole episodes; None before the first whole episode."""
         return statistics.fmean(self._lengths) if self._lengths else None
 
     def lead(self, lead: float) -> None:

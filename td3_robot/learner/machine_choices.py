@@ -1,7 +1,8 @@
 """Replaces ``auto`` in ``learner.device``, ``learner.precision`` and ``learner.threads`` with the best values.
 
-A resumed run keeps its precision and threads, so that its arithmetic does not change. A separate process makes the
-choices, because loading torch costs one second and 200 MB: ``python -m td3_robot.learner.machine_choices REQUEST``.
+A resumed run keeps its precision and threads, so that its arithmetic does not change. On a cluster, the learner may
+choose again at each start, see :func:`resolve`. A separate process makes the choices, because loading torch costs one
+second and 200 MB: ``python -m td3_robot.learner.machine_choices REQUEST``.
 """
 
 from __future__ import annotations

@@ -8,18 +8,17 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.core_types import ROBOT_ROLES
-from td3_robot.errors import BundleError, DivergenceError
+from td3_robot.errors import DivergenceError
 from td3_robot.learner.checkpointing.saver import Saver, start
 from td3_robot.learner.engine import selection
 from td3_robot.learner.metrics_writer import MetricsWriter
 from td3_robot.messages import Evaluation, SimulatorState, Step
+from td3_robot.runtime import best_policy
 from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
@@ -30,8 +29,8 @@ from td3_robot.util.version import __version__
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 60.0  # seconds to wait while an earlier learner saves its last checkpoint; the supervisor waits longer
-_BEST = "eval_return_mean"
+# Seconds to wait while an earlier learner saves its last checkpoint. The supervisor gives a node more time to start.
+_PATIENCE = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +59,8 @@ def _learn(node: Node) -> None:
         core.spec,
     )
     evaluations = core.publisher.evaluations
-    evaluations.add_earlier(_best_return(node))
+    # The file may be newer than the checkpoint.
+    evaluations.add_earlier(best_policy.mean_return(node.run.best_file))
     if evaluations.reached:
         log.info("an earlier process reached evaluation.target_return; %s holds that policy", node.run.best_file.name)
     saver = Saver(node, core)
@@ -78,7 +78,7 @@ def _learn(node: Node) -> None:
             for record in core.reports.take():
                 metrics.write(record)
             if evaluations.best:
-                _keep_best(node, evaluations.best, evaluations.best_return)
+                best_policy.keep(node.run.best_file, evaluations.best, evaluations.best_return)
                 evaluations.best = None
             saver()
             return core.done and saver.settled
@@ -102,19 +102,6 @@ def _learn(node: Node) -> None:
             raise
         for record in core.reports.take():
             metrics.write(record)
-
-
-def _keep_best(node: Node, payload: bytes, mean: float) -> None:
-    """Write the best policy so far, with its mean return."""
-    bundle = Bundle.decode(payload)
-    replace(bundle, provenance={**bundle.provenance, _BEST: mean}).save(node.run.best_file)
-
-
-def _best_return(node: Node) -> float:
-    """Read the mean return from the file of the best policy, which may be newer than the checkpoint."""
-    with contextlib.suppress(BundleError, TypeError, ValueError):
-        return float(Bundle.load(node.run.best_file).provenance.get(_BEST, "-inf"))
-    return float("-inf")
 
 
 def _provenance(config: Config) -> dict[str, Any]:

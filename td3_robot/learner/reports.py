@@ -1,4 +1,4 @@
-"""The learner's metrics: records for ``metrics.jsonl``, gauges for its Status, and the newest good policy."""
+"""Makes the learner's records for ``metrics.jsonl`` and gauges for its Status, and keeps the newest good policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from td3_robot.util.rate import RateMeter
 Record = dict[str, Any]
 
 EVERY = 1000  # environment steps (offline: updates) between two records of training
-_PERIODS = 16  # least number of control periods between two records, because a record takes 2 ms
+_PERIODS = 16  # minimum number of control periods between two records: making a record takes 2 ms
 
 
 class Reports:

@@ -39,7 +39,10 @@ class Networks(NamedTuple):
 
 
 def estimated(config: Config, observation_size: int, action_size: int) -> Networks:
-    """Estimate the networks of a built-in algorithm without torch: an actor, one or two critics, and their targets."""
+    """Estimate the networks of a built-in algorithm without torch: an actor, one or two critics, and their targets.
+
+    An algorithm without targets, or with one critic, needs less.
+    """
     learner, hidden = config.learner, config.network.hidden
 
     def count(inputs: int, outputs: int) -> int:
@@ -109,7 +112,8 @@ def announce(
 
     Args:
         config, networks: see :func:`needs`.
-        run: the run folder, which may not exist yet. Files that exist in it need no further space.
+        run: the run folder, which may not exist yet. An existing replay file needs no further space. Existing
+            checkpoints need none either, unless the learner saves only at its end.
         device_memory: free bytes of the GPU; None if unknown or without a GPU.
         loaded: bytes of a checkpoint that is already in memory.
 

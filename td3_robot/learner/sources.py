@@ -32,7 +32,7 @@ class Source:
     seen: int = 0  # number of transitions that the source has published, as its newest processed Step reports
     granted: int = 0  # total number of transitions that the source may publish
     share: int = 0  # sum of all grants, to compare sources; a source that joins later starts with the lowest share
-    active_at: float = 0.0  # time of the newest Step, or of a later join or grant that ended a wait, in seconds
+    active_at: float = 0.0  # time (s) of the newest Step, of a later join, or of a later grant that ended a wait
     acknowledged: int = 0  # value of ``answered`` in the newest Throttle to the source
     queue: deque[Step] = field(default_factory=deque)  # in lock-step, Steps waiting for their round
     client: int = 0  # in lock-step, ``client`` in the Hello of the process that has the source's state; 0 for none

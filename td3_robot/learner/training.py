@@ -85,7 +85,7 @@ class Training:
         self.experience.add(transitions, step)
 
     def note(self, env_steps: int, source: str, state: dict[str, Any]) -> None:
-        """Record the progress of the learner and of one source in the journal."""
+        """Record the progress of the learner and of one source in the journal of the replay file."""
         self.storage.commit(Note(self.experience.total_added, env_steps, source, state, self.seen()))
 
     def seen(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def begin(core: LearnerCore) -> None:
 def prefill(core: LearnerCore, recordings: Iterable[tuple[RobotSpec, Iterable[Step]]]) -> list[int]:
     """Store the transitions of recorded Steps. The number of environment steps does not include them.
 
-    If the replay file has a note of an earlier process, that process has also stored the recorded transitions. Then
+    If the replay file has a note of an earlier process, that process has already stored the recorded transitions. Then
     this function stores nothing.
 
     Returns:

@@ -98,9 +98,8 @@ def _watch(node: Node, options: argparse.Namespace) -> None:
                 viewer.publish(entry, message, names)
 
         node.listen(MONITOR, ACCEPTS)
-        if not options.json:
-            for head in heads:
-                print(head, flush=True)
+        for head in heads:
+            print(head, file=sys.stderr if options.json else sys.stdout, flush=True)
 
         def show(monitor: Monitor) -> bool:
             return _show(monitor.report(time.monotonic()), options.json, heads)

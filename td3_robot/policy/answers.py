@@ -120,7 +120,7 @@ class Answers:
         watch = self._safety.watches.get(name)
         if watch is None and policy.safety.envelope.guarded:
             watch = self._safety.watch(name, now)
-        if watch is not None:  # even without safety settings: a new policy must not end a fault or a stop
+        if watch is not None:  # also if a new policy has no safety settings: it must not end a fault or a stop
             if since == now:
                 problem = watch.take(step, policy.safety, now)
             elif not watch.lifecycle.active:

@@ -72,7 +72,7 @@ class PolicyCore:
     Args:
         exploring: add the exploration noise that the policy asks for.
         lockstep: each Step names the weights version that must answer it. After the run returns to a snapshot, the
-            learner sends a lower version than before.
+            learner sends earlier versions again.
         safety: the robot's settings; the server joins them with the settings of each policy.
         autostart: go to the state ``active`` at once.
         frozen: refuse the weights of learners.
@@ -170,7 +170,8 @@ class PolicyCore:
             self._autostart = False
             self.lifecycle.command("configure", now, "autostart")
             self.lifecycle.command("activate", now, "autostart")
-        # Look for missing observations first: if this process was suspended, the queued Steps are old.
+        # Look for missing observations first. After a suspension of this process, the queued Steps are old and would
+        # hide the gap.
         outputs = self.answers.missing(self.desk.robots, now)
         changes: list[LifecycleChange] = []
         faults: list[str] = []  # names of robots that report a fault

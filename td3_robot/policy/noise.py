@@ -2,7 +2,7 @@
 
 The numbers do not depend on the order or the grouping of requests, so a recorded action can be computed again. The
 generator is Philox (Salmon et al. 2011), which is counter-based: the key identifies the robot, the counter identifies
-the time.
+the kind of noise and the time.
 
 To add a noise, write a subclass of :class:`Noise`, and add its row to :data:`td3_robot.noises.NOISES`. An installed
 package adds the row with an entry point in the group ``td3_robot.noises``::
@@ -55,8 +55,8 @@ class Noise:
         parameters: a value for each of PARAMETERS.
 
     Attributes:
-        NUMBER: identifies the noise, as ``noise_kind`` of messages and as a word of the generator's counter. A noise
-            of an installed package chooses a number from 1000 to 2^32 - 1. Lower numbers belong to this package.
+        NUMBER: identifies the noise, as ``noise_kind`` of messages and as an input of the generator. A noise of an
+            installed package chooses a number from 1000 to 2^32 - 1. Lower numbers belong to this package.
         PARAMETERS: the parameters that a configuration can set, by name.
         shape: (steps, A), the shape of one robot's block.
     """
@@ -86,7 +86,7 @@ class Noise:
         self._number = np.zeros(robots, np.uint32)
         self._values = np.zeros((robots, *self.shape), np.float32)
         self._rows = self._values.reshape(-1, actions)
-        self._drawn = b""  # a copy of episodes and numbers, as bytes
+        self._drawn = b""  # the episodes and block numbers of the newest call, as bytes
 
     @staticmethod
     def steps_of_block(robots: int) -> int:

@@ -20,6 +20,12 @@ log = logging.getLogger(__name__)
 
 _AWAY = 1024  # maximum number of watches that the server keeps for absent robots without an emergency stop
 _STOPS = 1024  # maximum number of individually stopped robots
+_ENDS = {
+    Cause.STOP: "reset, then activate",
+    Cause.FAULT: "activate (or valid observations, with automatic recovery)",
+    Cause.INACTIVE: "activate",
+}
+"""What must happen after a restart before a policy moves a robot again, by the cause in the state file."""
 
 
 class Safety:
@@ -152,7 +158,7 @@ class Safety:
                 lifecycle.fault(held.reason, now)
             else:
                 lifecycle.command("deactivate", now, "it was not active before the restart")
-            lines.append(f"no policy moves {name!r} until activate: {lifecycle.reason}")
+            lines.append(f"no policy moves {name!r} until {_ENDS[held.cause]}: {lifecycle.reason}")
         if state.stopped:
             self.stopped.update(state.stopped)
             lines.append(f"individually stopped, until a reset with the robot's name: {', '.join(state.stopped)}")
@@ -160,6 +166,6 @@ class Safety:
 
 
 def _kept(lifecycle: Lifecycle) -> Held | None:
-    """Return why no policy moves a robot, for the state file; None if a policy may. Omit the reason for INACTIVE."""
+    """Return what the state file keeps of a lifecycle: its ``held``, without the reason if the cause is INACTIVE."""
     held = lifecycle.held
     return Held(Cause.INACTIVE) if held and held.cause is Cause.INACTIVE else held

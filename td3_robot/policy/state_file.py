@@ -99,21 +99,26 @@ class StateFile:
                 failed = self._tried != self.kept
                 timeout = _RETRY if failed else None
                 self._changed.wait_for(lambda: self._over or self._newest is not self._tried, timeout)
-                again = failed and self._newest is self._tried
+                changed = self._newest is not self._tried
                 self._tried, over = self._newest, self._over
             if self._tried != self.kept:
-                self._attempt(self._tried, again=again)
+                self._attempt(self._tried, failed=failed, changed=changed)
 
-    def _attempt(self, state: SafetyState, *, again: bool) -> None:
-        """Try to write a state. ``again``: the previous attempt with this state failed."""
+    def _attempt(self, state: SafetyState, *, failed: bool, changed: bool) -> None:
+        """Try to write a state.
+
+        Args:
+            failed: whether the previous attempt failed.
+            changed: whether the previous attempt wrote another state.
+        """
         try:
             self._write(state)
         except ConfigError as error:
-            if not again:
+            if changed or not failed:
                 log.error("%s; until the file is written, a restart forgets the newest stops and faults", error)
             return
         self.kept = state
-        if again:
+        if failed:
             log.warning("state file %r is written now", str(self.path))
 
     def _write(self, state: SafetyState) -> None:

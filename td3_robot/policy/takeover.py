@@ -47,9 +47,9 @@ class _Takeover:
 class Takeovers:
     """Replaces the policy's actions for single robots by the actions of operators.
 
-    A robot stays with its operator until the operator gives it back. If the operator is silent or has left, the robot
-    gets the safe action, and any operator may take it over. After the operator has left, any operator may also give the
-    robot back, and a ``reset`` gives it back.
+    A takeover does not end by itself. Its operator can give the robot back at any time. If the operator is silent or
+    has left, the robot gets the safe action, and any operator may take it over. After the operator has left, any
+    operator may also give the robot back, and a ``reset`` gives it back.
 
     Args:
         store: the server's policies. They contain the robot's action channels and limits.

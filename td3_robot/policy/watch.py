@@ -61,7 +61,7 @@ class Watch:
         """Note the start and the end of a reset. ``period`` is the control period in seconds."""
         if self._ended is not None:
             self._different += now - self._ended
-            # If this server was suspended during the reset, the first Steps of the episode are old.
+            # After a suspension of this server, the first Step that it gets may be from the middle of the episode.
             late = float(step.episode_step.max()) * period
             if self._deadline_s is not None and late > self._deadline_s:
                 reason = f"no observation for {self._deadline_s * 1e3:.0f} ms"

@@ -1,4 +1,4 @@
-"""Records the inputs of a core, and the outputs that ``step`` does not return. The core does not use the recorder.
+"""Records the inputs of a core, and the outputs that ``step`` does not return. The core itself records nothing.
 
 The outputs of a core depend only on its construction arguments, its turns and, for a driver, what its robot observes
 and reports. The messages on links and the following messages are enough to replay a core bit for bit, if the recording
@@ -11,11 +11,11 @@ RobotReport     what a robot tells its driver's core and no Step contains: wheth
                 refused, the problem, and the stop reason
 MotorCommand    the action that the robot's motors get: an output of a driver's core
 Latches         a new ``safety_state`` of a policy server's core; the server's state file also holds it
-LifecycleChange a change of a policy server's robot that the server sends to no operator
+LifecycleChange a change of state that a policy server sends to no operator: its own, of its watch, or of a robot
 Weights         a policy that a person chose; the node records it
 =============== =====================================================================================================
 
-The transport records the bytes of the messages that it sends on links.
+The transport records the bytes of the messages that it sends on links, and of operators' Commands and Teleops.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RecordedCore:
 
 
 class PolicyObserver:
-    """An observer of a policy server's core. Returns new safety states, and LifecycleChanges that no link sends."""
+    """An observer of a policy server's core. Returns new safety states, and LifecycleChanges that go to no operator."""
 
     def __init__(self, core: PolicyCore) -> None:
         self._core = core
@@ -90,7 +90,7 @@ class PolicyObserver:
 
 
 class RecordedBody:
-    """Wraps a driver's robot and notes its calls. :meth:`observe` is the observer of the driver's core.
+    """Wraps a driver's robot, and notes its MotorCommands and RobotReports for :meth:`observe`, an :data:`Observer`.
 
     Args:
         body: a ``td3_robot.driver.body.Body``. The wrapper has all attributes of this body.
@@ -110,7 +110,7 @@ class RecordedBody:
 
     @property
     def stop(self) -> str:
-        """Why the robot must stop; empty if the robot may move. The core clears this text."""
+        """Why the robot asks for an emergency stop; empty if it does not. The core clears this text."""
         return str(self._body.stop)
 
     @stop.setter

@@ -15,7 +15,8 @@ from td3_robot.util import files
 class ChunkIndexFile:
     """The index entries of a recording's chunks. ``mcap.writer.Writer`` uses this object instead of a list.
 
-    The list would need 1 kB of memory for each chunk. A recorder closes a chunk every 0.5 s, so that is 7 MB per hour.
+    The list would need 1 kB of memory for each chunk. A recorder closes a chunk every 0.5 s, or earlier at 4 MiB. So
+    the list would grow by 7 MB per hour or more.
 
     Args:
         path: the recording. The temporary file is in its folder, has no name, and needs 0.3 kB for each chunk.

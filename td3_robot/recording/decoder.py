@@ -57,7 +57,7 @@ class Decoder:
         return message
 
     def knows(self, entry: Entry) -> bool:
-        """Whether the sizes for this message are known. Also true for malformed bytes: decoding them is an error."""
+        """Whether the sizes for this message are known. Also true for malformed bytes: decoding reports the error."""
         if entry.topic not in _NEED_SIZES:
             return True
         source = codec.source_of(entry.payload)

@@ -86,7 +86,7 @@ class Episodes:
     """Splits the Steps of any number of sources into episodes, with the learner's rules for consecutive Steps."""
 
     def __init__(self) -> None:
-        self._alone = 0  # Steps of single robots without a Step directly before or after; no episode has these Steps
+        self._alone = 0  # Steps of single robots that make no transition, so no Episode contains them
         self._assemblers: dict[str, Assembler] = {}
         self._open: dict[tuple[str, int], list[Step]] = {}
 

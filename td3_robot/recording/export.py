@@ -177,9 +177,14 @@ def check_one_kind(session: Session, topics: Sequence[str]) -> dict[str, Names]:
                 if one != other:
                     raise SessionError(
                         f"{str(session.paths[0])!r} holds two kinds of robots with different columns: "
-                        f"where {first!r} has channel {one!r}, {source!r} has {other!r}; choose other --topics"
+                        f"where {first!r} has {_channel(one)}, {source!r} has {_channel(other)}; "
+                        "choose other --topics"
                     )
     return names
+
+
+def _channel(name: str | None) -> str:
+    return "no channel" if name is None else f"channel {name!r}"
 
 
 def _names(session: Session) -> dict[str, Names]:

@@ -85,7 +85,7 @@ class Converter(viewer_file.Converter):
 
     def __init__(self) -> None:
         self._sources: dict[str, _Source] = {}
-        self._logged: dict[str, tuple[str, str]] = {}  # state and detail of each node
+        self._logged: dict[str, tuple[str, str]] = {}  # by node or lifecycle: the newest state and detail
 
     def learn(self, hello: Hello) -> None:
         spec, source = robot_of(hello), self._sources.get(hello.name)

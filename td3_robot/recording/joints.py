@@ -35,7 +35,7 @@ class Joints:
     Attributes:
         measured: names of the joints in joint_states; empty if no channel is a joint's position or velocity.
         driven: names of the joints that actions drive.
-        unmapped: names of the channels that belong to no joint.
+        unmapped: names of the channels that belong to no joint, or to a field of a joint that already has a channel.
     """
 
     def __init__(self, spec: RobotSpec) -> None:

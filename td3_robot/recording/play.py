@@ -16,7 +16,7 @@ from pathlib import Path
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError, exit_code_of
 from td3_robot.messages import MESSAGES, Step
 from td3_robot.recording.entries import Entry, printable
-from td3_robot.recording.player import Player, playable
+from td3_robot.recording.player import PLAYED_LINKS, Player, playable
 from td3_robot.recording.reader import Session
 from td3_robot.runtime.arguments import Parser, check_name, real
 from td3_robot.runtime.run_folder import RunFolder
@@ -24,7 +24,6 @@ from td3_robot.topics import MONITOR
 from td3_robot.transport.keys import AllowList, open_keys
 from td3_robot.transport.link import PEER_TIMEOUT
 
-_LINKS = ("policy", "learner")
 _WAIT = 10.0  # seconds within which a live node must answer
 _LOOK = 0.05  # longest wait on the links, in seconds, before a look at keyboard and signals
 _EXAMPLES = """examples:
@@ -87,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="a recording, or its parts")
     add("--run", type=Path, metavar="DIR", help="the live run to play to")
-    for link in _LINKS:
+    for link in PLAYED_LINKS:
         add(f"--{link}", metavar="ENDPOINT", help=f"endpoint of the {link} link, instead of --run")
     add("--monitor", metavar="ENDPOINT", help="endpoint of a monitor that shows the messages")
     add("--keys", metavar="DIR", help="folder of this machine's keys (default: those of --run)")
@@ -218,11 +217,11 @@ def _topics(options: argparse.Namespace) -> list[str]:
 
 
 def _place(options: argparse.Namespace) -> tuple[dict[str, str], AllowList | None]:
-    given = {link: getattr(options, link) for link in (*_LINKS, MONITOR) if getattr(options, link)}
+    given = {link: getattr(options, link) for link in (*PLAYED_LINKS, MONITOR) if getattr(options, link)}
     if options.run:
         run = RunFolder.open(options.run)
         config = run.config()
-        found = {link: run.endpoint(link, config) for link in _LINKS}
+        found = {link: run.endpoint(link, config) for link in PLAYED_LINKS}
         return found | given, open_keys(options.keys or config.endpoints.keys)
     if not given:
         raise UsageError("no live node is given; give --run DIR, or --policy, --learner or --monitor with an ENDPOINT")

@@ -25,7 +25,7 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import AllowList
 from td3_robot.transport.link import HEARTBEAT_PERIOD, ClientLink, ServerLink
 
-_LINKS = ("policy", "learner")
+PLAYED_LINKS = ("policy", "learner")
 _PLAYED = (Step, Action, Throttle, Weights)  # no Commands, because only people may give Commands
 _INCARNATIONS = 1000  # each loop adds this number to the recorded incarnations
 _ACCEPTED: dict[str, tuple[type[Message], ...]] = {
@@ -40,7 +40,7 @@ def playable() -> dict[str, list[tuple[str, bool]]]:
     """The links of each topic. The bool tells whether the server of the link publishes the topic."""
     found: dict[str, list[tuple[str, bool]]] = {}
     for row in TOPICS:
-        if row.link in _LINKS and row.message in _PLAYED:
+        if row.link in PLAYED_LINKS and row.message in _PLAYED:
             link = row.link, row.publisher.split()[0] == row.link
             if link not in found.setdefault(row.message.NAME, []):
                 found[row.message.NAME].append(link)
@@ -136,7 +136,7 @@ class Player:
         if self._looked_since > then:
             return ""
         clients = [client for bus in self._buses.values() for client in bus.clients.items()]
-        silent = sorted(name for name, link in clients if name in _LINKS and link.received_at <= then)
+        silent = sorted(name for name, link in clients if name in PLAYED_LINKS and link.received_at <= then)
         return f"the server of link {silent[0]}" if silent else ""
 
     def turn(self, timeout: float) -> None:

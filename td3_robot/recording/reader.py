@@ -1,4 +1,4 @@
-"""Reads whole recordings of one or several files. The reader refuses a damaged file."""
+"""Reads whole recordings of one or several files. The reader refuses a file that is damaged outside its index."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 def _begins(path: Path) -> int:
-    """The receive time (ns) of the first message that is certainly new in this file of a recording.
+    """The receive time (ns) of the first message of a file, without the topics in REPEATED.
 
-    Messages of the topics in REPEATED may be repetitions from the file before. Without a new message, the result is the
-    receive time of the last message.
+    Messages of these topics may be repetitions from the file before. If the file has no other messages, the result is
+    the receive time of its last message; 0 without messages.
     """
     received = 0
     for entry in SessionFile(path).entries():

@@ -68,7 +68,7 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
 
 
 def _protocol(source: Path) -> str:
-    """Return the protocol number of this version if all messages fit it. Otherwise raise a SessionError."""
+    """Return the protocol version of this td3-robot if all messages fit it. Otherwise raise a SessionError."""
     decode = decoder_of(source)
     try:
         for entry in SessionFile(source).entries():
@@ -106,7 +106,7 @@ def text(report: dict[str, Any], source: Path, target: Path) -> str:
     lines += [f"damaged at byte {damage['byte']}: {damage['why']}" for damage in report["damages"]]
     if report["protocol_assumed"]:
         protocol = report["metadata"]["protocol"]
-        lines.append(f"its protocol version was lost; version {protocol} is assumed, as all messages fit")
+        lines.append(f"its protocol version was lost; version {protocol} is assumed, because all messages fit it")
     if not report["lost"]:
         lines.append("nothing is lost: only the index was damaged, and the new file has a new index")
         return printable("\n".join(lines))

@@ -157,7 +157,7 @@ class _Source:
                 yield Draft(f"{base}/joint_commands", _JOINT_STATE, command)
 
     def remark(self) -> str:
-        """Return why channels have no place in a JointState. The text is empty if each channel has a place."""
+        """Return a remark if the channels have no names, or some are in no joint message; otherwise an empty text."""
         unmapped = self._joints.unmapped
         if not self._known:
             return "no specification names its channels, so they are channel_0, channel_1, …"

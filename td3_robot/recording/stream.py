@@ -1,4 +1,4 @@
-"""Statistics of one topic of one publisher: counts, rates and gaps."""
+"""Statistics of a stream: counts, rates and gaps. A stream is one topic of one incarnation of a publisher."""
 
 from __future__ import annotations
 

@@ -105,8 +105,8 @@ class Timeline:
     def _time(self, entry: Entry) -> int:
         """The time of a Step, in ns on the recorder's clock.
 
-        Messages arrive in groups, so the source's clock gives the time between Steps. After a change of that clock, the
-        recorder's clock gives the new offset.
+        The Steps of a group arrive together, so only the source's clock gives the time between them. After a change of
+        that clock, the recorder's clock gives the new offset.
         """
         if self._offset is None or abs(entry.published + self._offset - entry.received) > ON_THE_WAY_NS:
             self._offset = entry.received - entry.published
@@ -157,7 +157,7 @@ def _about(channels: Any, index: int, kind: str) -> dict[str, str]:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") if names else "none, as it has no Steps"
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") if names else "none, because it has no Steps"
 
 
 def event_line(event: dict[str, Any]) -> str:

@@ -65,14 +65,15 @@ class Converter(ABC):
         return None
 
     def remarks(self) -> list[str]:
-        """Return lines about data that the messages of the viewer cannot hold."""
+        """Return lines about channels without names, and about channels that are in no joint message."""
         return []
 
 
 def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[str], list[str]]:
-    """Write the file. Returns the number of messages of each topic, and remarks about data that is not in the file.
+    """Write the file. Returns the number of messages of each written topic, and remarks for the user.
 
-    An error leaves no incomplete file.
+    The remarks are those of the converter, and a list of the recorded topics that are not converted. An error leaves no
+    incomplete file.
 
     Raises:
         SessionError: the recording is damaged, or has no message to convert.

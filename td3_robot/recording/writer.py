@@ -1,4 +1,4 @@
-"""Writes one file of a recording. The writer closes a chunk every CHUNK_S, so that a crash loses only newer data."""
+"""Writes one file of a recording. A crash loses only the open chunk, which the writer closes every CHUNK_S."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from td3_robot.recording.entries import METADATA, Attachment, Entry, Facts
 from td3_robot.recording.policies import REFERENCE, StoredPolicies
 from td3_robot.util import files, process_lock
 
-CHUNK_S = 0.5  # time in s after which the writer closes a chunk; a crash loses only newer data
+CHUNK_S = 0.5  # time in s after which the writer closes a chunk
 _CHUNK_BYTES = 4 << 20
 PROFILE = "td3-robot"
 _NO_SCHEMA = 0  # for a topic that this version does not know; ``recover`` and ``replay --update`` copy its messages

@@ -169,7 +169,8 @@ def not_compared(session: Session, reports: Sequence[Outcome]) -> dict[str, int]
     for (_, _, topic), count in session.counts.items():
         left[topic] += count if topic not in (Start.NAME, Turn.NAME) else 0
     for report in reports:
-        left -= Counter({comparison.topic: comparison.compared for comparison, _ in report.comparisons})
+        for comparison, _ in report.comparisons:
+            left[comparison.topic] -= comparison.compared
     return dict(sorted((+left).items()))
 
 
@@ -192,7 +193,7 @@ def text(session: Session, reports: Sequence[Outcome]) -> str:
 
 
 def _same(reports: Sequence[Outcome]) -> dict[str, list[str]]:
-    """Map each kind of comparison with equal messages to a text per core: its name, turns and equal messages."""
+    """Map ``how`` (such as "bit for bit") to one text per core: its turns, and its topics without differences."""
     lines: dict[str, list[str]] = {}
     for report in reports:
         found: dict[str, list[Comparison]] = {}

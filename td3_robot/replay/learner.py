@@ -2,8 +2,8 @@
 
 If the learner did not resume, its Start and Turn messages determine these outputs, also without lock-step: a Turn shows
 which Steps came before an update. Some computations, for example on a GPU, cannot be repeated on this machine. Then
-replay uses a learner that only stores transitions, and compares transitions and counters. If turns are missing, replay
-rebuilds them from Steps.
+replay uses a learner that only stores transitions, and compares transitions and counters. If the recording lacks the
+learner's first turn, or has several learners, replay rebuilds turns from Steps.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def replay(session: Session) -> Outcome:
     outcome.notes = [*notes, *(note for life in found.values() for note in life.notes())]
     if len(recording.learners) > 1:
         count = len(recording.learners)
-        outcome.notes.append(f"loss statistics: {count} learner processes made them; replay compares those of only one")
+        what = f"loss statistics: {count} learner processes made them"
+        outcome.notes.append(f"{what}; replay compares them only if one process made all of them")
     for learner in learners.values():
         if alone and not learner.problem and not learner.life.stopped:
             _compare_losses(session, learner, outcome)

@@ -69,7 +69,7 @@ class Life:
         packages: numbers must have the same bits only if the versions of these packages are the same.
         recorded: recorded messages by topic, each with the number of turns that had begun before it.
         replayed: replayed messages by topic, each with the number of its turn.
-        where: maps Python's ``id`` of a message to the newest Step that the core had received or sent by then, as text.
+        where: by Python's ``id`` of a message, the newest Step that the core received or sent up to this message.
         turns: number of replayed turns.
         stopped: the reason why replay stopped before the end of the last turn; empty after a replay of all turns.
         left: whether the recording has a Bye of the node.

@@ -86,7 +86,11 @@ def _bundle(weights: Weights) -> Bundle:
 
 
 def _rebuild(session: Session, after: Mapping[Key, int], outcome: Outcome) -> None:
-    """Rebuild turns of the servers in ``after``: the sequence of each server's last compared Action, -1 without one."""
+    """Rebuild the later turns of policy servers, and add their Actions to the outcome.
+
+    Args:
+        after: maps each server to the sequence of its last compared Action; -1 if no Action is compared.
+    """
     rebuilt: dict[Key, _LostTurns] = {}
     for key in after:
         start = session.decode(session.starts[key]) if key in session.starts else None
@@ -106,7 +110,7 @@ def _rebuild(session: Session, after: Mapping[Key, int], outcome: Outcome) -> No
 class _LostTurns:
     """Rebuilds a turn for each Action of a life, see :mod:`td3_robot.replay.lives`.
 
-    The inputs of the turn are the Action's Step and weights.
+    The input of the turn is the Step that the Action answers. The core has the weights that the Action names.
 
     Safe actions and the Actions of operators are not replayed, because they depend on states that are not recorded.
     """

@@ -64,7 +64,7 @@ class Inputs:
             self._of_topic.setdefault(it.source, []).append(index)
 
     def store(self, topic: str, message: Any) -> None:
-        """Store the values of a message. A value that is not in the message stays, with its time."""
+        """Store the values of a message. A channel without a value in the message keeps its old value and time."""
         now = self._clock()
         names = message.name if self.topics[topic] == "joint" else ()
         joints = {name: index for index, name in enumerate(names)}

@@ -75,7 +75,7 @@ class Child:
         """Store a report of the process and update the state."""
         self.status = status
         if self.state is not ChildState.OVER:
-            self.state = _REPORTED.get(status.state, self.state)  # a ready process may report that it fails
+            self.state = _REPORTED.get(status.state, self.state)  # other states, such as "failed", change nothing
 
     def died_too_often(self) -> bool:
         """Return whether the restart rule forbids another start."""

@@ -17,7 +17,12 @@ _RUNS = 200  # maximum number of compared runs, the first by name
 
 
 def compare(folder: Path) -> dict[str, Any]:
-    """Return ``title``, ``runs``, the configuration ``keys`` in which the runs differ, and ``bands`` of curves."""
+    """Compare the runs in a folder.
+
+    Returns:
+        ``title``, ``runs``, the number ``left_out`` of further runs, the configuration ``keys`` in which the runs
+        differ, and ``bands`` of curves.
+    """
     runs = [_facts(path) for path in runs_in(folder)]
     names = {name for run in runs for name in run["config"]}
     differ = sorted(name for name in names if len({_key(run["config"].get(name)) for run in runs}) > 1)
@@ -31,7 +36,8 @@ def compare(folder: Path) -> dict[str, Any]:
     ]
     for run in runs:
         run["config"] = {name: run["config"].get(name) for name in differ}
-    return {"title": folder.absolute().name, "runs": runs, "keys": differ, "bands": bands}
+    title, left_out = folder.absolute().name, len(_every_run(folder)) - len(runs)
+    return {"title": title, "runs": runs, "left_out": left_out, "keys": differ, "bands": bands}
 
 
 def band(curves: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
@@ -55,7 +61,12 @@ def band(curves: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    return sorted(file.parent for file in folder.glob("*/config.yaml"))[:_RUNS]
+    """The run folders in a folder: the first 200 by name."""
+    return _every_run(folder)[:_RUNS]
+
+
+def _every_run(folder: Path) -> list[Path]:
+    return sorted(file.parent for file in folder.glob("*/config.yaml"))
 
 
 def videos_of(run: Path) -> list[Path]:

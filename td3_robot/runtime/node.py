@@ -247,8 +247,8 @@ class Node:
     def _receive(self, timeout: float, deadline: float | None) -> list[Input]:
         """Return the received inputs. Wait up to ``timeout`` seconds for the first input, but not beyond the deadline.
 
-        ZeroMQ's poll can return some milliseconds late. So polling ends early, and the node sleeps until the deadline.
-        The sleep is exact to about 0.1 ms.
+        ZeroMQ's poll can return up to 2 ms late. So polling ends 2 ms before the deadline. A call in these last 2 ms
+        sleeps until the deadline, exact to about 0.1 ms, and then returns what has arrived.
         """
         if deadline is None:
             return self.bus.receive(timeout)

@@ -16,11 +16,11 @@ class Outbox:
 
     If the queue of a link to a client is full, the outbox drops the message. If the queue of a link to a server is
     full, a patient outbox keeps this message and all later messages until the queue has room. An outbox that is not
-    patient drops the message.
+    patient drops the message. Before the Welcome of a server, its queue counts as full for Steps.
 
     Attributes:
         patient: whether to wait for room in the queues to servers. Must be False for a robot in real time.
-        counters: ``undelivered`` counts dropped messages.
+        counters: ``undelivered`` counts the messages that :meth:`flush` drops.
     """
 
     def __init__(self, bus: Transport, counters: Counter[str]) -> None:

@@ -260,7 +260,7 @@ def thread_notices(learner: LearnerConfig, cores: int) -> Sequence[str]:
         return []
     count = learner.thread_count
     threads, machine = f"learner.threads is {learner.threads}", f"this machine has {cores} cores for all processes"
-    if learner.threads_in == "critics" and count <= 2 * cores and learner.compiles:
+    if learner.threads_in == "critics" and count <= 2 * cores and learner.compiles and not compiler_lack():
         return []  # compiled updates use half of the threads
     if count > cores:
         return [f"{threads} and {machine}: the threads will wait for each other"]

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that stop a process cleanly."""
 LIFELINE = "TD3_ROBOT_LIFELINE"
-"""Environment variable with the file descriptor of a pipe. The pipe closes when the supervisor ends."""
+"""Environment variable with the file descriptor of a pipe. The pipe closes when the process that made it ends."""
 
 
 def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], None]) -> int:
@@ -81,7 +81,7 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
 
 
 def _apply_settings(role: str, name: str, config: Config, bus: Bus) -> None:
-    """Load keys, and apply the real-time settings of a policy server. Start the log last: its thread inherits them."""
+    """Load keys. Apply the real-time settings of a policy server, then start the log, whose thread inherits them."""
     bus.keys = open_keys(config.endpoints.keys)
     outcome = realtime.apply(config.realtime) if role == "policy" else None
     logs.begin(name)
@@ -148,7 +148,7 @@ def unblock_signals() -> None:
 
 
 def follow_lifeline() -> None:
-    """Stop this process when the supervisor ends for any reason. The kernel then closes the pipe and ends the read."""
+    """Stop this process when the process that made the pipe ends. The kernel then closes the pipe and ends the read."""
     descriptor = os.environ.get(LIFELINE)
     if descriptor is None:
         return

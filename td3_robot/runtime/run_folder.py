@@ -94,7 +94,7 @@ class RunFolder:
         files.write_atomically(self._run_file, (json.dumps({**self.read_run(), **facts}, indent=2) + "\n").encode())
 
     def write_final(self, statuses: Mapping[str, Status]) -> None:
-        """Write the last figures and counters of every process to ``final.json``."""
+        """Write ``final.json``: the last figures and counters of each process that has sent a Status."""
         rows = {
             name: {"state": status.state, "figures": status.figures, "counters": status.counters}
             for name, status in statuses.items()
@@ -176,7 +176,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for one supervisor during the block. Raise RunFolderError if it is locked already."""
+        """Lock the folder for this process during the block. Raise RunFolderError if it is locked already."""
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.path / ".lock", wait=False))

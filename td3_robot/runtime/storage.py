@@ -46,7 +46,7 @@ class NotOwnerError(NodeError):
 
 
 class Storage:
-    """The folder at a URL. If it fails, each method raises NodeError.
+    """The folder at a URL. If the storage fails, each method raises NodeError.
 
     Args:
         url: value of ``cluster.storage``.

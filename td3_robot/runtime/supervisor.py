@@ -238,7 +238,10 @@ class Supervisor:
             self._collect(child)
 
     def _stop(self, children: Iterable[Child], number: signal.Signals, timeout: float) -> None:
-        """Send a signal, then wait until the processes end, the timeout passes, or another stop signal comes."""
+        """Send a signal, then wait until the processes end, the timeout passes, or a second request to stop comes.
+
+        After SIGKILL, requests to stop do not end the wait.
+        """
         alive = [child for child in children if child.running]
         for child in alive:
             child.send_signal(number)

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 from td3_robot.errors import EXIT_GOOD, NodeError
 from td3_robot.learner.evaluations import evaluation_record
-from td3_robot.runtime import launch, metrics
+from td3_robot.runtime import best_policy, launch, metrics
 from td3_robot.runtime.hosts import Hosts
 from td3_robot.runtime.prepare import Prepared
 from td3_robot.runtime.progress import Progress
 from td3_robot.runtime.supervisor import Supervisor, Watch
-from td3_robot.util import files
 
 _FINAL_EPISODES = 10
 
@@ -49,7 +48,7 @@ def train(
 
     processes = launch.expand(launch.load(config.launch), config)
     with Supervisor(run, config, processes, progress.say, hosts) as supervisor:
-        # Ctrl-C after this line stops the processes.
+        # The user sees these lines only now, because from here on Ctrl-C stops the processes.
         for line in (f"training {config.task} for {config.total_steps:,} steps in {run.path}", *notices):
             progress.say(line)
         try:
@@ -148,5 +147,6 @@ def evaluate_final(prepared: Prepared, wall_s: float) -> dict[str, Any]:
     learned = (item for item in metrics.read(run.metrics_file, "evaluation") if item["updates"])
     best = max((item["eval_return_mean"] for item in learned), default=float("-inf"))
     if record["eval_return_mean"] >= best or not run.best_file.exists():
-        files.write_atomically(run.best_file, run.policy_file.read_bytes())
+        mean = record["eval_return_mean"] if record["updates"] else None
+        best_policy.keep(run.best_file, run.policy_file.read_bytes(), mean)
     return result

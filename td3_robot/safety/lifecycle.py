@@ -73,7 +73,7 @@ _KEPT = 100  # older changes to keep for :meth:`Lifecycle.changes`
 
 
 class Lifecycle:
-    """The state of one node. It logs every change, and stores the change until a caller fetches it.
+    """The state of one node. It logs every change, and stores the newest changes until a caller fetches them.
 
     Attributes:
         held: why no policy moves the robot; None while unconfigured or active. A shutdown does not change it.
@@ -222,10 +222,10 @@ class Watchdog:
         self._back_since = None
 
     def put_off(self, now: float) -> None:
-        """Restart the deadline of an armed watchdog, because no feed could arrive earlier."""
+        """Restart the deadline of an armed watchdog without a feed, if the lifecycle is active."""
         if self.fed is not None and self.lifecycle.active:
             self.fed = now
 
     def disarm(self) -> None:
-        """Stop the deadline until the next feed. Call this before an explicit activate."""
+        """Stop the deadline until the next feed or :meth:`arm`. Call this before an explicit activate."""
         self.fed = self._back_since = None

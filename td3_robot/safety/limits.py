@@ -45,7 +45,7 @@ class SafetyConfig(Section, frozen=True):
         safe_action: ``hold`` (the last applied action), ``zero`` (or the limit nearest to it), or a map from channel
             name to value, with zero for the others. The default is ``hold``.
         refuse_out_of_range: ``true``: no policy answers an observation outside the specification's range.
-        frozen_ms: no policy answers an observation in which no bit has changed for longer than this time.
+        frozen_ms: no policy answers an observation that has stayed the same, bit for bit, for longer than this time.
         observation_deadline_ms: the policy server's watchdog: FAULT after this time without a valid observation.
         reset_timeout_ms: the longest time that ``reset()`` of a robot takes. Between the last Step of an episode and
             the first Step of the next episode, the policy server's watchdog waits for this time. The default is 30 s.
@@ -144,13 +144,13 @@ def joined(
 ) -> Envelope:
     """Return the envelope that satisfies the settings of robot, policy and floor.
 
-    The result has the intersection of the limits, and the smallest rates, cut-off frequencies, deadlines and reset
-    timeouts. It has the longest ``recovery_ms``. A channel stops the robot if one of the settings says ``stop``.
-    ``refuse_out_of_range`` is on if robot, policy or floor sets it. Recovery is automatic only if the robot sets
-    ``automatic``, and neither policy nor floor sets ``manual``. The safe action comes from the first settings that have
-    one, in the order robot, floor, policy.
-
     ``floor`` has the settings of the policy that a person deployed last.
+
+    The result has the intersection of the limits, the smallest rates and cut-off frequencies, and the shortest times.
+    ``recovery_ms`` is an exception: the longest applies. A channel stops the robot if one of the settings says
+    ``stop``. ``refuse_out_of_range`` is on if robot, policy or floor sets it. Recovery is automatic only if the robot
+    sets ``automatic``, and neither policy nor floor sets ``manual``. The safe action comes from the first settings that
+    have one, in the order robot, floor, policy.
 
     Raises:
         ConfigError: a setting names a channel that the robot lacks, limits exceed the specification or have no common

@@ -86,6 +86,7 @@ class Search:
         try:
             changed = self._folder.stat().st_mtime_ns
         except OSError:
+            self._changed = -1
             return set()
         now = time.monotonic()
         if changed != self._changed:
@@ -93,6 +94,7 @@ class Search:
         elif now >= self._settled_at:
             return None
         if self._folder == _folder() and not _is_private(self._folder):
+            self._changed = -1  # a change of the folder's mode does not change its time stamp
             return set()
         return {place for place, path in self._paths.items() if _is_ours(path)}
 
@@ -120,7 +122,7 @@ class Attaching:
         for place in self.taps.keys() - served:
             detach(self.taps.pop(place))
         for place in served - self.taps.keys():
-            with contextlib.suppress(EndpointError):  # for example, the path is too long, so no listener can serve it
+            with contextlib.suppress(EndpointError):  # for example, the absolute path is too long for a socket
                 self.taps[place] = connect(place, self.client(), like=self.model)
 
 

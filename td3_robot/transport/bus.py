@@ -77,7 +77,7 @@ class Bus(Transport):
         self._taps: list[tuple[zmq.Socket[bytes], Tap]] = []
         self._attaching: list[Attaching] = []
         self._next_look = float("-inf")
-        self._lost: Counter[str] = Counter()  # numbers of messages that detached listeners missed, and other counts
+        self._lost: Counter[str] = Counter()  # counts of the taps of detached listeners
         self._paths: dict[Path, int] = {}  # socket files that this process serves, with their inodes
         self._behind: dict[str, float] = {}  # by link: time (s) at which unread messages began to wait
         self._next_timer = self._timed_at = self._awake_since = self._awake_until = float("-inf")
@@ -266,7 +266,7 @@ class Bus(Transport):
                 yield attaching.model
 
     def _detach(self, tap: Tap) -> None:
-        """Close the connection to a listener, and keep the number of messages that it missed."""
+        """Close the connection to a listener, and keep the counts of its tap."""
         socket = next(socket for socket, other in self._taps if other is tap)
         self._lost += tap.counts()
         self._taps.remove((socket, tap))
@@ -342,9 +342,9 @@ class Bus(Transport):
         self._expire(now)
 
     def _expire(self, now: float) -> None:
-        """Forget silent clients. After a suspension, first wait until the bus has read the messages that arrived.
+        """Forget silent clients after the bus has read the messages that arrived.
 
-        If messages stay unread, wait at most PEER_TIMEOUT.
+        After a suspension, also wait for _DELIVERY first. If messages stay unread, wait at most PEER_TIMEOUT.
         """
         if now - self._timed_at > HEARTBEAT_PERIOD:  # if the process was suspended, libzmq's threads were, too
             self._behind.clear()

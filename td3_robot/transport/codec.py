@@ -156,7 +156,10 @@ def decode_records(payload: Buffer) -> list[Message]:
 
 
 def source_of(payload: bytes) -> str:
-    """The field ``source`` of a payload; empty without this field. Without a handshake, it identifies the ``dims``."""
+    """The field ``source`` of a payload; empty without this field.
+
+    A recording has no handshake, so its decoder looks up the ``dims`` by source.
+    """
     try:
         return _unpack_source(payload).source
     except Exception:  # decode raises the right error later

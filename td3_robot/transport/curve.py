@@ -1,8 +1,8 @@
 """CURVE on sockets: options, access control (ZAP, ZeroMQ RFC 27), and retries after failed handshakes.
 
-A server accepts only clients whose key is on its allow-list or is its own key. A client accepts only the server whose
-key it has pinned. A change of the list takes effect while nodes run. The ZAP handler runs in the loop of the bus,
-because a separate thread would compete with the control loop.
+A server accepts only clients with its own key, or with a key that has a client's role on its allow-list. A client
+accepts only the server whose key it has pinned. A change of the list takes effect while nodes run. The ZAP handler runs
+in the loop of the bus, because a separate thread would compete with the control loop.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Gatekeeper:
 class Pin:
     """A client's connection to a server with a pinned key.
 
-    The client connects again in two cases: its handshake failed, or the allow-list contains a new key for the server.
+    The client connects again in two cases: its handshake failed, or a changed allow-list requires another server key.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], client: ClientLink, keys: AllowList, tally: Tally) -> None:
@@ -98,7 +98,7 @@ class Pin:
                 self._tally.note("not-the-server", text, now)
 
     def turn(self, now: float) -> None:
-        """Connect again if the next attempt is due, or if the allow-list contains a new key for the server."""
+        """Connect again if the next attempt is due, or if a changed allow-list requires another server key."""
         if now < self._retry and self._keys.server(self.client.link) == self._key:
             return
         self._retry = float("inf")

@@ -127,7 +127,7 @@ class Transport(ABC):
         return list(self.servers[link].peers.values())
 
     def dropped(self) -> Counter[str]:
-        """The number of malformed, refused, unexpected and lost messages on all links, by kind."""
+        """The number of events on all links, by kind: malformed, refused, unexpected and lost messages, and others."""
         return sum((tally.counts for tally in self._tallies()), Counter[str]())
 
     def last_dropped(self) -> str:
@@ -141,7 +141,7 @@ class Transport(ABC):
         return [server.tally for server in self.servers.values()] + [client.tally for client in self.clients.values()]
 
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:  # noqa: B027
-        """Copy the inputs of the core's ``step`` at ``now`` (s) to the recorder."""
+        """Copy the inputs of the core's ``step`` at ``now`` (s) to recorders, and inputs from operators to monitors."""
 
     def flush(self) -> None:  # noqa: B027
         """Send the messages that wait for recorders and monitors. Call this before a long time without receive()."""
@@ -158,7 +158,7 @@ class Transport(ABC):
         """Send a message to a client. Return False if the queue is full or the client is gone."""
         if not self._post(link, message, key):
             return False
-        self._unreachable.discard((link, key))  # a later process may have chosen the same identity
+        self._unreachable.discard((link, key))  # a new process may use the identity of a client that left
         return True
 
     def _from_server(self, client: ClientLink, frames: Frames, now: float) -> list[Input]:

@@ -64,7 +64,7 @@ class ServerLink:
         accepts: by role, the message types that a client may send. The server refuses other roles.
         agreement: configuration that clients must share, see ``Config.agreement``.
         session: a random number, new at each start of the server.
-        spec: the robot; None until a simulator, a driver or Weights provide it.
+        spec: the robot; None until a policy, a simulator or a driver provides it.
         may: a function that returns whether a public key may have a role; None on a link without keys.
         without_keys: whether clients without a key may have every role. They connect through a socket file that only
             this user can open.
@@ -102,7 +102,7 @@ class ServerLink:
             kind = codec.kind_of(frames)
             if peer is None and kind is not Hello:  # do not unpack: an unknown client must cost little time
                 text = f"on link {self.link}: {kind.NAME} of {len(frames[1])} bytes before any hello"
-                if kind not in (Heartbeat, Record):  # clients of an earlier server may send these
+                if kind not in (Heartbeat, Record):  # a client may send these to a restarted server
                     self.tally.note("stranger", text, now)
                 return [], [(key, Refused("hello", f"{self.name} has not met this client; send Hello"))]
             if peer and kind not in (Hello, Heartbeat, Bye) and kind not in self.accepts[peer.role]:
@@ -226,9 +226,9 @@ class ServerLink:
         for other, peer in list(self.peers.items()):
             same_process = peer.hello.client == hello.client
             # The core must forget a client that starts again: a new process with the routing identity of an old
-            # process, a client whose Hello has other values, or a client that sent messages since its last Hello.
-            # Any other Hello is a repetition: while no server runs, a client repeats its Hello, and all of them arrive
-            # when a server starts.
+            # process, a client whose Hello has another incarnation or weights version, or a client that sent messages
+            # since its last Hello. Any other Hello is a repetition: while no server runs, a client repeats its Hello,
+            # and all repetitions arrive when a server starts.
             known = peer.hello
             changed = (hello.weights_version, hello.incarnation) != (known.weights_version, known.incarnation)
             starts_again = not same_process or changed or key in self._active
@@ -258,7 +258,8 @@ class ServerLink:
 
     def _taken(self, hello: Hello, owner: str) -> Refused | None:
         """The refusal of a client if its name is reserved or another client keeps it; None if the client may use it."""
-        if hello.name == self.name or hello.name.startswith(f"{self.name}/"):  # NAME/ROBOT: the watch over a robot
+        # A LifecycleChange uses the name SERVER/ROBOT for the server's watch over a robot.
+        if hello.name == self.name or hello.name.startswith(f"{self.name}/"):
             return Refused("taken", f"name {hello.name!r} is reserved for this server; use another name")
         peer = self._holder(hello.name)
         if peer is None:

@@ -71,7 +71,7 @@ class MemoryBus(Transport):
         self._endpoints: dict[str, str] = {}  # names of the served links, by endpoint
         self._connections: dict[str, Connection] = {}  # connections as a client, by name of the link
         self._inbox: deque[tuple[Connection, Frames]] = deque()
-        self._queued: Counter[Connection] = Counter()  # frames in the inbox
+        self._queued: Counter[Connection] = Counter()  # number of messages in the inbox, by connection
 
     def serve(self, endpoint: str, server: ServerLink) -> str:
         """Serve an endpoint. A second call on the same bus simulates a restart of the server."""

@@ -125,7 +125,7 @@ class Tap:
         self._missed = 0
 
     def fork(self, session: ClientLink, post: Callable[[str, bytes], bool]) -> Tap:
-        """A tap for one more listener of this link. It has the same kept messages and continues the numbers."""
+        """A tap for one more listener of this link. It copies the kept messages and continues the sequence numbers."""
         result = Tap(session, post, wall=self._wall)
         result._sequence = self._sequence.copy()
         result._duplicates = self._duplicates.copy()

@@ -56,12 +56,12 @@ def available_cores() -> int:
 
 
 def compiler() -> str:
-    """Return the command of torch's C++ compiler. The environment variable ``CXX`` replaces the default."""
+    """Return the command of torch.compile's C++ compiler. The environment variable ``CXX`` replaces the default."""
     return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
 def compiler_lack() -> str | None:
-    """Return what torch lacks for compiling: a C++ compiler or Python's headers; None if both exist."""
+    """Return what torch.compile lacks: a C++ compiler or Python's headers; None if both exist."""
     if not shutil.which(compiler()):
         return f"there is no C++ compiler {compiler()!r} (to use another one, set CXX)"
     header = Path(sysconfig.get_path("include")) / "Python.h"

@@ -56,7 +56,7 @@ def is_locked(descriptor: int) -> bool:
 def claim(
     what: str, refusal: str, patience: float = 0.0, stopped: Callable[[], object] = lambda: False
 ) -> socket.socket:
-    """Claim a name on this machine. The claim ends when the returned socket is closed or the process ends.
+    """Claim the name ``what`` on this machine. The claim ends when the returned socket is closed or the process ends.
 
     The claim is an abstract Unix address (unix(7)). It needs no file and no permission, so another user can claim the
     name first. A process in another network namespace does not see the claim.

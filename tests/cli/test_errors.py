@@ -1,4 +1,4 @@
-"""The same mistake gives the same exit code in every command, and one line that names the wrong flag."""
+"""A mistake gives exit code 2 in every command. The error names the command and what is wrong."""
 
 from __future__ import annotations
 
@@ -225,7 +225,9 @@ def test_a_folder_without_permission_gives_exit_code_2(fail: Callable[[str], tup
         ("eval walker2d --episodes 0", "td3-robot eval: --episodes is 0; allowed: whole numbers from 1"),
     ],
 )
-def test_an_error_names_the_wrong_flag(words: str, text: str, fail: Callable[[str], tuple[int, str]]) -> None:
+def test_an_error_names_the_command_and_what_is_wrong(
+    words: str, text: str, fail: Callable[[str], tuple[int, str]]
+) -> None:
     code, error = fail(words)
     assert code == 2
     assert error.startswith(text)

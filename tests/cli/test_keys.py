@@ -32,7 +32,7 @@ def test_keys_are_created_allowed_listed_and_revoked(run: Any, tmp_path: Path) -
     assert identity.secret not in out
     assert out.splitlines()[-1] == f"on the other machine: td3-robot keys allow robot-7 '{identity.public}'"
     key = "-"
-    while key.startswith("-"):  # on a command line such a key looks like an option; `keys create` never makes one
+    while key.startswith("-"):  # on a command line such a key looks like an option; `keys create` makes no such key
         key = zmq.curve_keypair()[0].decode()
     assert run("allow", "workstation", key) == (0, "workstation may connect as any role except operator\n", "")
     assert run("allow", "workstation", key, "--role", "operator") == (0, "workstation may connect as operator\n", "")

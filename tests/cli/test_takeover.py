@@ -62,7 +62,7 @@ def test_the_line_q_ends_the_input_but_leaves_the_takeover_open(pipe: tuple[int,
 
 @pytest.mark.parametrize("text", [b"0.1 0.2", b"0.1 0.2\n0.1 0", b"0.1 0.2\nq"])
 def test_a_last_line_without_newline_is_an_error(pipe: tuple[int, int], text: bytes) -> None:
-    """The program may have failed while it wrote 0.25, so the robot must not get 0."""
+    """The program that writes the lines may fail in the middle of a number: ``0`` may be the beginning of ``0.25``."""
     last = text.decode().split("\n")[-1]
     with pytest.raises(UsageError, match=f"the last line '{last}' has no newline, so it may be incomplete"):
         driven(pipe, text)

@@ -100,7 +100,7 @@ def test_log_every_must_be_a_time(seconds: str, tmp_path: Path, capsys: pytest.C
         (9, "operators", "cuda", []),
     ],
 )
-def test_a_notice_warns_about_more_threads_than_cores(
+def test_a_notice_warns_about_threads_that_will_wait_for_each_other(
     threads: int, where: Any, device: Any, beginnings: list[str]
 ) -> None:
     found = thread_notices(LearnerConfig(threads=threads, threads_in=where, device=device), 2)
@@ -115,15 +115,16 @@ def test_notices_tell_of_the_first_compilation_and_of_a_missing_compiler(monkeyp
     monkeypatch.setenv("CXX", sys.executable)  # any program that exists
     (line,) = compile_notices(LearnerConfig(compile=True))
     assert line.startswith("learner.compile: the first time on this machine the learner compiles its updates")
+    assert thread_notices(LearnerConfig(threads=2), 1) != []
+    # Compiled updates use half of the threads, here one, so there is no notice.
+    assert thread_notices(LearnerConfig(threads=2, compile=True), 1) == []
     monkeypatch.setenv("CXX", "/nowhere/g++")
     (line,) = compile_notices(LearnerConfig(compile=True))
     assert line.startswith(
         "learner.compile is true and there is no C++ compiler '/nowhere/g++' (to use another one, set CX"
     )
     assert line.endswith("updates run uncompiled, which is slower")
-    assert thread_notices(LearnerConfig(threads=2), 1) != []
-    # Compiled updates use half of the threads, here one, so there is no notice.
-    assert thread_notices(LearnerConfig(threads=2, compile=True), 1) == []
+    assert thread_notices(LearnerConfig(threads=2, compile=True), 1) != []
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("PATH", "/nowhere")

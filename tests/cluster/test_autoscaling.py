@@ -85,7 +85,7 @@ def test_a_training_gets_a_host_from_the_autoscaler(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wait", ["0", "600"])
-def test_too_few_cores_end_the_run(
+def test_with_too_few_cores_a_run_ends_or_waits_for_hosts(
     command: Callable[..., Command], cluster: AutoscalingCluster, tmp_path: Path, wait: str
 ) -> None:
     """The simulators need 8 processor cores. With the one host that the autoscaler may add, the cluster has 3.

@@ -67,8 +67,8 @@ def test_a_run_on_a_cluster_has_the_highest_number_of_simulators(value: str, exp
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_on_a_cluster_the_learner_chooses_its_device_itself(device: str, tmp_path: Path) -> None:
-    """The host of the command may have no GPU."""
+def test_on_a_cluster_the_learner_chooses_for_its_own_host(device: str, tmp_path: Path) -> None:
+    """The host of the command may have no GPU. So the command keeps ``auto``, and accepts ``cuda`` without a check."""
     overrides = [f"learner.device={device}", "learner.threads=auto"]
     learner = new_run("pendulum", overrides, tmp_path / "run", cluster=True).config.learner
     assert (learner.device, learner.threads, learner.thread_count) == (device, "auto", 1)

@@ -145,7 +145,7 @@ def test_hosts_that_join_at_the_same_time_get_different_simulators(
     requests: list[hosts.Host] = []
     monkeypatch.setattr(ray_hosts._members, "request_cores", requests.append)
     looks = [[process.name for process in ray_hosts.joined()] for _ in range(3)]
-    # Each call of ``joined`` makes a request, except the third: all simulators have a host then.
+    # The third call of ``joined`` requests no cores, because all simulators have a host.
     assert requests == [ray_hosts._where["learner"]] * 2
     assert looks == [[], ["policy-1", "sim-2", "sim-3", "policy-2", "sim-4"], []]
     assert reserved == [("c", 2.0), ("d", 1.0)] * 2
@@ -178,7 +178,10 @@ def test_the_run_does_without_a_host_on_which_other_jobs_use_processor_cores(
 def test_simulators_that_the_run_needs_move_to_a_host_with_too_few_processor_cores(
     new: tuple[RunFolder, Config], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run needs at least 2 of its 5 simulators. All are on host b, which dies. Host c has only 2 cores."""
+    """The run needs at least 2 simulators. All its 5 simulators are on host b, which dies.
+
+    The run cannot continue without them. So all 5 move to host c, which has only 2 cores.
+    """
     run, config = new
     ray_hosts = hosts.RayHosts("auto", run, config, "RESUME", said.append)
     reserved: list[tuple[str, float]] = []

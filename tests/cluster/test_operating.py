@@ -1,4 +1,4 @@
-"""A person watches and commands a training on a cluster with the tools for one machine."""
+"""The commands and the dashboard for a training on one machine also operate a training on a cluster."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def shows(command: Command, *texts: str) -> bool:
 
 
 def _operate_on_the_page(command: Callable[..., Command]) -> None:
-    """Read the data of the dashboard's live page. Then stop all robots with the request of its stop button."""
+    """Read the data of the dashboard's live page. Then send the request of the page's stop button: all robots stop."""
     pytest.importorskip("starlette")
     pytest.importorskip("uvicorn")
     site = command("dashboard", "--run", "run", "--port", "0")

@@ -44,7 +44,7 @@ def test_training_survives_the_loss_of_each_host_except_the_head(
     """A host with simulators is lost, then the learner's host. After Ctrl-C, another training continues the run.
 
     The other processes do not start again when the learner moves. So the learner sees each lost Step as a gap in the
-    sequence numbers of its simulator.
+    sequence numbers of the Step's simulator.
     """
     others = [*(f"sim-{number}" for number in range(4)), "policy-0", "policy-1"]
     run = train("evaluation.every=0", "total_steps=100_000")

@@ -242,5 +242,5 @@ def test_a_choice_names_what_is_allowed(safety: Any, words: str) -> None:
 
 
 def test_an_algorithm_of_a_package_that_is_not_installed_is_accepted() -> None:
-    """A robot's policy server reads the configuration of the training, and needs no learner."""
+    """A policy server on a robot reads the training's configuration, but does not need the algorithm's package."""
     assert configuration.parse({}, ["learner.algorithm=sac"]).learner.algorithm == "sac"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from td3_robot.config import loading as configuration
@@ -77,7 +75,7 @@ def test_declared_changes_of_device_precision_and_threads_are_listed() -> None:
 
 
 def test_lockstep_resumes_only_with_the_same_number_of_robots_and_simulators() -> None:
-    lockstep: Any = config("timing=lockstep")
+    lockstep = config("timing=lockstep")
     for key in ("robots", "simulators"):
         with pytest.raises(UsageError, match=f"{key} is 1 in the run and cannot become 2"):
             changes.accepted(lockstep, config("timing=lockstep", f"{key}=2"), {key})

@@ -68,7 +68,7 @@ def test_every_topic_has_a_default_except_the_topic_of_an_array() -> None:
     assert (section.qos_out.reliability, section.qos_out.depth) == ("reliable", 1)
 
 
-def test_the_reference_lists_the_keys_of_a_list() -> None:
+def test_the_reference_describes_the_keys_of_list_items() -> None:
     rows = {key.name: key for key in reference.all_keys()}
     assert rows["ros2.observations"].type == "list of maps"
     assert rows["ros2.observations[].channel"].default == "required"

@@ -29,7 +29,7 @@ O, A, HIDDEN = 5, 3, (24, 16)  # noqa: E741 - observation and action size
 
 
 class AlgorithmContract:
-    """The suite for every algorithm. An algorithm that consumes rollouts gets random transitions, too."""
+    """The suite for every algorithm. It gives random transitions even to an algorithm that consumes rollouts."""
 
     algorithm: type[Algorithm]
     config = LearnerConfig(learning_rate=1e-3, batch_size=32)

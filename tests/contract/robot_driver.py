@@ -1,4 +1,4 @@
-"""Contract tests for robot drivers. To test a driver, subclass the suite and return its robot:
+"""Contract tests for robot drivers. To test a driver, subclass the suite and return the driver's robot:
 
 class TestLeg(RobotContract):
     @pytest.fixture

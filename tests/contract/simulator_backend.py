@@ -1,4 +1,4 @@
-"""Contract tests for simulator backends. To test a backend, subclass the suite and name its tasks:
+"""Contract tests for simulator backends. To test a backend, subclass the suite and name the backend's tasks:
 
 @pytest.mark.parametrize("task", ["toy:Point"])
 class TestToy(SimulatorBackendContract): ...
@@ -106,7 +106,7 @@ class SimulatorBackendContract:
         for wrong in (np.zeros(size + 1, np.float32), np.zeros((1, size), np.float32)):
             with pytest.raises(ValueError, match="has shape"):
                 environment.step(wrong)
-        for number in (np.nan, np.inf, 3e38):  # the square of 3e38 overflows
+        for number in (np.nan, np.inf, 3e38):  # the square of 3e38 exceeds float32
             with pytest.raises(ValueError, match="is not finite"):
                 environment.step(np.full(size, number, np.float32))
         assert len(environment.save_state()["actions"]) == 0, "a refused action was stored"

@@ -39,7 +39,7 @@ OPTIONS = LearnerConfig(
 
 
 class MeanOfCritics(TD3):
-    """An example of a user's variant of TD3: it uses the mean of both critics and weight decay in the actor."""
+    """An example of a user's variant of TD3: it uses the mean of both critics and an L2 penalty on the actor."""
 
     def update(self, batch: Batch) -> Metrics:
         """Update critics and actor together, without delay."""

@@ -1,4 +1,4 @@
-"""Contract tests for the example driver and a cart, and tests of ``python -m td3_robot.driver NAME``."""
+"""Contract tests for the pendulum example and a cart, and tests of ``python -m td3_robot.driver NAME``."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_installed_package_adds_a_driver(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("arguments", [[], ["leg"]])
-def test_unknown_driver_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_or_unknown_driver_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert by_name.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

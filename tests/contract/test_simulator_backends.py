@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.bullet.backend import BulletBackend
 from td3_robot_sims.backends.bullet.robots import MODELS, RobotModel, specification
 
+from td3_robot.specs import Float32
+from tests.contract.point_mass import PointMass
 from tests.contract.simulator_backend import SimulatorBackendContract
 
 
@@ -48,6 +51,28 @@ def installed() -> Iterator[None]:
         patch.setitem(tasks.BACKENDS.rows, "toy", "tests.contract.point_mass:PointMassBackend")
         patch.setitem(tasks.BACKENDS.rows, "own", "tests.contract.test_simulator_backends:OwnRobots")
         yield
+
+
+class FailingReset(PointMass):
+    """An environment whose second reset fails."""
+
+    resets = 0
+
+    def _reset(self) -> Float32:
+        self.resets += 1
+        if self.resets == 2:
+            raise OSError("the world is gone")
+        return super()._reset()
+
+
+def test_after_a_failed_reset_no_episode_is_running() -> None:
+    environment = FailingReset(1, None)
+    environment.reset()
+    environment.step(np.zeros(1, np.float32))
+    with pytest.raises(OSError, match="the world is gone"):
+        environment.reset()
+    with pytest.raises(RuntimeError, match="PointMass: no episode is running"):
+        environment.step(np.zeros(1, np.float32))
 
 
 @pytest.mark.usefixtures("installed")

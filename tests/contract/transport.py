@@ -100,14 +100,14 @@ SPEC = RobotSpec.from_description(
 )
 
 
-def server(session: int = 1, **fields: Any) -> ServerLink:
+def server(session: int = 1) -> ServerLink:
     """The server's end of a link. It accepts Steps from simulators and drivers."""
-    return ServerLink("policy", "server", {"simulator": (Step,), "driver": (Step,)}, {"task": "Toy"}, session, **fields)
+    return ServerLink("policy", "server", {"simulator": (Step,), "driver": (Step,)}, {"task": "Toy"}, session)
 
 
-def client(name: str = "sim-0", *, number: int = 7, task: str = "Toy", **fields: Any) -> ClientLink:
+def client(*, number: int = 7, task: str = "Toy", **fields: Any) -> ClientLink:
     """The simulator's end of a link."""
-    greeting = hello("simulator", name, client=number, robots=1, spec=SPEC, agreement={"task": task}, **fields)
+    greeting = hello("simulator", "sim-0", client=number, robots=1, spec=SPEC, agreement={"task": task}, **fields)
     return ClientLink("policy", greeting, (Action, Throttle))
 
 
@@ -310,7 +310,7 @@ class TransportContract:
             ([b"step", bytes(Step.MAX_BYTES + 1)], "oversize"),
             ([b"welcome", codec.encode(Welcome(1, "x", 1))], "unexpected"),
         ],
-        ids=["one frame", "three frames", "unknown topic", "not msgpack", "no fields", "oversize", "not for its role"],
+        ids=["one frame", "three frames", "unknown topic", "not msgpack", "no fields", "oversize", "wrong direction"],
     )
     def test_malformed_messages_are_only_counted(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any, frames: Any, kind: str

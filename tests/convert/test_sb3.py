@@ -233,7 +233,7 @@ def test_anything_but_a_state_dict_is_refused(
 def test_a_zip_bomb_is_refused(
     tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader unpacks no member beyond the limit."""
+    """All members of a zip together have a limit (``_LONGEST``), and so has each member (``_LONGEST_MEMBER``)."""
     model = saved(tmp_path)
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -26,7 +26,8 @@ class Page:
     """One tab of the browser.
 
     Attributes:
-        problems: errors and warnings on the console, and exceptions of scripts, so far.
+        problems: errors of the browser, for example a failed request; errors and warnings that scripts write to the
+            console; and exceptions of scripts.
     """
 
     def __init__(self, socket: Any) -> None:
@@ -108,7 +109,7 @@ class Page:
 
 @contextlib.contextmanager
 def chromium(folder: Path) -> Iterator[Page]:
-    """Start a browser with an empty profile in ``folder``. Skip the test without a browser or websockets."""
+    """Start a browser with an empty profile in ``folder``. Skip the test if Chromium or websockets is missing."""
     if not PROGRAM:
         pytest.skip("needs Chromium, which is not installed")
     client = pytest.importorskip("websockets.sync.client", reason="needs websockets, which is not installed")

@@ -1,4 +1,4 @@
-"""Fixtures for tests of the dashboard: a server for a run that has ended, and a browser."""
+"""Helpers for tests of the dashboard: a run that has ended, the dashboard's server, and a browser."""
 
 from __future__ import annotations
 

@@ -23,9 +23,7 @@ def robot(tmp_path: Path) -> Iterator[Robot]:
     made.end()
 
 
-def test_the_stop_button_stops_a_robot_within_its_deadline(
-    page: Page, serve: Callable[..., Site], robot: Robot
-) -> None:
+def test_the_stop_button_stops_a_robot_within_5_s(page: Page, serve: Callable[..., Site], robot: Robot) -> None:
     """A viewer cannot stop the robot. An operator can stop it, and then uses the other buttons."""
     robot.configure(**PATIENT)
     server, _ = robot.serve(), robot.drive()
@@ -41,10 +39,8 @@ def test_the_stop_button_stops_a_robot_within_its_deadline(
     page.wait("!document.querySelector('#estop').disabled")
     page.wait("document.querySelector('[data-node=leg]')?.cells[1].textContent === 'active'")
     assert SAFE not in robot.record()[running:]  # a viewer's click did nothing
-    for node, count in (
-        ("leg", "steps "),
-        ("policy", "actions "),
-    ):  # no supervisor started these nodes; the page shows their counters, too
+    # The page shows the counters of these nodes although no supervisor started them.
+    for node, count in (("leg", "steps "), ("policy", "actions ")):
         page.wait(f"document.querySelector('[data-node={node}] + .more').textContent.includes('{count}')")
     begin = len(robot.record())
     page.click("#estop")

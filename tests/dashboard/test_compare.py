@@ -68,9 +68,7 @@ def test_a_video_in_a_run_folder_plays(page: Page, serve: Callable[..., Site], t
     assert page.problems == []
 
 
-def test_a_folder_that_does_not_exist_or_an_override_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_folder_or_an_override_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dashboard", "--runs", str(tmp_path / "none"), "--port", "0"]) == 2
     assert "there is no such folder" in capsys.readouterr().err
     assert main(["dashboard", "--runs", str(tmp_path), "--set", "seed=1", "--port", "0"]) == 2

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from td3_robot.cli.main import main
+from td3_robot.dashboard.command import _hosts
 from tests.dashboard.conftest import RECORDS, Site, make_run
 
 
@@ -140,6 +141,11 @@ def test_wrong_hosts_certificates_and_ports_are_refused(
     make_run(tmp_path / "run")
     assert main(["dashboard", "--run", str(tmp_path / "run"), *arguments]) == 2
     assert error in capsys.readouterr().err
+
+
+def test_the_host_header_is_compared_without_regard_to_capitals() -> None:
+    assert _hosts("FE80::1", 8080) == ["[fe80::1]:8080"]
+    assert _hosts("Robot.Local", 443) == ["robot.local:443", "robot.local"]
 
 
 def test_only_an_operator_may_command(site: Site) -> None:

@@ -35,11 +35,11 @@ def steps(make_step: Callable[..., Any]) -> list[Any]:
     ]
 
 
-def hello(robot: Any, name: str = "sim-0") -> Any:
-    return handshake.hello("simulator", name, client=5, robots=6, spec=robot)
+def hello(robot: Any) -> Any:
+    return handshake.hello("simulator", "sim-0", client=5, robots=6, spec=robot)
 
 
-def test_a_snapshot_holds_pictures_of_the_steps_since_the_last_one(steps: list[Any]) -> None:
+def test_a_snapshot_holds_pictures_of_the_steps_since_the_last_snapshot(steps: list[Any]) -> None:
     """The snapshot shows 10 (FRAMES) of 25 Steps, including the first and the last, and 4 (ROBOTS) of 6 robots."""
     drawing, poses = Drawing(), Poses(WALKER)
     drawing.learn(hello(WALKER))

@@ -34,7 +34,9 @@ def damaged(content: bytes, file: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["faulted", "deployed", "walkers", "tampered"])
-def test_the_page_shows_what_info_reports(page: Page, serve: Callable[..., Site], tmp_path: Path, name: str) -> None:
+def test_the_page_shows_what_the_command_info_reports(
+    page: Page, serve: Callable[..., Site], tmp_path: Path, name: str
+) -> None:
     run = make_run(tmp_path / "run")
     file = Path(shutil.copy(SESSIONS / f"{name}.mcap", run.path))
     report = examine(file)

@@ -14,8 +14,8 @@ from td3_robot.safety.limits import SafetyConfig
 from tests.driver.toy import SAFE, Make, Toy, action, one, operator, stops
 
 
-def test_only_the_policy_servers_welcome_is_answered_with_a_step(make_core: Make) -> None:
-    """The supervisor may send a Welcome again after a pause."""
+def test_a_welcome_of_the_supervisor_is_not_answered_with_a_step(make_core: Make) -> None:
+    """The supervisor welcomes a silent driver again, but only the policy server and the learner need its Steps."""
     core = make_core(learner=True)
     assert core.step([("supervisor", Welcome(1, "supervisor", 6))], 0.003) == []
     assert [to for to, _ in core.step([("policy", Welcome(1, "policy", 6))], 0.004)] == ["policy"]
@@ -42,8 +42,8 @@ def test_a_driver_does_not_turn_an_operators_stop_into_a_stop_of_all_robots(make
     assert stops(core.step([("policy", Welcome(1, "policy", 6))], 0.015)) == []
 
 
-def test_a_robots_own_stop_ends_with_its_reset(make_core: Make, robot: Toy) -> None:
-    """After the reset, an operator stops only this robot. So the driver does not ask a server to stop all robots."""
+def test_an_operators_reset_ends_the_robots_own_stop(make_core: Make, robot: Toy) -> None:
+    """After the reset, an operator stops only this robot. So the driver does not repeat the stop of all robots."""
     core = make_core()
     robot.sees = EmergencyStop("the red button")
     core.step([], 0.02)
@@ -104,7 +104,7 @@ def test_a_driver_with_a_rival_does_not_move_the_robot(make_core: Make, robot: T
 
 def test_a_driver_with_an_earlier_welcome_also_waits(make_core: Make, robot: Toy) -> None:
     """After a restart of the server, another driver of this name may have a Welcome and move the robot."""
-    core = make_core(SAFE, holds_off=True)
+    core = make_core(holds_off=True)
     core.step([("policy", Welcome(1, "policy", 5))], 1.0)
     core.step([action(0, 1.5, -0.25)], 1.003)
     assert robot.applied[-1] == [1.5, -0.25]

@@ -23,7 +23,7 @@ def test_an_action_is_applied_at_once_and_reported_in_the_next_step(make_core: M
     assert (step.sequence, step.phase[0], step.origin, step.answered, step.weights_version) == (1, 1, POLICY, 0, 7)
     assert step.action.tolist() == [[1.5, -0.25]]
     assert step.reward.tolist() == [1 + 1.5]  # the toy's reward: first observation + first action
-    step = one(core.step([], 0.04))  # no Action for Step 1 yet: the motors hold the last one
+    step = one(core.step([], 0.04))  # no Action for Step 1 yet: the motors hold the action for Step 0
     assert (step.origin, step.weights_version, step.action.tolist()) == (HELD, 0, [[1.5, -0.25]])
     assert len(robot.applied) == 2
     assert core.step([action(0, 2.0, 0.0), action(1, 2.0, 0.0)], 0.041) == []  # both are late and are not applied
@@ -32,7 +32,10 @@ def test_an_action_is_applied_at_once_and_reported_in_the_next_step(make_core: M
 
 
 def test_a_held_action_of_an_operator_belongs_to_the_operator(make_core: Make) -> None:
-    """Steps 1 and 2 get no Action. The Action for Step 3 has no operator, because Ann gave the robot back."""
+    """The Action for Step 0 is from the operator Ann. Steps 1 and 2 get no Action.
+
+    At Step 3 Ann has given the robot back, so the policy's Action names no operator.
+    """
     core = make_core(SafetyConfig())
     link, first = action(0, 1.5, -0.25, version=0)
     core.step([(link, replace(first, operated={"0": "ann"}))], 0.003)
@@ -54,7 +57,7 @@ def test_a_safe_action_of_the_server_overrides_the_action_of_the_policy(make_cor
     assert robot.applied[-1] == [-0.5, 0.125]
     step = one(core.step([], 0.02))
     assert (step.origin, step.weights_version, step.answered) == (SAFE_ORIGIN, 0, 1)
-    assert core.guard.lifecycle.active  # the server is present and sends actions
+    assert core.guard.lifecycle.active  # the server's safe action is not a fault of the driver
 
 
 def test_a_second_answer_of_the_policy_to_the_same_step_is_ignored(make_core: Make, robot: Toy) -> None:
@@ -70,7 +73,7 @@ def test_the_driver_always_applies_its_own_limits(make_core: Make, robot: Toy) -
     assert one(core.step([], 0.02)).action.tolist() == [[1.0, 0.5]]
 
 
-def test_hold_repeats_the_last_applied_action(make_core: Make, robot: Toy) -> None:
+def test_the_safe_action_hold_repeats_the_last_applied_action(make_core: Make, robot: Toy) -> None:
     core = make_core(SafetyConfig(action_deadline_ms=50))
     assert robot.applied == [[0, 0]]
     core.step([action(0, 1.5, 0.25)], 0.003)
@@ -159,7 +162,7 @@ def test_a_shutdown_ends_the_driver(make_core: Make, robot: Toy) -> None:
     assert robot.applied[-1] == [0.25, 0]
 
 
-def test_a_learner_gets_the_same_steps(make_core: Make) -> None:
+def test_a_learner_gets_the_same_steps_as_the_policy_server(make_core: Make) -> None:
     core = make_core(learner=True)
     outputs = core.step([action(0, 1.5, 0)], 0.02)
     steps = {to: message for to, message in outputs if isinstance(message, Step)}

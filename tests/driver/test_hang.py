@@ -38,7 +38,7 @@ def end() -> End:
 
 
 def patient(monkeypatch: pytest.MonkeyPatch, begun: threading.Event | None = None) -> None:
-    """Let HangWatch wait up to 60 s for stop(). With ``begun``, wait for ``begun`` instead, and then the usual time."""
+    """Let HangWatch wait up to 60 s for stop(). With ``begun``, it waits for ``begun``, and then LIMIT for stop()."""
     join = threading.Thread.join
 
     def wait(thread: threading.Thread, timeout: float | None = None) -> None:

@@ -37,7 +37,10 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 def decode(data: bytes) -> None:
-    """Decode Records and a message. The first byte chooses the topic. A valid message survives a round trip."""
+    """Decode the bytes after the first byte as Records, and then as a message. The first byte chooses the topic.
+
+    A valid message survives a round trip.
+    """
     topic = _TOPICS[data[0] % len(_TOPICS)] if data else ""
     try:
         codec.decode_records(data[1:])
@@ -53,7 +56,7 @@ def decode(data: bytes) -> None:
 
 
 def server(data: bytes) -> None:
-    """Give the server of a link messages of up to four clients."""
+    """Pass messages of up to four clients to the server's end of a link."""
     link = ServerLink("policy", "policy", policy_core.ACCEPTS, {}, session=1)
     for now, (client, topic, payload) in enumerate(_messages(data)):
         link.receive(bytes([client % 4]), [topic, payload], float(now))
@@ -61,7 +64,7 @@ def server(data: bytes) -> None:
 
 
 def client(data: bytes) -> None:
-    """Give the client of a link messages of a faulty server."""
+    """Pass messages of a faulty server to the client's end of a link."""
     link = ClientLink("policy", hello("driver", "leg", client=1, incarnation=1), _KINDS, essential=False)
     for now, (_, topic, payload) in enumerate(_messages(data)):
         link.receive([topic, payload], float(now))

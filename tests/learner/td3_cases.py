@@ -124,7 +124,7 @@ def distance(one: Weights, other: Weights) -> float:
 
 
 class Exact:
-    """The plain TD3 in float64, with the weights and random numbers of an engine.
+    """The plain TD3 or DDPG in float64, with the weights and random numbers of an engine.
 
     Args:
         engine: the engine to copy. It must not have made an update yet.

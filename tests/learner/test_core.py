@@ -90,7 +90,7 @@ def test_evaluations_are_requested_and_the_best_policy_is_kept(world: World) -> 
     [record] = [record for record in world.core.reports.take() if record["kind"] == "evaluation"]
     assert (record["eval_return_mean"], record["eval_returns"], record["env_steps"]) == (3.0, [3.0], 20)
     world.core.publisher.evaluations.best = None
-    world.give(judge, answer(999, 2.0))
+    world.give(judge, answer(999, 4.0))
     assert world.core.publisher.evaluations.best is None
 
 
@@ -109,6 +109,17 @@ def test_only_a_policy_with_an_update_can_reach_the_target_return(updates: int) 
     evaluations = Evaluations(EvaluationConfig(target_return=2.0))
     evaluations.take(Evaluation(1, 20, updates, np.array([3.0]), np.array([5], np.uint32)), 1.0)
     assert evaluations.reached == (updates > 0)
+
+
+@pytest.mark.parametrize(("saved", "following"), [(0, 3000), (2000, 2000), (9000, 3000)])
+def test_a_resume_with_another_period_evaluates_at_a_multiple_of_it(saved: int, following: int) -> None:
+    """The run continues at 2,500 steps, and evaluates every 1,000 steps.
+
+    ``saved`` is the step of the next evaluation in the checkpoint, or 0 after a run without evaluations.
+    """
+    evaluations = Evaluations(EvaluationConfig(every=1000))
+    evaluations.restore({"best_return": None, "next": saved, "skipped": 0}, env_steps=2500)
+    assert evaluations.state()["next"] == following
 
 
 def test_actions_are_stored_normalised(world: World) -> None:
@@ -176,8 +187,8 @@ def test_staleness_is_the_age_of_the_acting_weights(world: World) -> None:
     world.join(sim)
     for sequence in range(30):
         world.give(sim, changed(world.make_step(sequence), weights_version=2))
-    # The learner published version 2 after 0 updates. Before Step n, from 12 to 29, it has made n - 11 updates. So the
-    # ages are 1 to 18. In the moving mean, a new age has weight 0.01.
+    # The learner published version 2 after 0 updates. Before Step n, it has made n - 11 updates. So the ages for Steps
+    # 12 to 29 are 1 to 18. In the moving mean, a new age has weight 0.01.
     expected = sum(0.01 * age * 0.99 ** (18 - age) for age in range(1, 19))
     assert world.core.gauges.staleness == pytest.approx(expected)
 

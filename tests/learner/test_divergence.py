@@ -14,7 +14,7 @@ SOUND = {"critic_loss": 1.0, "q_target_size": 3.0, "actor_gradient_norm": 0.0}
 
 
 def test_the_bound_matches_a_hand_calculation() -> None:
-    """With γ = 0.9, rewards up to 7 give returns up to 70, so the bound is 100 · 70 = 7000.
+    """The bound is 100 times the largest possible return. With γ = 0.9, rewards up to 7 give returns up to 70.
 
     Before the first reward, the largest reward counts as 1, so the bound is 1000.
     """

@@ -22,7 +22,8 @@ from td3_robot.learner.resources import announce, needs
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util import files, machine
 
-MANY = 1_000_000  # rows of 3 + 2 + 1 + 1 + 3 = 10 float32 numbers: 40 MB
+# This many rows need 40 MB. A row has 10 float32 numbers: 2 observations of 3, an action of 2, reward and discount.
+MANY = 1_000_000
 
 CHILD = """
 import ctypes, sys
@@ -155,7 +156,7 @@ def test_announced_gpu_memory_equals_that_of_the_tensors(precision: str, device:
 
 
 def small(*overrides: str) -> Config:
-    """Return a config with 100,000 rows of 10 numbers (4 MB) and an actor of 5 · (3 + 1) + 2 · 6 = 32 numbers."""
+    """Return a config with 100,000 rows and 5 hidden units. The rows of 10 float32 numbers need 4 MB."""
     return parse({"network": {"hidden": [5]}, "learner": {"buffer_size": 100_000}}, overrides)
 
 
@@ -171,13 +172,14 @@ def machine_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_needs_match_a_hand_calculation() -> None:
-    """The actor has 5 · 3 + 5 + 2 · 5 + 2 = 32 numbers. The critics have 2 · (5 · 5 + 5 + 5 + 1) = 72.
+    """The actor has 3 inputs, 5 hidden units and 2 outputs: 5 · 3 + 5 + 2 · 5 + 2 = 32 numbers.
 
-    The learner keeps these 104 numbers five times: weights, targets, gradient and Adam's two moments. A checkpoint
-    holds all of them except the gradient. A checkpoint also holds the rows, except in free-running with a replay file.
-    With LAP, it holds one priority of 8 bytes for each row. The disk must hold two kept checkpoints and a new one. The
-    sum tree has four levels of 3125 · 32, 98 · 32, 4 · 32 and 32 nodes. A node has 8 bytes. A GPU holds the rows, a
-    batch of 256 rows of 40 bytes, and the networks.
+    The two critics have 5 inputs, 5 hidden units and one output: 2 · (5 · 5 + 5 + 5 + 1) = 72 numbers. The learner
+    keeps these 104 numbers five times: weights, targets, gradient and Adam's two moments. A checkpoint holds all of
+    them except the gradient. A checkpoint also holds the rows, except in free-running with a replay file. With LAP, it
+    holds one priority of 8 bytes for each row. The disk must hold two kept checkpoints and a new one. The sum tree has
+    four levels of 3125 · 32, 98 · 32, 4 · 32 and 32 nodes. A node has 8 bytes. A GPU holds the rows, a batch of 256
+    rows of 40 bytes, and the networks.
     """
     rows, networks, saved = 4_000_000, 5 * 104 * 4, 4 * 104 * 4
     plain = needs(small(), 3, 2)
@@ -187,7 +189,8 @@ def test_needs_match_a_hand_calculation() -> None:
     assert lap == (tree + networks, tree + networks + saved + priorities, rows, 3 * (saved + priorities), 0)
     gpu = needs(small("learner.device=cuda"), 3, 2)
     assert gpu == (rows, 2 * rows + saved, 0, 3 * (rows + saved), rows + 256 * 40 + networks)
-    last = small("total_steps=30000", "checkpoint.every=0")  # one robot can make one step more than total_steps
+    # This learner saves only one checkpoint, at its end. The one robot can make one step more than total_steps.
+    last = small("total_steps=30000", "checkpoint.every=0")
     assert needs(last, 3, 2).checkpoints == 30_001 * 40 + saved
     lockstep = needs(small("timing=lockstep", "learner.replay_storage=file"), 3, 2)
     assert lockstep == (networks, networks + saved + rows, rows, 3 * (saved + rows), 0)
@@ -219,7 +222,7 @@ def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None
             announce(small(), 3, 2, run)
     machine_of(None, None)
     assert "memory (free space unknown)" in announce(small(), 3, 2, run)
-    gpu = small("learner.device=cuda")  # 4,000,000 + 10,240 + 2,080
+    gpu = small("learner.device=cuda")  # bytes: rows 4,000,000, batch 10,240, networks 2,080
     assert "4.0 MB of the GPU's memory (4.0 MB free)" in announce(gpu, 3, 2, run, 4_012_320)
     with pytest.raises(
         ConfigError, match="4,012,320 bytes of the GPU's memory, and 4,012,319 are free; allowed: at most 99999"

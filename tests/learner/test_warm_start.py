@@ -58,7 +58,7 @@ def normalised(bundle: Bundle, **provenance: Any) -> Bundle:
 def test_a_learner_starts_with_the_served_policy(
     spec: RobotSpec, make_bundle: Make, make_step: Callable[..., Step]
 ) -> None:
-    """The learner publishes the served weights and skips uniform actions. 20 updates change only the critics."""
+    """The learner publishes the served weights, without a warm-up. The first 20 updates change only the critics."""
     served = make_bundle(seed=3)
     core = make_core(config())
     core.start(served.spec, served)
@@ -80,10 +80,7 @@ def test_a_learner_starts_with_the_served_policy(
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_learner_that_a_person_starts_finds_the_policy_of_a_run(
-    make_bundle: Make, tmp_path: Path, *, whole: bool
-) -> None:
-    """``start_from`` names the run folder, or its policy file."""
+def test_start_from_can_name_a_run_folder_or_a_policy_file(make_bundle: Make, tmp_path: Path, *, whole: bool) -> None:
     run = RunFolder.create(tmp_path / "run", Config())
     policy = make_bundle(seed=3)
     policy.save(run.policy_file)

@@ -1,4 +1,7 @@
-"""How the policy server executes operators' commands, and which states survive new weights, restarts and absences."""
+"""How the policy server executes operators' commands.
+
+Also tests which states of a robot survive new weights, a restart of the driver or server, and the robot's absence.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +137,7 @@ def test_configure_activate_and_deactivate_without_a_target_apply_to_all_robots(
         assert not [m for _, m in core.step([(operator, command(verb))], 0.0) if isinstance(m, Command)]
 
 
-def test_load_serves_a_new_policy_and_rollback_an_older_policy(
+def test_load_serves_a_new_policy_and_rollback_serves_an_older_policy(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
     core = make_core()
@@ -308,7 +311,7 @@ def test_a_stop_of_one_robot_survives_a_restart_of_its_driver(
 
 
 @pytest.mark.parametrize("target", ["", "leg"])
-def test_a_stop_of_an_absent_robot_is_sent_when_it_connects(
+def test_a_stop_of_an_absent_robot_is_sent_when_the_robot_connects(
     make_core: Cores, peer: Peer, operator: Peer, target: str
 ) -> None:
     """The Reply is still an error, because no robot stopped and the name may be wrong."""
@@ -355,7 +358,7 @@ def test_a_stopped_robot_without_safety_settings_gets_the_safe_action(
 def test_a_robot_deactivated_by_name_stays_inactive(
     recovery: Any, state: str, make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """The robot stays inactive when its driver restarts, and when the server restarts from the state file."""
+    """The robot stays inactive when its driver restarts, and when a new server resumes the safety state."""
     safety = SafetyConfig(safe_action={"left": 0.25}, observation_deadline_ms=100, recovery=recovery, recovery_ms=1)
     core = make_core(safety)
     core.step([(peer, make_step(1))], 1.0)

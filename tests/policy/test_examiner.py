@@ -263,7 +263,10 @@ def test_refused_weights_are_freed(
 def test_an_error_in_the_examiner_is_raised_in_the_core(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle], failure: BaseException
 ) -> None:
-    """The core examines these weights again, and gets the error. The thread examines the next weights as usual."""
+    """An examination fails with an exception that is no BundleError.
+
+    The core examines the same weights again, and gets the exception. The thread examines the next weights as usual.
+    """
     gate.failure = failure
     gate.open(2)
     new = weights(1, make_bundle())

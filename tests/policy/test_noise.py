@@ -241,9 +241,10 @@ def test_ornstein_uhlenbeck_equals_its_definition_as_a_sum(kind: type[Noise], th
 
 
 def test_ornstein_uhlenbeck_remembers_only_the_blocks_it_needs() -> None:
-    """n blocks are enough if (1 - θ)^(64 n) <= 2^-24.
+    """n blocks of 64 steps are enough if (1 - θ)^(64 n) <= 2^-24 = 6e-8.
 
-    0.85^64 = 3e-5, 0.85^128 = 9e-10; 0.99^64 = e^-0.6432, n = 24 ln 2 / 0.6432 = 25.9.
+    For θ = 0.15, one block is not enough: 0.85^64 = 3e-5. Two blocks are: 0.85^128 = 9e-10. For θ = 0.01, 0.99^64 is
+    e^-0.6432, so n must be at least 24 ln 2 / 0.6432 = 25.9.
     """
     assert blocks_remembered(0.15) == 2
     assert blocks_remembered(0.01) == 26

@@ -104,7 +104,10 @@ AUTOMATIC = SafetyConfig(observation_deadline_ms=100, recovery="automatic", reco
 def test_only_reset_and_activate_end_a_stop_of_one_robot(
     peer: Peer, operator: Peer, make_bundle: Made, make_step: Callable[..., Step], until: str
 ) -> None:
-    """Automatic recovery ends a FAULT after 50 ms of observations. 28 Steps, 10 ms apart, are enough for a recovery."""
+    """Automatic recovery ends a FAULT after 50 ms of observations, but never a stop.
+
+    ``moved`` sends 28 Steps, 10 ms apart. They would be enough for a recovery.
+    """
 
     def moved(core: PolicyCore) -> set[int]:
         return {version for n in range(2, 30) for version in versions(core.step([(peer, make_step(n))], n / 100))}
@@ -208,6 +211,23 @@ def test_a_failed_write_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert json.loads((folder / "policy.state").read_text())["stop"] == "smoke"
     assert caplog.text.count("cannot be written") == 1
     file.close()
+
+
+def test_a_new_state_after_a_failed_write_is_reported_as_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A failed write of one state is followed by a successful write of a newer state."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    file = StateFile(folder / "policy.state")
+    folder.rename(tmp_path / "away")
+    file.keep(SafetyState(server=Held(Cause.STOP, "smoke")))
+    poll_until(lambda: "cannot be written" in caplog.text, lambda: "no failed write was logged", 60)
+    (tmp_path / "away").rename(folder)
+    file.keep(SafetyState(server=Held(Cause.STOP, "fire")))
+    file.close()
+    assert json.loads((folder / "policy.state").read_text())["stop"] == "fire"
+    assert caplog.text.count("is written now") == 1
 
 
 @pytest.mark.parametrize(

@@ -56,11 +56,11 @@ class Server:
     def teleop(self, peer: Peer, action: list[float], sequence: int, robot: int = 0) -> list[Any]:
         return self.receive(peer, Teleop("sim-0", robot, sequence, 0, action))
 
-    def act(self, **changes: Any) -> Action:
+    def act(self) -> Action:
         """Send a Step with the applied actions, apply the Action, and return it."""
         self.now += 0.02
         self.sequence += 1
-        step = self._make_step(self.sequence, robots=2, action=self.applied.copy(), **changes)
+        step = self._make_step(self.sequence, robots=2, action=self.applied.copy())
         [action] = [item for item in self.receive(self.source, step) if isinstance(item, Action)]
         self.applied = action.action.copy()
         return action

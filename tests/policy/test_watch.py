@@ -95,7 +95,7 @@ def test_a_bad_observation_restarts_the_recovery_time(
     assert versions == [0, 0, 0, 0, 0, 0, 1]
 
 
-def test_the_newest_step_that_queued_during_a_pause_is_answered_by_the_safe_action(
+def test_after_a_pause_of_the_server_the_newest_queued_step_gets_the_safe_action(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core()
@@ -386,7 +386,7 @@ def test_too_many_queued_steps_after_a_reset_cause_a_fault(
 
 
 def test_a_reset_is_not_a_frozen_observation(make_core: Cores, peer: Peer, make_phase: Callable[..., Step]) -> None:
-    """The robot is at the same place before and after the reset. Within an episode, it may rest for 30 ms at most."""
+    """The observation never changes. The 2 s of the reset do not count, but 40 ms of the new episode are too long."""
     core, seen = make_core(SafetyConfig(frozen_ms=30)), np.zeros((1, 3), np.float32)
     versions = [
         actions(core.step([(peer, make_phase(number, phase, number - 5, observation=seen))], now))[0].weights_version

@@ -45,7 +45,7 @@ def test_a2c_learns_resumes_and_replays_bit_for_bit(command: Any, tmp_path: Path
     alone = InProcess(configuration.load(folder / "config.yaml"))
     alone.run()
     alone.close()
-    alone.learner.publisher.evaluations.pending.clear()  # the in-process run has no evaluator
+    alone.learner.publisher.evaluations.pending.clear()  # policies that wait for an evaluator; this run has none
     assert in_process_differences(folder, alone) == []
 
     reports = {report.core: report for report in replay.check(Session([folder / "session.mcap"]))}

@@ -1,6 +1,6 @@
 """The wall clock jumps while a robot is driven and recorded. The jump must not affect deadlines.
 
-A test may not set the machine's clock. Instead, ``wall_clock`` adds an offset from a file to ``time.time`` and
+A test must not set the machine's clock. Instead, ``wall_clock`` adds an offset from a file to ``time.time`` and
 ``time.time_ns`` of the Python processes. libzmq and kernel timeouts use the monotonic clock, so they need no offset.
 """
 
@@ -51,7 +51,7 @@ def test_wall_clock_jumps_of_hours_cause_no_fault(tmp_path: Path, monkeypatch: p
             keep_driving()
         assert robot.operator("state").returncode == 0
         assert set(robot.record()[begin:]) == {"observe good", POLICY}
-        # Restart the driver. Its wall clock says that it started before the old driver.
+        # Restart the driver while the clock is 10 h behind. The new driver has a lower incarnation than the old driver.
         driver.kill()
         driver.wait()
         (tmp_path / "record").unlink()

@@ -162,7 +162,7 @@ class Site:
         """Run the next blocks of a section, up to the block that contains ``until``, or to the section's end.
 
         Returns:
-            Standard output of the blocks' commands.
+            Standard output of the ``sh`` blocks. The output of ``console`` blocks is left out.
         """
         output = ""
         while self.waiting and self.waiting[0].section == section:
@@ -375,7 +375,7 @@ def updates_a_fleet(site: Site) -> None:
         old,
     )
     state = site.state()
-    assert (state["state"], state["version"]) == ("active", 4)  # this server started with version 3
+    assert (state["state"], state["version"]) == ("active", 4)  # --force: the served version 3, plus 1
     site.follow("Update a fleet")
     assert site.state()["version"] == 3
     assert (site.robot / "policy.safetensors").read_bytes() == old

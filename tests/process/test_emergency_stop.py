@@ -71,7 +71,7 @@ def test_the_command_line_and_the_robot_can_cause_an_emergency_stop(robot: Robot
 
 
 def test_emergency_stop_holds_only_for_the_configuration_of_its_server(robot: Robot) -> None:
-    """Both servers serve the same policy file. The stop still holds for the first configuration."""
+    """Two configurations use the same policy file. After a restart, the stop holds only for the first configuration."""
     robot.configure(**PATIENT)
     server = robot.serve()
     robot.wait("the server", lambda: robot.operator("state").returncode == 0)

@@ -236,7 +236,7 @@ def test_hung_sensors_end_the_driver(robot: Robot) -> None:
     driver = robot.drive()
     robot.running()
     robot.fault("hang")
-    assert driver.wait(120) == 70
+    assert driver.wait(120) == EXIT_HUNG
     assert robot.record()[-2:] == ["observe hang", "stop"]
     line = "HUNG: observe() has not returned for 2000 ms; stop() was called; the driver ends\n"
     assert robot.log("driver.log").endswith(line)
@@ -277,7 +277,7 @@ def test_sighup_and_sigquit_end_the_driver_cleanly(robot: Robot) -> None:
     robot.serve()
     for number in (signal.SIGHUP, signal.SIGQUIT):
         (robot.folder / "record").unlink(missing_ok=True)
-        # If a shell starts the tests with nohup or &, the tests ignore signals. The driver would also ignore them.
+        # Tests that a shell starts with nohup ignore SIGHUP; with &, SIGQUIT. The driver would ignore the same signal.
         ours = signal.signal(number, signal.SIG_DFL)
         try:
             driver = robot.drive()

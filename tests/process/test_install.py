@@ -116,7 +116,7 @@ def test_install_is_small_and_contains_only_base_requirements(installed: Environ
 
 
 def test_trimmed_install_is_smaller_and_fully_compiled(installed: Environment, tmp_path: Path) -> None:
-    """Run the commands of docs/how-to/deploy.md. All .pyc files must exist, because the service may not write them."""
+    """Run the smaller installation of docs/how-to/deploy.md. It must write all .pyc files: the services cannot."""
     [block] = re.findall(r"```console\n(# \S+/pip install --no-compile .*?)```", DEPLOY.read_text("utf-8"), re.DOTALL)
     trimmed = Environment(tmp_path / "trimmed")
     shutil.copytree(installed.path, trimmed.path, symlinks=True)  # replaces the first command of the block

@@ -60,6 +60,7 @@ def test_monitor_follows_a_training_and_blocks_no_node(
     run = train(200_000, "learner.replay_ratio=0.05", "record=true")
     run.wait_for_steps(300)
     monitor = command("monitor", "--run", "run", "--json", "--every", "0.3", "--plotjuggler", f"ipc://{tmp_path}/pj")
+    monitor.wait_for(f"^PlotJuggler: ipc://{tmp_path}/pj$")
     wanted = {"sim-0/step", "policy/action/sim-0", "learner/status", "learner/weights"}
     got = plotted(lambda got: wanted <= got.keys() and len(got["sim-0/step"]) > 200)
     walker = spec("Walker2D")
@@ -90,7 +91,7 @@ def test_monitor_follows_a_training_and_blocks_no_node(
     table.wait_for("^sim-0/step")
     table.interrupt()
     assert table.finish() == 130, table.output()
-    assert "WARNING" not in table.output()  # not even about heartbeats that nodes sent to the first monitor
+    assert "WARNING" not in table.output()  # no warning about heartbeats that nodes sent to the first monitor
     assert command("monitor", "--run", "run", "--seconds", "0.2").finish() == 0
     to_the_end = command("monitor", "--run", "run", "--json")
     next_report(to_the_end)

@@ -28,8 +28,9 @@ from tests.process.deployed_robot import AUTOMATIC, DEADLINE, PERIODS, POLICY, S
 _SERVER, _ROBOT = "10.77.13.1", "10.77.13.2"
 _TUNSETIFF, _TUN_WITHOUT_HEADER = 0x400454CA, 0x1001  # linux/if_tun.h
 
-# A minimal server that answers every Step, and a robot that sends 50 Steps. The robot ends early if the server refuses
-# its key. It prints the number of answers and the number of refusals.
+# A minimal server and a minimal robot. The server answers every Step, and prints how many connections it has refused.
+# The robot sends up to 50 Steps, each after the answer to the previous Step. It ends early if the server refuses the
+# robot's key. At the end, the robot prints the number of answers and the number of refusals.
 _ENDS = """
 import sys, time, numpy as np
 from td3_robot.messages import Action, Step
@@ -56,7 +57,7 @@ else:
     hello = handshake.hello("driver", "r", client=1, robots=1, spec=spec)
     bus.connect(endpoint, ClientLink("policy", hello, (Action,)))
     answered, sent = 0, 0
-    end = time.monotonic() + float(sys.argv[4])
+    end = time.monotonic() + 60
     while time.monotonic() < end and answered < 50 and not bus.dropped()["not-allowed"]:
         for _, message in bus.receive(0.02):
             answered += isinstance(message, Action)
@@ -191,7 +192,7 @@ def _answered(start: Callable[..., Any], space: str, folder: KeyFolder, *, refus
 
     ``refused``: whether the server must refuse the robot's key.
     """
-    robot = start(space, "robot", f"tcp://{_SERVER}:7000", str(folder.path), "60")
+    robot = start(space, "robot", f"tcp://{_SERVER}:7000", str(folder.path))
     word, count, refusals = robot.stdout.read().split()
     assert (word, refusals != "0") == ("answered", refused)
     return int(count)

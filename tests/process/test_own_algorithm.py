@@ -46,3 +46,11 @@ def test_unknown_algorithm_gives_one_line_of_error_before_the_run_starts(train: 
     [line] = run.output().splitlines()
     assert "learner.algorithm is 'ppo'; allowed: td3, ddpg, a2c, sign" in line
     assert not (folder / "run").exists()
+
+
+def test_prioritised_replay_needs_an_algorithm_with_td_errors(train: Any, folder: Path) -> None:
+    assert (folder / "sign_learner.py").is_file()
+    run = train(1200, "learner.algorithm=sign", "learner.replay=lap")
+    assert run.finish() == 2, run.output()
+    wanted = "learner.replay is 'lap', but learner.algorithm gives no TD errors; allowed for it: 'uniform'"
+    assert wanted in run.output()

@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_own_task_trains_evaluates_and_replays(train: Any, command: Any, folder: Path) -> None:
-    """Only a name on the command line leads to an import; a name in a policy file or recording is not enough.
+    """``eval`` and ``replay`` import a user's module only if the command line names it. A name in a file is not enough.
 
     ``max_steps`` ends endless episodes.
     """

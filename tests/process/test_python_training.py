@@ -33,7 +33,8 @@ def test_a_training_runs_to_its_end_and_resumes(tmp_path: Path, capsys: pytest.C
     assert [state.env_steps for state in seen] == sorted(state.env_steps for state in seen)
     (final,) = run.metrics()
     assert (final["final"], final["env_steps"]) == (True, 600)
-    assert run.best_policy.provenance["seed"] == 3
+    provenance = run.best_policy.provenance
+    assert (provenance["seed"], provenance["eval_return_mean"]) == (3, final["eval_return_mean"])
     assert run.final_policy.predict(np.zeros(3)).shape == (1,)
     assert run.metrics("train") == []  # the learner records every 1,000 steps
     with pytest.raises(ValueError, match="kind is 'training'; allowed: evaluation, train, offline"):

@@ -108,12 +108,13 @@ def test_sigkill_of_the_recorder_loses_at_most_the_last_second(train: Any, tmp_p
     last = json.loads((tmp_path / "run" / "final.json").read_text())
     assert last["learner"]["counters"]["missed"] == 0
     assert main(["recover", str(killed)]) == EXIT_LOST
+    capsys.readouterr()
     recovered = list(Session([killed.with_name("session.recovered.mcap")]).messages((Step.NAME,)))
     assert [message.sequence for _, message in recovered] == list(range(len(recovered)))
     assert len(recovered) >= made
     # The new recorder gets every node's Hello and records to the end.
     assert main(["info", str(second), "--check", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out.partition("{")[2].join(("{", "")))
+    report = json.loads(capsys.readouterr().out)
     assert {"sim-0/hello", "learner/weights", "sim-0/step"} <= report["topics"].keys()
     (action,) = (stream for name, stream in report["topics"].items() if name == "policy/action")
     assert action["begins_at"] > 0

@@ -1,6 +1,7 @@
 """A server refuses a second driver and a wrong driver.
 
-A refused driver makes its robot safe, except if the server refuses it because another driver moves this robot.
+A refused driver makes its robot safe. There is one exception: if another driver moves this robot, the refused driver
+applies no action.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def test_second_server_and_second_driver_are_refused(robot: Robot, monkeypatch: 
     )
     # The second driver connects through a TCP proxy, as from another machine. The server refuses this driver.
     cable = Cable(robot.folder / "policy")
-    other, later = cable.endpoint, str(int(time.time()) + 1000)
+    other, later = cable.endpoint, str(int(time.time() * 1000) + 1_000_000)
     impostor = robot._start("impostor.log", *words, "--set", f"endpoints.policy={other}", "--incarnation", later)
     assert impostor.wait(120) == 2
     assert "name 'leg' is taken by a driver that is connected" in robot.log("impostor.log")

@@ -60,7 +60,7 @@ def newest(run: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
 
 
 def differences(run: Path, other: Path) -> list[str]:
-    """List the bitwise differences between two finished runs. Stamps of Steps may differ."""
+    """List the bitwise differences between two finished runs. Stamps and repetitions of Steps may differ."""
     (arrays, scalars), (others, other_scalars) = newest(run), newest(other)
     found = [f"arrays {sorted(arrays.keys() ^ others.keys())}"] if arrays.keys() != others.keys() else []
     for name, array in arrays.items():
@@ -142,7 +142,7 @@ def test_interrupted_and_resumed_run_equals_an_uninterrupted_run(
 def test_lockstep_run_with_killed_processes_equals_an_undisturbed_run(
     straight: Path, train: Any, tmp_path: Path
 ) -> None:
-    """Kill the learner, both simulators and the policy server. The last kill comes before the run has recovered."""
+    """Kill the learner, both simulators, the policy server, and the learner again before sim-1 has recovered."""
     run = train(STEPS, *LOCKSTEP, options=("--lockstep",))
     for steps, name in ((550, "learner"), (700, "sim-0"), (800, "policy"), (1000, "sim-1"), (0, "learner")):
         run.wait_for_steps(steps)
@@ -254,7 +254,7 @@ def test_full_disk_loses_no_transition(train: Any, command: Any, disk: Path) -> 
 def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
     train: Any, command: Any, tmp_path: Path
 ) -> None:
-    """The newest checkpoint is damaged first, then all checkpoints are damaged, then all are deleted."""
+    """First the newest checkpoint is damaged, then all have the suffix of damaged files, then all are deleted."""
     run = train(100_000, "learner.replay_ratio=0.1", "learner.precision=auto", "checkpoint.every=300")
     run.wait_for_steps(600)
     run.interrupt()
@@ -327,7 +327,7 @@ def test_reaching_the_target_return_ends_the_run_successfully(train: Any, comman
 def test_too_large_buffer_is_refused_before_the_run_starts(command: Any, tmp_path: Path) -> None:
     """10^13 rows of 52 float32 numbers are 2.08 PB. The learner needs some MB more.
 
-    A row has observation (22), action (6), reward (1), next observation (22) and discount (1).
+    A row has observation (22), action (6), reward (1), discount (1) and next observation (22).
     """
     for kind, place in (("memory", "memory"), ("file", "the disk of '.*run'")):
         items = (

@@ -1,4 +1,7 @@
-"""A real policy server with keys, and peers that try more than their keys allow: docs/explanation/security.md."""
+"""A real policy server gives a peer only the rights of the peer's key, and refuses web pages.
+
+docs/explanation/security.md describes the rules.
+"""
 
 from __future__ import annotations
 
@@ -207,7 +210,8 @@ def requests(port: int) -> dict[str, bytes]:
     upgrade = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     messages = [("hello", hello(role="operator", name="page")), ("command", command("shutdown"))]
     smuggled = b"".join(frame(topic.encode(), more=True) + frame(msgpack.packb(fields)) for topic, fields in messages)
-    # libzmq reads two bytes \1 as an empty frame. The next four bytes end a frame, wherever libzmq started to read.
+    # libzmq reads two bytes \1 as an empty frame with more frames to follow. The next four bytes end this message,
+    # whether libzmq started to read at an even or an odd byte.
     body = b"\1" * 400 + b"\3\2\0\0" + smuggled
     length = f"Content-Length: {len(body)}\r\nContent-Type: text/plain;charset=UTF-8\r\n"
     return {

@@ -67,7 +67,8 @@ def driving(takeover: tr.Takeover, torque: float) -> Iterator[None]:
 
 def test_a_takeover_works_with_real_processes(robot: Recorded, capsys: Any) -> None:
     robot.configure(**PATIENT)
-    path = robot.folder / "robot.yaml"  # long deadline: a busy machine can delay the first operator
+    path = robot.folder / "robot.yaml"
+    # The default deadline is 200 ms. This one is longer, because a busy machine can delay an operator's actions.
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "policy": {"operator_deadline_ms": 1000}}))
     server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     endpoint = f"ipc://{robot.folder}/policy"

@@ -36,7 +36,7 @@ def sockets_of(run: Path) -> Path:
 
 
 def test_local_training_loses_nothing(train: Any, tmp_path: Path) -> None:
-    """Over 20,000 steps the learner gets every Step. Each Step that is not FIRST gives a transition."""
+    """The learner gets every Step. Each robot of a Step gives a transition, unless its phase is FIRST."""
     train_run = train(20_000, "robots=8", "simulators=2", "learner.replay_ratio=0.05", "checkpoint.every=0")
     train_run.wait_for("^ready: learner, policy, sim-0, sim-1$")
     assert train_run.finish() == 0, train_run.output()
@@ -69,7 +69,10 @@ def in_process_differences(run: Path, alone: InProcess) -> list[str]:
 
 
 def test_lockstep_over_processes_equals_one_process_bit_for_bit(train: Any, tmp_path: Path) -> None:
-    """The weights are equal after 1,500 steps with learning. Two simulators have two robots each."""
+    """Both runs make 1,500 steps, 500 of them as warm-up. Their checkpoints and final policies are equal.
+
+    Two simulators have two robots each.
+    """
     overrides = ("simulators=2", "robots=2", "learner.replay_ratio=0.5", "learner.publish_every=3")
     run = train(1500, *overrides, options=("--lockstep", "--seed", "7"))
     assert run.finish() == 0, run.output()
@@ -104,7 +107,8 @@ def test_real_time_robots_do_not_wait_for_the_learner(train: Any, tmp_path: Path
     assert learner["figures"]["updates"] >= 2500  # (1000 - 500) · 5
     assert learner["counters"]["beyond_total"] > 0
     assert learner["counters"]["missed"] == learner["counters"]["gaps"] == 0
-    # The band does not slow the robots: the lead exceeds it by more than two Steps of 8 robots · 5 updates.
+    # The lead is the number of updates that are due. The band does not slow the robots: the lead exceeds the band by
+    # more than two Steps of 8 robots · 5 updates.
     assert learner["figures"]["lead_max"] > 128 + 80
     # The clock sets the rate. Steps are never faster, and only missed deadlines make them slower.
     messages = Session([tmp_path / "run" / "session.mcap"]).messages((Step.NAME,))
@@ -128,7 +132,7 @@ def asked(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_real_time_robot_uses_its_fallback_without_a_policy_server(train: Any, asked: Any, tmp_path: Path) -> None:
-    """While the policy server is down, robots apply the fallback. No Step waits and no Step is lost."""
+    """While the policy server is down, robots do not wait, but apply the fallback. No Step is lost."""
     run = train(100_000, "pacing.mode=realtime", "pacing.fallback=zero", "robots=8", "learner.replay_ratio=0.1")
     run.wait_for_steps(500)
     run.children()["policy"].kill()
@@ -259,14 +263,14 @@ def test_training_runs_uncompiled_without_a_compiler(
 def test_replay_ratio_stays_in_its_band(
     slow: str, steps: int, overrides: tuple[str, ...], train: Any, tmp_path: Path
 ) -> None:
-    """The lead (the number of updates still to make) stays in [0, band], even with a slow learner or simulator."""
+    """The lead (the number of updates that are due) stays in [0, band], even with a slow learner or simulator."""
     band = 16.0
     run = train(steps, f"learner.replay_ratio_band={band}", "learner.learning_starts=300", "robots=4", *overrides)
     assert run.finish() == 0, run.output()
     figures = json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["figures"]
     assert figures["lead_min"] >= 0
     assert figures["lead_max"] <= band
-    if slow == "learner":  # the lead reached the edge of the band, where the simulator must wait
+    if slow == "learner":  # the simulator had to wait: one more Step, with 4 updates, would exceed the band
         assert figures["lead_max"] > band - 4
 
 
@@ -451,7 +455,7 @@ def test_lockstep_continues_after_the_learner_is_killed(train: Any) -> None:
 
 @pytest.mark.slow
 def test_resume_does_not_delete_folders_named_in_run_json(train: Any, command: Any, tmp_path: Path) -> None:
-    """The run.json of a copied run names the sockets of the original run. It could also name any other folder."""
+    """The run.json of a copied run names the socket folder of the original run. It could also name any other folder."""
     run = train(100_000, "checkpoint.every=0")  # without checkpoints, no file disappears during the copy
     run.wait_for_steps(600)
     copy, precious = tmp_path / "copy", tmp_path / "td3-robot-precious"

@@ -24,7 +24,7 @@ def test_wheel_contains_packages_and_data(wheel: Path) -> None:
 
 
 def test_trains_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
-    """The wheel is unpacked elsewhere and stands first on the path, so the checkout is not used."""
+    """The unpacked wheel comes first on the import path, so Python does not use the checkout."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     small = ("learning_starts=100", "batch_size=16", "precision=fp32", "threads=1", "compile=false")

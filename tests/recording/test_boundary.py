@@ -161,7 +161,10 @@ def test_the_applied_action_is_recorded_with_the_next_step_number_and_the_time(d
 
 
 def test_reports_of_the_robot_are_recorded_when_they_change(driver: Driver) -> None:
-    """Calls 1 and 2 are apply and observe at 0.0 s. Call 3 observes and fails. Call 4 applies the safe action."""
+    """Calls 1 and 2 are apply and observe at 0.0 s. Call 3 is an observe that raises EmergencyStop.
+
+    Call 4 applies the safe action.
+    """
     core, records, robot = driver
     assert records.take(RobotReport) == []
     robot.error = EmergencyStop("the red button")

@@ -111,7 +111,7 @@ def test_a_robot_can_join_a_learner_that_started_from_recordings(make_step: Make
 def test_offline_updates_run_before_the_first_environment_step(
     make_step: Make, spec: RobotSpec, save: Make, timing: str, ratio: float | None
 ) -> None:
-    """After 5 updates, the learner lets the connected simulator continue. Exploration uses the learned policy."""
+    """After 5 updates, the learner lets the connected simulator start. Exploration uses the learned policy."""
     hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
     path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
     learner = {"recordings": [str(path)], "offline_updates": 5, "learning_starts": 8, "replay_ratio": ratio}

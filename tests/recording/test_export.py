@@ -17,7 +17,7 @@ from td3_robot.errors import SessionError
 from td3_robot.messages import Action, Status
 from td3_robot.recording.reader import Session
 from td3_robot.recordings import open_recording
-from td3_robot.specs import RobotSpec
+from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport import link as handshake
 from tests.sessions import BEGIN, entries_of
 
@@ -97,9 +97,21 @@ def test_robots_with_different_channels_cannot_share_a_table(
     assert main(["export", str(path), "--out", str(tmp_path / "t")]) == 2
     error = capsys.readouterr().err
     assert "two kinds of robots" in error
-    assert "where 'sim-1' has channel '0', 'sim-0' has 'o0'; choose other --topics" in error
+    assert "where 'sim-1' has channel '0', 'sim-0' has channel 'o0'; choose other --topics" in error
     assert list((tmp_path / "t").iterdir()) == []
     assert main(["export", str(path), "--out", str(tmp_path / "t"), "--topics", "hello", "weights"]) == 0
+
+
+def test_a_robot_with_an_additional_channel_cannot_share_a_table(
+    acted: Make, save: Make, spec: RobotSpec, make_step: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = replace(spec, actions=(*spec.actions, Channel("brake", "N", -1.0, 1.0)))
+    other = handshake.hello("simulator", "sim-1", client=6, robots=1, spec=more)
+    step = make_step(0, source="sim-1", action=np.zeros((1, 3), np.float32))
+    hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
+    path = save("b.mcap", entries_of([("sim-0", hello), ("sim-1", other), ("sim-1", step), *acted(3)]))
+    assert main(["export", str(path), "--out", str(tmp_path / "t")]) == 2
+    assert "where 'sim-0' has no channel, 'sim-1' has channel 'brake'; choose" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "ros2", "foxglove"])

@@ -135,7 +135,7 @@ def test_a_damaged_chunk_is_reported_in_a_file_that_is_being_written(acted: Make
 
 
 def test_the_index_of_a_growing_file_takes_no_memory(acted: Make, tmp_path: Path) -> None:
-    """2,000 chunks are 17 minutes of recording. A list of their index entries takes 1 MB."""
+    """2,000 chunks are 17 minutes of recording. A list of their index entries would take more than 1 MB."""
     writer = SessionWriter(tmp_path / "a.mcap", facts_of_this_machine(Config()), 0.0)
     entries = entries_of(acted(44))
 
@@ -371,7 +371,7 @@ def test_a_huge_chunk_is_not_unpacked(acted: Make, save: Make) -> None:
 def test_info_reports_counts_rates_gaps_and_versions(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Record 40 Steps; Steps 10 and 11 are missing. Messages are 1/60 s apart."""
+    """The recording holds Steps 0 to 39 without Steps 10 and 11. Messages are 1/60 s apart."""
     entries = [e for e in entries_of(acted(40)) if not (e.topic == Step.NAME and e.sequence in (10, 11))]
     path = save("a.mcap", entries)
     assert main(["info", str(path), "--json", "--check"]) == 0
@@ -480,7 +480,7 @@ def test_recover_without_metadata_assumes_this_protocol_version_if_all_messages_
     assert list(Session([path.with_name("a.recovered.mcap")]).entries()) == entries_of(acted(4))
     path.with_name("a.recovered.mcap").unlink()
     assert main(["recover", str(path)]) == 3
-    assert f"version {PROTOCOL_VERSION} is assumed, as all messages fit" in capsys.readouterr().out
+    assert f"version {PROTOCOL_VERSION} is assumed, because all messages fit it" in capsys.readouterr().out
     without_metadata(old)
     assert main(["recover", str(old)]) == 2
     error = capsys.readouterr().err

@@ -194,7 +194,7 @@ def test_a_matrix_and_its_quaternion_are_the_same_rotation(values: tuple[float, 
     )
     decode = decoder("foxglove.Quaternion", type(_quaternion(matrix)).get_schema().data)
     found = decode(_quaternion(matrix).encode())
-    # q and -q are the same rotation, so the product is 1 or -1.
+    # q and -q are the same rotation, so the dot product of the two quaternions is 1 or -1.
     dot = abs(found.x * x + found.y * y + found.z * z + found.w * w)
     assert dot == pytest.approx(1, abs=1e-6)
 

@@ -336,7 +336,7 @@ def test_a_server_that_disappears_is_an_error(
 
 
 def test_two_publishers_may_swap_names(recorded: Path) -> None:
-    """The command refuses new names only if two played publishers would have the same name."""
+    """Only the publishers of the played topics must have different names."""
     remap = ["policy=sim-0", "sim-0=policy"]
     session = Session([recorded])
     assert play._renamed(remap, session, ["step", "action"]) == {"policy": "sim-0", "sim-0": "policy"}

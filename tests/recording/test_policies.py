@@ -75,7 +75,7 @@ def test_older_readers_see_a_topic_that_they_do_not_know(policy: Make, save: Mak
 
 
 def test_messages_with_the_same_hash_and_other_policies_stay_different(policy: Make, save: Make) -> None:
-    """In a replay, a policy server must refuse the second message again."""
+    """The hash of the second message is wrong, so a policy server refuses it. In a replay, it must refuse it again."""
     one = policy(1)
     entries = entries_of([("learner", one), ("a", policy(1, digest=one.sha256)), ("b", one)])
     assert list(Session([save("a.mcap", entries)]).entries()) == entries

@@ -67,7 +67,7 @@ def test_the_pose_equals_that_of_pybullet(environment: Locomotion) -> None:
 def test_the_place_on_the_floor_follows_the_torso(environment: Locomotion) -> None:
     """``Poses`` adds velocity · 16.5 ms in each step, so it ignores how the velocity changes within a step.
 
-    Up to a speed of v, this error is at most v · 16.5 ms: 5 cm for 3 m/s.
+    The error is at most 16.5 ms times the sum of all changes of the velocity: 5 cm for a sum of 3 m/s.
     """
     random, poses = np.random.default_rng(SEED), Poses(environment.spec)
     observation = environment.reset(SEED)

@@ -69,9 +69,9 @@ def test_joint_states_hold_the_recorded_values(converted: Path) -> None:
 
 
 def test_the_bytes_of_a_joint_state_match_a_hand_calculation(converted: Path) -> None:
-    """The bytes are little-endian CDR: 4 header bytes, int32 sec, uint32 nanosec, and strings.
+    """The bytes are little-endian CDR: 4 header bytes, int32 sec, uint32 nanosec, an empty frame_id, and two names.
 
-    A string has its length before it and a zero byte after it.
+    Before a string comes its length, which counts the zero byte at its end. Zero bytes pad a string to a multiple of 4.
     """
     with converted.open("rb") as file:
         [data] = [
@@ -140,7 +140,7 @@ def hello(spec: RobotSpec, source: str = "leg") -> tuple[str, Message]:
 
 
 def one_step(make_step: Make, observations: int, actions: int, **fields: Any) -> tuple[str, Step]:
-    """Return a Step with the observations 1, 2, 3, … and the actions 0.25, 0.5, …"""
+    """Return the publisher ``leg`` and its Step, with the observations 1, 2, 3, … and the actions 0.25, 0.5, …"""
     observation = np.arange(1, observations + 1, dtype=np.float32)[None]
     action = np.arange(1, actions + 1, dtype=np.float32)[None] / 4
     return "leg", make_step(1, 1, source="leg", observation=observation, action=action, **fields)
@@ -149,7 +149,7 @@ def one_step(make_step: Make, observations: int, actions: int, **fields: Any) ->
 @pytest.mark.parametrize(
     ("observations", "actions", "joints", "position", "velocity", "effort", "command"),
     [
-        # JOINT.FIELD
+        # names of the form JOINT.FIELD
         (
             {"b.velocity": "1", "a.position": "1"},
             {"a.torque": "1", "b.torque": "1"},

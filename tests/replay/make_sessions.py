@@ -60,7 +60,7 @@ def finish(training: Process, target: Path) -> None:
 
 
 def walkers(target: Path) -> None:
-    """Train in lock-step with evaluations and two simulators of two robots each. Every episode ends with a fall."""
+    """Train in lock-step with evaluations and two simulators of two robots each. Completed episodes end with a fall."""
     overrides = ("simulators=2", "robots=2", "learner.learning_starts=100", "evaluation.every=200")
     finish(start(target, 400, *SMALL, *overrides, "evaluation.episodes=1", "timing=lockstep"), target)
 
@@ -119,7 +119,10 @@ Act = Callable[[], object]
 
 
 def perform(stage: Deployed, acts: Sequence[tuple[int, Act]], paused: Sequence[tuple[str, int, int]], end: int) -> None:
-    """Call each act at its time (ms). A paused node takes no turns between its two times."""
+    """Call each act at its time (ms).
+
+    ``paused`` lists (NODE, BEGIN, END): between BEGIN and END (ms), the node takes no turns.
+    """
     waiting = sorted(acts, key=lambda act: act[0])
     while stage.ms < end:
         while waiting and waiting[0][0] <= stage.ms:
@@ -129,7 +132,10 @@ def perform(stage: Deployed, acts: Sequence[tuple[int, Act]], paused: Sequence[t
 
 
 def commander(stage: Deployed) -> Callable[..., Act]:
-    """Return ``say(VERB, TARGET, POLICY, VERSION, BY)``. It makes an act: the operator or driver BY sends a Command."""
+    """Return ``say(VERB, TARGET, POLICY, VERSION, BY)``, which makes an act that sends a Command.
+
+    BY names the driver that sends the Command. If BY is empty, the operator sends it.
+    """
     numbers = itertools.count(1)
 
     def say(verb: str, target: str = "", policy: Bundle | None = None, version: int = 0, by: str = "") -> Act:
@@ -142,7 +148,10 @@ def commander(stage: Deployed) -> Callable[..., Act]:
 
 
 def deployed(target: Path) -> None:
-    """A robot and its policy server have nine safety settings. ``script`` and pauses of processes cause faults."""
+    """A robot and its policy server have nine safety settings.
+
+    Events in ``script``, pauses of nodes, and Commands cause faults.
+    """
     safety = (
         "safety.limits=[-0.6, 0.6]",
         "safety.rate=12",

@@ -235,7 +235,10 @@ class Deployed:
         return self._policy
 
     def serve(self, bundle: Bundle | None, *, safety_state: SafetyState | None = None, learner: bool = False) -> None:
-        """Start the policy server. Its first turn gets the waiting messages. ``learner``: connect it to the learner."""
+        """Start the policy server. Its first turn receives the messages that came while no server ran.
+
+        With ``learner``, the server connects to the learner and adds exploration noise.
+        """
         start, now = self._starts["policy"], self.tape.now * 1e-9
         core = self._policy = policy_core.make(self._config, "policy", exploring=learner)
         settings: dict[str, Any] = {"exploring": learner, "frozen": False}
@@ -265,7 +268,7 @@ class Deployed:
         self._begin("leg", "driver", self._of_driver, {"learner": False, "spec": LEG.describe()}, (recorded, bus))
 
     def join(self, name: str) -> None:
-        """Connect a driver that has another name and no core. The caller sends its messages with :meth:`send`."""
+        """Connect a second driver, which has no core. The caller sends the driver's messages with :meth:`send`."""
         self._nodes[name] = None, self._client(name, 7)[0]
 
     def _client(self, name: str, client: int) -> tuple[MemoryBus, Tap]:

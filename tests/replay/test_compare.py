@@ -163,7 +163,7 @@ def test_nan_in_maps_is_equal_to_nan() -> None:
 
 
 def test_a_merged_comparison_lists_the_errors_of_one_stream_after_the_other() -> None:
-    """Three streams have 10 messages each. Only message 4 of the second stream differs, so the error is at place 14.
+    """Three streams have 10 messages each. Only message 4 of the second stream differs, so the only error has index 14.
 
     All other messages have the error 0.
     """

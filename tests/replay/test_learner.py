@@ -25,7 +25,8 @@ from tests.replay.stages import Stage
 def test_a_lock_step_session_with_a_replay_file_and_n_step_returns_replays(tmp_path: Path) -> None:
     """Replay also makes a second learner, which only stores transitions. This learner is always free-running.
 
-    A free-running configuration must not have ``replay_storage: file`` and ``n_step`` 3. So replay must change it.
+    A free-running configuration must not combine ``replay_storage: file`` with ``n_step`` 3. So replay must change the
+    configuration of the second learner.
     """
     overrides = ("learner.replay_storage=file", "learner.n_step=3", "learner.learning_starts=20", "timing=lockstep")
     target = tmp_path / "session.mcap"

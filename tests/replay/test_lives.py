@@ -66,7 +66,8 @@ def test_a_missing_turn_ends_the_comparison(changed: Callable[..., Session]) -> 
     assert report.turns == 600
     assert 4 < states < ALL
     assert any("turn 600 is not recorded" in note for note in report.notes)
-    # Of the 166 Actions after the gap, 100 are not compared: 81 safe actions, and 19 of a policy loaded by a Command.
+    # Of the 166 Actions after the gap, 100 are not compared: 81 safe actions, and 19 Actions of two policies that
+    # Commands loaded. The recording contains no Weights of these policies.
     assert sum(c.compared for c, _ in report.comparisons if c.topic == "action") == ALL_ACTIONS - 100
 
 
@@ -161,7 +162,7 @@ def test_an_impossible_turn_gives_a_one_line_error(
 def test_an_error_in_the_core_fails_the_replay(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The core raises a BundleError in a turn without outputs. Such an error ends a node."""
+    """A BundleError ends a node, so replay accepts it only in the last turn. Here an earlier turn raises it."""
 
     def raising(core: PolicyCore, inputs: Sequence[Input], now: float) -> list[Output]:
         outputs = step(core, inputs, now)

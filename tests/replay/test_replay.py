@@ -23,6 +23,8 @@ from td3_robot.recording.reader import Session
 from td3_robot.recording.session_file import SessionFile
 from td3_robot.replay import check as replay
 from td3_robot.replay import machines
+from td3_robot.replay.compare import Comparison
+from td3_robot.replay.outcome import Outcome
 from tests.sessions import entries_of
 
 Make = Callable[..., Any]
@@ -30,7 +32,7 @@ Messages = list[tuple[str, Message]]
 
 
 def spoilt(messages: Messages, number: int, value: float) -> Messages:
-    """Return the messages with one number in one Action changed."""
+    """Return the messages. In the Action with the index ``number``, channel 0 of robot 1 gets the ``value``."""
     seen, result = 0, []
     for publisher, message in messages:
         if isinstance(message, Action):
@@ -55,6 +57,15 @@ def test_policy_actions_are_bit_exact_across_a_change_of_weights(
     assert capsys.readouterr().out == (
         f"{path}: the same bit for bit: policy: 30 action\n{path}: not checked: 30 step, 2 weights\n"
     )
+
+
+def test_a_topic_with_two_kinds_of_comparison_is_compared_as_a_whole(acted: Make, save: Make) -> None:
+    """Replay compares 20 Actions bit for bit and 10 within tolerances. No Action is left over."""
+    report = Outcome()
+    report.add(Comparison("action", 20), "bit for bit")
+    report.add(Comparison("action", 10), "within the tolerances")
+    session = Session([save("a.mcap", entries_of(acted(30)))])
+    assert replay.not_compared(session, [report]) == {"step": 30, "weights": 2}
 
 
 def test_a_step_recorded_after_its_action_does_not_change_the_result(acted: Make, save: Make) -> None:

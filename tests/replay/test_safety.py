@@ -1,4 +1,4 @@
-"""Replay finds a missing or changed safety setting, and mistakes in the safety code. It names where they begin."""
+"""Replay finds a missing or changed safety setting, and mistakes in the safety code. It names the first difference."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_replay_finds_a_missing_or_changed_setting(
     assert found[topic][2]
 
 
-# -- code: a mistake in one function ----------------------------------------------------------------------------------
+# -- code: each function puts one mistake into the safety code --------------------------------------------------------
 
 
 def watchdogs_never_fire(patch: Patch) -> None:
@@ -152,22 +152,22 @@ def stops_by_name_do_not_latch(patch: Patch) -> None:
     patch.setattr(Safety, "_latch", lambda *_: "")
 
 
-def stops_by_name_are_not_sent(patch: Patch) -> None:
+def commands_for_one_robot_are_not_relayed(patch: Patch) -> None:
     to_one = Desk._to_one
     patch.setattr(Desk, "_to_one", lambda *it: [out for out in to_one(*it) if not hasattr(out[1], "verb")])
 
 
-def stops_for_all_are_not_sent(patch: Patch) -> None:
+def commands_are_not_relayed(patch: Patch) -> None:
     command = Desk.command
     patch.setattr(Desk, "command", lambda *it: [out for out in command(*it) if not hasattr(out[1], "verb")])
 
 
-def commands_are_not_refused(patch: Patch) -> None:
+def refusals_have_no_error(patch: Patch) -> None:
     refusal = Desk._refusal
     patch.setattr(Desk, "_refusal", lambda *it: msgspec.structs.replace(refusal(*it), error=""))
 
 
-def an_inactive_server_sends_actions(patch: Patch) -> None:
+def all_states_except_fault_count_as_active(patch: Patch) -> None:
     patch.setattr(Lifecycle, "active", property(lambda self: self.state is not State.FAULT))
 
 
@@ -175,7 +175,7 @@ def nan_actions_are_sent(patch: Patch) -> None:
     patch.setattr(answers, "finite", lambda _: True)
 
 
-def observations_out_of_range_are_answered(patch: Patch) -> None:
+def bad_observations_are_answered(patch: Patch) -> None:
     patch.setattr(SafetyFilter, "problem", lambda *_: None)
 
 
@@ -192,7 +192,7 @@ def guard_does_not_clip(patch: Patch) -> None:
     patch.setattr(Guard, "accept", trusting)
 
 
-def guard_ignores_its_state(patch: Patch) -> None:
+def guard_never_requires_the_safe_action(patch: Patch) -> None:
     patch.setattr(Guard, "safe", property(lambda _: False))
 
 
@@ -216,7 +216,7 @@ def stops_by_a_robot_are_not_sent(patch: Patch) -> None:
     patch.setattr(SourceCore, "step", lambda *it: [out for out in step(*it) if not hasattr(out[1], "verb")])
 
 
-def robot_errors_are_ignored(patch: Patch) -> None:
+def faults_do_nothing(patch: Patch) -> None:
     patch.setattr(Lifecycle, "fault", lambda *_: None)
 
 
@@ -401,24 +401,24 @@ def a_shutdown_clears_stops_and_faults(patch: Patch) -> None:
         ("policy", stops_do_nothing),
         ("policy", stops_do_not_latch),
         ("policy", stops_by_name_do_not_latch),
-        ("policy", stops_by_name_are_not_sent),
-        ("policy", stops_for_all_are_not_sent),
-        ("policy", commands_are_not_refused),
-        ("policy", an_inactive_server_sends_actions),
+        ("policy", commands_for_one_robot_are_not_relayed),
+        ("policy", commands_are_not_relayed),
+        ("policy", refusals_have_no_error),
+        ("policy", all_states_except_fault_count_as_active),
         ("policy", nan_actions_are_sent),
-        ("policy", observations_out_of_range_are_answered),
+        ("policy", bad_observations_are_answered),
         ("policy", actions_are_not_filtered),
         ("driver", watchdogs_never_fire),
         ("driver", a_fault_ends_without_activate),
         ("driver", stops_do_nothing),
         ("driver", stops_do_not_latch),
-        ("driver", an_inactive_server_sends_actions),
+        ("driver", all_states_except_fault_count_as_active),
         ("driver", guard_does_not_clip),
-        ("driver", guard_ignores_its_state),
+        ("driver", guard_never_requires_the_safe_action),
         ("driver", guard_does_not_wait_for_the_first_action),
         ("driver", late_actions_are_applied),
         ("driver", stops_by_a_robot_are_not_sent),
-        ("driver", robot_errors_are_ignored),
+        ("driver", faults_do_nothing),
         ("driver", robots_receive_no_actions),
         ("driver", the_safe_action_waits_for_the_next_step),
         ("driver", safe_action_between_steps_is_wrong),

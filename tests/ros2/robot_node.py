@@ -1,10 +1,11 @@
-"""A simulated robot with a ROS 2 interface. It publishes its joint states at 100 Hz and obeys commands.
+"""A simulated robot with a ROS 2 interface. It obeys the topic ``commands``.
 
     python robot_node.py [--shuffle] [--still] [--ros-args …]
 
-The joint ``hip`` is a double integrator: the command is its acceleration. ``--still`` keeps the hip at its start
-position. ``--shuffle`` changes the order of the joints from message to message. Every 50 periods, the robot prints the
-number of periods, the number of commands and the position of the hip.
+The robot publishes ``joint_states``, ``imu`` and ``feet`` at 100 Hz. The joint ``hip`` is a double integrator: the
+command is its acceleration. ``--still`` keeps the hip at its start position. ``--shuffle`` changes the order of the
+joints from message to message. Every 50 periods, the robot prints the number of periods, the number of commands and the
+position of the hip.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def test_a_training_appears_as_ros_topics(ros: World, train: Callable[..., Comma
 
 
 def test_a_robot_appears_as_ros_topics(ros: World, command: Callable[..., Command]) -> None:
-    """``td3-robot play`` plays a recording of a driver. For RViz, robot_state_publisher reads /joint_states."""
+    """``td3-robot play`` plays a driver's recording. A remapping moves the joint states to /joint_states for RViz."""
     monitor = ros.monitor("--endpoint", "ipc://m", "--ros-args", "-r", "leg/robot_0/joint_states:=joint_states")
     monitor.wait_for("the ROS node /td3_robot_monitor publishes the messages")
     listener = Listener(ros, {"/joint_states": JOINTS, "/leg/robot_0/commands": ARRAY, "/policy/leg/state+": TEXT})

@@ -34,13 +34,13 @@ def record(text: str) -> logging.LogRecord:
 def test_lines_are_written_in_their_order(pipe: tuple[int, int]) -> None:
     log = logs.LogQueue(pipe[1])
     for number in range(5):
-        log.handle(record(f"line {number} \udce9"))  # a file name that is not UTF-8
+        log.handle(record(f"line {number} \udce9"))  # Python's character for a byte of a file name that is not UTF-8
     log.flush()
     assert os.read(pipe[0], 1000).decode().splitlines() == [f"line {number} \\udce9" for number in range(5)]
 
 
 def test_without_a_reader_lines_are_dropped_and_counted(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 20 lines of 1 KiB, the pipe holds 4, the thread 1 and the queue 3. The log always writes the last line."""
+    """Of 20 lines of 1 KiB, the pipe holds 4, the thread 1 and the queue 3."""
     monkeypatch.setattr(logs, "_MOST_WAITING", 3)
     log = logs.LogQueue(pipe[1])
     for number in range(20):
@@ -50,7 +50,7 @@ def test_without_a_reader_lines_are_dropped_and_counted(pipe: tuple[int, int], m
         if number == 4:
             poll_until(log.queue.empty, lambda: "the thread takes no line", 60)
     monkeypatch.setattr(logs, "_FLUSH_TIMEOUT", 0.0)
-    log.write_last("the end")
+    log.write_last("the end")  # the queue is full, but still takes this line
     os.set_blocking(pipe[0], False)
     read = b""
 

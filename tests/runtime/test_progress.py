@@ -96,7 +96,7 @@ def test_resume_from_an_older_checkpoint_is_reported_once() -> None:
 
 
 def test_a_narrow_terminal_keeps_the_steps_the_eta_and_the_return() -> None:
-    """The line drops the other figures if the terminal is too narrow. 60 columns are enough for these three."""
+    """The line drops figures until it fits. 60 columns are enough for the steps, the ETA and the return."""
     assert line(FIGURES, 100_000, width=100) == (
         "25,000/100,000 steps (25 %) | ETA 8:20 | 150 steps/s | 149 updates/s | ratio 1.00 | return 612"
     )

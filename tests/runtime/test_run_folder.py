@@ -134,7 +134,7 @@ def test_without_a_clean_end_the_newest_checkpoint_gives_the_steps_made(tmp_path
 
 
 def test_only_a_folder_of_keys_that_exists_is_used(tmp_path: Path) -> None:
-    """If SIGKILL ends a command on a cluster, another process removes the keys. But run.json still names them."""
+    """If SIGKILL ends a training on a cluster, another process removes the keys. run.json still names their folder."""
     run = RunFolder.create(tmp_path / "run", Config())
     keys = tmp_path / "run" / "keys"
     run.write_run(keys=str(keys))

@@ -24,7 +24,7 @@ URL = "s3://bucket/walker"
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty bucket. The environment variables hold its address and password, as on a user's host."""
+    """An empty bucket. As on a user's host, environment variables hold the server's address and the credentials."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

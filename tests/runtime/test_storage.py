@@ -1,4 +1,4 @@
-"""The learner copies complete files to the storage and back. No other training can change the files there."""
+"""Learners copy complete files to the storage and back. Only the newest learner of the run can change files there."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_pull_makes_a_folder_equal_to_the_storage(claimed: Storage, run: Path,
 
 
 def test_a_storage_without_folders_and_renames_works(run: Path, tmp_path: Path) -> None:
-    """The memory file system of fsspec moves a file by a copy and a removal, as object storage does."""
+    """Like object storage, fsspec's memory file system needs no folders, and moves a file by a copy and a removal."""
     made = Storage(f"memory://{tmp_path}")
     made.claim(RunFolder(run), newer=False)
     copied: dict[str, str] = {}
@@ -238,7 +238,7 @@ def test_a_new_learner_begins_with_the_files_of_the_storage(claimed: Storage, ru
     Keeper(folder)
     assert names(folder) == {*LEARNED, FIRST, "run.json", ".copied"}
     save(folder, 2000)
-    Keeper(folder).copy()  # the learner was killed, and continues with its own files
+    Keeper(folder).copy()  # a learner that restarts in its folder keeps its own files
     claimed.pull(run)
     assert names(run / "checkpoint") == {Path(FIRST).name, Path(SECOND).name}
 

@@ -94,7 +94,10 @@ def test_a_stop_reports_everything_learned_as_saved_only_if_the_learner_ended_we
 
 
 def test_a_ready_process_that_reports_its_failure_still_counts_as_ready(tmp_path: Path) -> None:
-    """Otherwise, after READY_TIMEOUT, the supervisor would end the run instead of restarting the process."""
+    """If the process did not count as ready, the supervisor could end the run before the process restarts.
+
+    The supervisor ends a run if a process is not ready READY_TIMEOUT after its start.
+    """
     run = RunFolder.create(tmp_path / "run", Config())
     child = Child(Process("sim-0", ProcessRow(module="sims")), run, ThisMachine(run.path))
     for state, ready in (("starting", False), ("failed", False), ("ready", True), ("failed", True)):

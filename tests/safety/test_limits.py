@@ -176,9 +176,9 @@ def test_deadlines_are_refused_in_lockstep() -> None:
 
 
 def test_settings_can_only_tighten_a_floor(spec: RobotSpec) -> None:
-    """A floor has the settings of the policy that a person deployed last; here, ``policy`` is a newer one.
+    """A floor has the settings of the policy that a person deployed last. ``policy`` came later, from a learner.
 
-    The floor's safe action has priority over that of the newer policy.
+    The floor's safe action has priority over the safe action of ``policy``.
     """
     floor = SafetyConfig(limits={"left": (-0.5, 1.0)}, rate=2.0, safe_action={"left": 0.25}, frozen_ms=100)
     policy = SafetyConfig(limits={"left": (-1.0, 0.75)}, rate=9.0, safe_action="hold", frozen_ms=50)

@@ -18,7 +18,6 @@ from td3_robot.specs import Float32, RobotSpec
 class Scripted:
     """A script gives the length and the ending of each episode. The observation is (episode, step, action[0])."""
 
-    time_limit = 0
     concurrent = False
 
     def __init__(self, spec: RobotSpec, script: list[tuple[int, bool, bool]]) -> None:

@@ -24,7 +24,7 @@ def test_a_run_begins_with_the_named_policy(tmp_path: Path, rng: np.random.Gener
     run = InProcess(configuration.parse({**content, "learner": learner, "evaluation": {"every": 0}}))
     run.run()
     run.close()
-    assert run.learner.updates > 0  # of the critics only, see critics_first
+    assert run.learner.updates > 0  # critics_first is 100, so these updates change only the critics
     assert run.policy.store.serving is not None
     served = run.policy.store.serving.bundle.tensors
     assert all(np.array_equal(served[name], tensor) for name, tensor in tensors.items())

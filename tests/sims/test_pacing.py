@@ -45,7 +45,10 @@ def one(outputs: list[Output]) -> Step:
 
 
 def test_late_steps_shift_no_deadline(spec: RobotSpec) -> None:
-    """The period is 0.02 s. The step at 10.045 s is 5 ms late. The step at 10.105 s misses 10.08 and 10.10."""
+    """The period is 0.02 s. The step at 10.045 s is 5 ms late.
+
+    The step for 10.06 s comes at 10.105 s, so the deadlines 10.08 s and 10.10 s pass without a step.
+    """
     pacing = RealTime(spec, "hold")
     assert pacing.deadline is None
     assert pacing.may_step(10.0, ready=False)
@@ -151,7 +154,7 @@ def test_steps_for_an_absent_learner_are_kept_up_to_a_limit(make_core: Callable[
 def test_missed_deadlines_are_counted(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
     core.step([THROTTLE], 1.0)
-    one(core.step([], 1.11))  # misses the deadlines 1.04, 1.06, 1.08, 1.10
+    one(core.step([], 1.11))  # due at 1.02 s, so the deadlines 1.04, 1.06, 1.08, 1.10 pass without a step
     assert core.counters["overruns"] == 4
     assert core.step([], 1.1199) == []
     one(core.step([], 1.1201))

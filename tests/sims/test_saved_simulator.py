@@ -89,7 +89,10 @@ def test_a_simulator_already_in_the_saved_state_only_confirms_it(monkeypatch: py
 def test_an_episode_that_cannot_be_repeated_is_reported_and_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Robot 1 drifts, like a task with its own random generator. So the robot begins a new episode."""
+    """Robot 1 drifts, like a task with its own random generator.
+
+    Its repeated actions do not lead to the saved observation, so the robot begins a new episode.
+    """
     core = make("gymnasium:Pendulum-v1")
     _, [state] = drive(core, 5, save=True)
     other = make("gymnasium:Pendulum-v1", incarnation=1)

@@ -34,7 +34,7 @@ def test_specifications_have_the_sizes_and_the_period_of_the_robot(task: str, ob
     environment.close()
 
 
-def test_listing_tasks_and_robots_imports_no_engine() -> None:
+def test_listing_tasks_and_reading_a_specification_imports_no_simulator() -> None:
     code = (
         "import sys; from td3_robot_sims import tasks, evaluator; tasks.names(); tasks.spec('Ant'); "
         "print({'pybullet', 'gymnasium'} & set(sys.modules))"
@@ -53,7 +53,7 @@ def test_the_error_for_an_unknown_task_names_similar_tasks(task: str, near: str)
             call(task)
 
 
-def test_a_backend_can_be_named() -> None:
+def test_the_name_of_a_task_may_begin_with_its_backend() -> None:
     assert tasks.spec("bullet:Ant") == tasks.spec("Ant")
     with pytest.raises(ConfigError, match="backend of task 'gymnasum:X' is 'gymnasum'; did you mean 'gymnasium'"):
         tasks.spec("gymnasum:X")

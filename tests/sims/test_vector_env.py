@@ -1,4 +1,4 @@
-"""Several robots step together: their phases, episodes and seeds."""
+"""Several robots step together: their phases, episodes, seeds and threads."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_the_number_of_threads_changes_nothing(task: str, seed: int) -> None:
 def test_as_many_threads_step_as_there_are_processor_cores_but_no_more_than_robots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One of the threads is the caller of ``step``. The pool has the other threads."""
+    """One of the threads is the caller of ``step``. The pool starts the other threads."""
     monkeypatch.setattr("td3_robot_sims.vector_env.available_cores", lambda: 3)
 
     def threads(task: str, robots: int) -> set[str]:

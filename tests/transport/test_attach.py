@@ -40,8 +40,8 @@ def test_a_search_does_not_read_a_folder_that_is_unchanged_for_two_seconds(
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     search = Search(f"ipc://{tmp_path}/monitor", skip=False)
     assert search.look() == set()
-    now[0] += 1.9  # a second change of the folder could have the same time stamp
-    assert search.look() == set()
+    now[0] += 1.9
+    assert search.look() == set()  # within 2 s, a second change could have the same time stamp
     now[0] += 0.1
     assert search.look() is None
     os.utime(tmp_path, (1.0, 1.0))
@@ -71,6 +71,23 @@ def test_listeners_of_a_tcp_server_use_a_folder_of_this_user(tmp_path: Path, mon
             attach.prepare(endpoint)
         monkeypatch.setattr(Path, "lstat", lambda _: os.lstat(tmp_path / "missing"))
         assert Search(endpoint, skip=False).look() == set()  # the folder disappears during the search
+
+
+def test_listeners_attach_again_after_their_folder_was_writable_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of the mode does not change the folder's time stamp."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(attach, "_SETTLED", 0.0)
+    endpoint = beside("tcp://127.0.0.1:5601", "monitor")
+    attach.prepare(endpoint)
+    (folder,) = tmp_path.iterdir()
+    with closing(bound(folder / "5601.monitor")):
+        search = Search(endpoint, skip=False)
+        folder.chmod(0o777)
+        assert search.look() == set()
+        folder.chmod(0o700)
+        assert search.look() == {endpoint}
 
 
 def test_a_file_in_place_of_the_folder_of_listeners_is_an_error(

@@ -55,7 +55,7 @@ def make_locked() -> Iterator[Callable[[KeyFolder | None], Bus]]:
 
 @pytest.fixture
 def stranger() -> Iterator[Make]:
-    """Returns a function that makes DEALER sockets. Given a server's public key, they use CURVE and a new key."""
+    """Returns a function that makes DEALER sockets. With a server's public key, a socket uses CURVE and a new key."""
     with zmq.Context() as context, ExitStack() as stack:
 
         def make(server: str | None = None) -> Any:
@@ -118,7 +118,7 @@ def test_an_allowed_key_connects(linked: Linked, folders: Folders, make_step: Ma
 def test_a_client_moves_to_another_address_of_its_server(
     linked: Linked, folders: Folders, make_locked: Make, make_server: Make, make_step: Make, pump: Make, of: Make
 ) -> None:
-    """First it moves to a server with another key, which it refuses, and then to a server with the right key."""
+    """The client first moves to a server with a wrong key and refuses it. Then it moves to one with the right key."""
     _, robot, _ = linked
     other = KeyFolder(folders[0].path.parent / "other")
     other.create("other")
@@ -174,7 +174,7 @@ def test_a_key_that_is_not_allowed_is_refused(
     of: Make,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The client trusts the server, but the server does not allow the client's key. Allowing the key is enough."""
+    """The client trusts the server, but the server does not allow the client's key. Later the server allows it."""
     server, robot, bound = linked
     other = KeyFolder(tmp_path / "other")
     key = other.create("robot-8").public
@@ -187,7 +187,7 @@ def test_a_key_that_is_not_allowed_is_refused(
     command = f"td3-robot keys allow robot-8 '{key}'"
     assert f"does not allow this machine's key; on the server's machine, run: {command}" in caplog.text
     exchange(server, robot, make_step, pump, of)
-    folders[0].allow("robot-8", key)  # takes effect without a restart
+    folders[0].allow("robot-8", key)  # the client then connects without a restart
     pump(lambda got: any(isinstance(message, Hello) for _, message in got[0]) and bool(got[1]), server, client)
 
 
@@ -248,7 +248,7 @@ def test_the_server_forgets_a_client_with_a_revoked_key(
     server, robot, _ = linked
     peer = exchange(server, robot, make_step, pump, of)
     folders[0].revoke("robot-7")
-    (got,) = pump(lambda got: bool(got[0]), server)  # the robot sends no message
+    (got,) = pump(lambda got: bool(got[0]), server)  # the server does not need a message from the robot
     ((origin, bye),) = got
     assert origin is peer
     assert isinstance(bye, Bye)
@@ -371,7 +371,7 @@ def test_a_stolen_key_of_the_server_works_until_the_server_has_a_new_key_pair(
     pump(lambda got: bool(of(got[1], Welcome)), *connect())
     folder.secret_file.unlink()
     public = folder.create("server").public
-    copy.allow("server", public, "server:policy")  # the public key is no secret
+    copy.allow("server", public, "server:policy")  # the thief may know the new public key
     server, thief = connect()
     pump(lambda _: bool(server.dropped()["denied"] and thief.dropped()["not-allowed"]), server, thief)
 

@@ -103,7 +103,7 @@ def test_a_socket_path_has_at_most_107_bytes(bind: bool) -> None:
         endpoints.check("ipc://" + "é" * 54, bind=bind)
 
 
-def test_a_servers_folder_must_exist(tmp_path: Path) -> None:
+def test_the_folder_of_a_servers_socket_must_exist(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/missing/policy"
     with pytest.raises(EndpointError, match=r"the folder '.*/missing' does not exist"):
         endpoints.check(endpoint, bind=True)

@@ -222,7 +222,7 @@ def test_a_specification_with_only_a_name_is_refused_with_the_missing_field(
 
 @pytest.mark.parametrize("name", ["server", "server/leg"])
 def test_the_name_of_the_server_is_reserved(make_server: MakeServer, make_hello: MakeHello, name: str) -> None:
-    """A Command for the server's name reaches the server. The server's watch over a robot has the name SERVER/ROBOT."""
+    """The server's own name is "server". In states, "server/leg" is the server's watch over the robot "leg"."""
     server = make_server()
     for role in ("driver", "simulator", "evaluator"):
         refused = refusal(server, make_hello(role, name))
@@ -322,7 +322,9 @@ def test_a_name_belongs_to_its_role(make_server: MakeServer, make_hello: MakeHel
     assert server.peers.keys() == {b"a"}
 
 
-def test_a_new_process_with_an_old_routing_identity_joins_again(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_a_new_process_with_the_routing_identity_of_an_old_process_replaces_it(
+    make_server: MakeServer, make_hello: MakeHello
+) -> None:
     server = make_server()
     ((first, _),), _ = server.receive(b"a", frames(make_hello(client=7, incarnation=1)), 0.0)
     inputs, replies = server.receive(b"a", frames(make_hello(client=8, incarnation=2)), 1.0)
@@ -344,7 +346,7 @@ def test_the_newest_of_several_hellos_counts(make_server: MakeServer, make_hello
 def test_a_repeated_hello_after_other_messages_makes_the_client_join_again(
     make_server: MakeServer, make_hello: MakeHello
 ) -> None:
-    """A Welcome makes the client's core start again. The server's core must start again too, or both cores wait."""
+    """A Welcome makes the client's core start again. If the server's core did not, both would wait for each other."""
     server = make_server()
     hello = make_hello()
     ((first, _),), _ = server.receive(b"a", frames(hello), 0.0)
@@ -374,7 +376,7 @@ def test_the_answer_to_a_heartbeat_is_not_a_request_to_wait(make_client: MakeCli
 def test_a_driver_that_still_sends_is_not_replaced(
     make_server: MakeServer, make_hello: MakeHello, make_step: Any
 ) -> None:
-    """Two drivers would move the same motors. Driver 2 waits until the server knows whether driver 1 is alive."""
+    """Two drivers must not move the same motors. So driver 2 waits until the server knows whether driver 1 is alive."""
     server = make_server()
     ask(server, make_hello("driver"), now=0.0)
     second = make_hello("driver", client=8, incarnation=99)
@@ -667,7 +669,7 @@ def test_the_client_sends_a_heartbeat_after_silence(make_client: MakeClient) -> 
     assert isinstance(beat, Heartbeat)
     assert (beat.stamp, beat.session) == (int(HEARTBEAT_PERIOD * 1e9), 1)
     assert client.due(HEARTBEAT_PERIOD + HELLO_PERIOD / 2) == []
-    assert client.due(HEARTBEAT_PERIOD + HELLO_PERIOD)  # no answer came, so the client sends the Heartbeat again
+    assert client.due(HEARTBEAT_PERIOD + HELLO_PERIOD)  # no answer came, so the client sends another Heartbeat
     client.receive(frames(beat), 2.0)
     client.sent_at = 2.0
     assert client.due(2.9) == []

@@ -1,4 +1,4 @@
-"""Test the in-memory bus: immediate restarts, messages that a test loses, and Heartbeats of cores."""
+"""Test the in-memory bus: a restart of a server, messages that a test loses, and Heartbeats that a core sends."""
 
 from __future__ import annotations
 

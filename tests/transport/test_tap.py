@@ -99,7 +99,9 @@ def test_messages_without_room_are_dropped_and_counted(recorder: Recorder, make_
     assert recorder.tap.counts() == {"not_recorded": 2}
 
 
-def test_messages_before_the_first_recorder_count_only_if_it_is_expected(make_client: Make, make_step: Make) -> None:
+def test_messages_before_the_first_recorder_count_as_lost_only_if_it_is_expected(
+    make_client: Make, make_step: Make
+) -> None:
     for expected, counted in ((False, {}), (True, {"not_recorded": 2})):
         alone = Recorder(make_client(link="recorder"), expected=expected)
         alone.there = False

@@ -36,7 +36,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failure_removes_the_new_file_and_keeps_an_old_one(tmp_path: Path) -> None:
+def test_creating_removes_an_incomplete_file_and_refuses_an_existing_file(tmp_path: Path) -> None:
     path, link = tmp_path / "a", tmp_path / "link"
 
     def interrupted() -> None:
@@ -69,8 +69,8 @@ def test_the_curve_skips_an_incomplete_line(tmp_path: Path) -> None:
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_records_of_offline_updates_follow_the_updates(tmp_path: Path) -> None:
-    """All records are at step 0. The resumed learner repeats the updates from 1500 on, and writes record 2000 again."""
+def test_a_repeated_record_of_offline_updates_replaces_the_earlier_record(tmp_path: Path) -> None:
+    """A learner that resumes after 1500 updates writes the record of 2000 updates again. All records have step 0."""
     metrics = tmp_path / "metrics.jsonl"
     rows = [{"kind": "offline", "env_steps": 0, "updates": updates} for updates in (1000, 2000, 2000, 3000)]
     metrics.write_text("\n".join(json.dumps(row) for row in rows))

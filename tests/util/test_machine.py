@@ -13,7 +13,7 @@ from td3_robot.util import machine
 from tests.conftest import poll_until
 
 
-def test_only_cores_that_the_process_may_use_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.available_cores() >= 1
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3}, raising=False)
     assert machine.available_cores() == 2

@@ -105,7 +105,7 @@ class Environment(ABC):
         if seed is not None:
             self.random = np.random.default_rng(seed)
         self._start = saved_episode.pack_random(self.random)
-        self._running = True
+        self._running = False  # if the reset fails, no episode is running
         self._actions = []
         self._terms = {}
         if self.disturbance:
@@ -113,6 +113,7 @@ class Environment(ABC):
             self._observation = self.disturbance.sensed(self._reset())
         else:
             self._observation = self._reset()
+        self._running = True
         return self._observation.copy()
 
     def step(self, action: Float32) -> Outcome:
@@ -120,7 +121,7 @@ class Environment(ABC):
 
         Raises:
             RuntimeError: no episode is running. Call reset before the first step, and after the end of an episode.
-            ValueError: the action has the wrong shape, is not finite, or its sum of squares exceeds float32.
+            ValueError: the action has the wrong shape, is not finite, or the sum of its squares exceeds float32.
         """
         if not self._running:
             raise RuntimeError(f"{self.spec.name}: no episode is running; call reset() first")
@@ -226,8 +227,8 @@ class Environment(ABC):
 class Backend(ABC):
     """The tasks of one simulation engine.
 
-    A task is named ``KIND:NAME``; the methods take NAME. The module of a backend must not import the engine, so that
-    listing tasks stays fast.
+    A task is named ``KIND:NAME``, or only ``NAME`` for the kind ``bullet``. The methods take NAME. The module of a
+    backend must not import the engine, so that listing tasks stays fast.
 
     Attributes:
         kind: the name of the backend.
@@ -265,7 +266,7 @@ class Backend(ABC):
     def gymnasium_id(self, name: str) -> str | None:
         """Return the task's ID for ``gymnasium.make``, or None if Gymnasium has no such task.
 
-        If only this project knows the ID, register the ID first.
+        If Gymnasium does not know the ID yet, this method must register the ID.
         """
         del name
         return None

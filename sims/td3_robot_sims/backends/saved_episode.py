@@ -16,8 +16,8 @@ _MASK = 2**64 - 1
 def pack_random(generator: np.random.Generator) -> NDArray[np.uint64]:
     """Return the state of a PCG64 generator, uint64[6].
 
-    The array holds two 128-bit numbers, each as its high half and its low half. Then follow a flag that says whether
-    there are spare bits, and the 32 spare bits.
+    The array holds two 128-bit numbers, state and increment, each as its high half and its low half. Numpy may also
+    keep 32 random bits for the next draw. Element 4 is 1 if it does, else 0. Element 5 holds these bits.
     """
     state: Any = generator.bit_generator.state
     number, increment = int(state["state"]["state"]), int(state["state"]["inc"])

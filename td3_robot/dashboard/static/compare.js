@@ -9,9 +9,9 @@ async function load() {
     $("connection").textContent = await answer.text();
     return;
   }
-  const { title, runs, keys, bands } = await answer.json();
+  const { title, runs, left_out, keys, bands } = await answer.json();
   $("title").textContent = document.title = title;
-  $("connection").textContent = `${runs.length} runs`;
+  $("connection").textContent = `${runs.length} runs` + (left_out ? `, ${left_out} more not shown` : "");
   showBands(bands.filter((band) => band.env_steps.length));
   showRuns(runs, keys);
   showVideos(runs);

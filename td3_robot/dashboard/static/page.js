@@ -145,7 +145,7 @@ function showRobots(live) {
 
 // Why the page does not draw a robot; empty if the page draws it.
 function whyUndrawn({ source, index }, drawable) {
-  if (!drawable.includes(source)) return "The page does not draw this robot, because the robot's links are unknown. Start td3-robot dashboard with --links.";
+  if (!drawable.includes(source)) return "The page does not draw this robot, because the robot's links are unknown or the observation lacks a joint angle. See the option --links of td3-robot dashboard.";
   return index < about.drawn ? "" : `The page draws only the first ${about.drawn} robots of a source.`;
 }
 

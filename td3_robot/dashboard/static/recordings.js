@@ -107,7 +107,7 @@ function showRobot({ robots, robot }) {
   $("robot").replaceChildren(...robots.map((one) => new Option(one, one)));
   shown = robot;
   const body = $("channels").tBodies[0];
-  $("robot-facts").textContent = robot ? `${number(robot.steps)} Steps.${robot.every > 1 ? ` The chart shows one of ${robot.every} Steps.` : ""}` : "The recording has no Step.";
+  $("robot-facts").textContent = robot ? `${number(robot.steps)} Steps.${robot.every > 1 ? ` The chart shows one in ${robot.every} Steps.` : ""}` : "The recording has no Step.";
   $("robot").parentElement.hidden = !robot;
   if (!robot) {
     body.replaceChildren();

@@ -14,7 +14,7 @@ from td3_robot.learner.algorithms.metrics import Metrics
 from td3_robot.learner.algorithms.networks import Actor, Perceptron
 from td3_robot.learner.replay_buffer.buffer import Batch
 
-_LARGEST_LOGIT = 10.0  # one action can be e^20 times as probable as another
+_LARGEST_LOGIT = 10.0  # logits are from -10 to 10, so one action can be e^20 times as probable as another
 
 
 class A2C(Algorithm):

@@ -31,12 +31,14 @@ class Algorithm:
 
     The class attribute ``consumes`` sets the input of :meth:`update`:
 
-    - ``"transitions"`` is for off-policy algorithms. The learner keeps a replay buffer. For each environment step, it
-      calls :meth:`update` ``learner.replay_ratio`` times with a :class:`Batch` of random transitions.
+    - ``"transitions"`` is for off-policy algorithms. The learner keeps a replay buffer. After the warm-up, it calls
+      :meth:`update` ``learner.replay_ratio`` times for each environment step, with a :class:`Batch` of random
+      transitions.
     - ``"rollouts"`` is for on-policy algorithms. The learner keeps no replay buffer. It calls :meth:`update` once for
-      each episode, with a :class:`Batch` of the episode's T transitions, oldest first. It then publishes the policy. In
-      lock-step, all sources make one Step, then the learner makes the updates for all episodes that ended, and
-      publishes the policy once. ``a2c.py`` is the example.
+      each episode, with a :class:`Batch` of the episode's T transitions, oldest first. It then publishes the policy.
+      It skips an episode with a missing transition or an operator's action. In lock-step, all sources make one Step,
+      then the learner makes the updates for all episodes that ended, and publishes the policy once. ``a2c.py`` is the
+      example.
 
     In a rollout, ``discount`` of the last transition is 0 if the episode terminated, and γ if it was truncated. The
     learner also truncates an episode every 100,000 steps. In lock-step with one robot, the newest policy chose all

@@ -38,7 +38,7 @@ class TD3(Algorithm):
     gauges = ("q_target_size", "action_saturation", "critic_gradient_norm", "actor_gradient_norm")
 
     def build(self) -> None:
-        """Create the networks, their targets and the optimisers; ``policy_average`` adds an average of the actor."""
+        """Create the networks, target networks and optimisers; ``policy_average`` adds an average of the actor."""
         config, inputs = self.config, self.observation_size + self.action_size
         self.actor = self.network(Actor([self.observation_size, *self.hidden, self.action_size]))
         self.critics = self.network(
@@ -49,7 +49,7 @@ class TD3(Algorithm):
         self.actor_optimiser, self.critics_optimiser = self.adam(self.actor), self.adam(*self.critics)
 
     def update(self, batch: Batch) -> Metrics:
-        """Make one step of algorithm 1, from the targets of the critics to the update of the target networks."""
+        """Make one update of algorithm 1, from the computation of y to the update of the target networks."""
         config, clip = self.config, self.config.target_noise_clip
         s, a, r, s2, discount = batch
 

@@ -16,14 +16,13 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from td3_robot.bundle import read_metadata
+from td3_robot.bundle import MAX_HEADER, read_metadata
 from td3_robot.errors import BundleError
 from td3_robot.util import files
 
 log = logging.getLogger(__name__)
 
 FORMAT = 3
-_MAX_HEADER = 1 << 26  # bytes
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -130,7 +129,7 @@ def tidy(folder: Path) -> None:
 def _header(path: Path, what: str) -> dict[str, Any]:
     with files.naming(path), path.open("rb") as file:
         size = file.read(8)
-        head = size + file.read(min(int.from_bytes(size, "little"), _MAX_HEADER))
+        head = size + file.read(min(int.from_bytes(size, "little"), MAX_HEADER))
     return read_metadata(head, what)
 
 

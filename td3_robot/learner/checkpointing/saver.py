@@ -23,7 +23,7 @@ from td3_robot.util import files
 
 log = logging.getLogger(__name__)
 
-_LOOK_PERIOD = 1.0  # seconds between two looks for a successor
+_LOOK_PERIOD = 1.0  # seconds between two checks whether a later learner continues the run
 _SNAPSHOT_TIMEOUT = 8.0  # seconds to wait for the simulators' states at exit; the supervisor's timeout is longer
 
 
@@ -59,8 +59,8 @@ class Saver:
 
     In lock-step, the saver also saves a checkpoint at the start of a new run.
 
-    Call the saver once per turn. When a checkpoint is due, the saver requests a snapshot from the scheduler. It saves
-    the snapshot in the turn in which the snapshot is ready.
+    Call the saver once in each turn of the node's loop. When a checkpoint is due, the saver requests a snapshot from
+    the scheduler. It saves the snapshot in the turn in which the snapshot is ready.
     """
 
     def __init__(self, node: Node, core: LearnerCore) -> None:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-_CLOSE = 0.01  # largest allowed difference, as a fraction of the norm; rounding can switch a ReLU on or off
+# Largest allowed difference, as a fraction of the norm. It is large, because rounding can switch a ReLU on or off.
+_CLOSE = 0.01
 
 
 def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,8 +48,8 @@ def use(engine: FastTD3, example: Batch) -> None:
     """Replace the gradient functions of a float32 engine on the CPU with compiled functions.
 
     The compiled functions use threads only inside operators. This function checks for one batch that their results
-    equal those of the original functions. If compilation or this check fails, a warning gives the reason, and the
-    engine stays unchanged.
+    equal those of the original functions up to rounding. If compilation or this check fails, a warning gives the
+    reason, and the engine stays unchanged.
 
     Args:
         example: a batch of any numbers, with the sizes and memory layout of all later batches.

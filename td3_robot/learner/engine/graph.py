@@ -48,10 +48,11 @@ def aside(work: Work) -> None:
 class CapturedUpdate:
     """Makes the updates of :meth:`FastTD3.improve` with two graphs: one with the policy update, and one without it.
 
-    The first updates run without a graph. Graphs start when the weight of ``policy_average`` is constant and the
-    updates that train only the critics (``critics_first``) are over. The first launch of a graph must give the same
-    result as the update without a graph. If capture or this check fails, a warning gives the reason, and later updates
-    use no graph.
+    A graph always repeats the same operations with the same constants, so the first updates run without a graph. Graphs
+    start when the updates that train only the critics (``critics_first``) are over, and each step of the moving average
+    has the constant fraction ``policy_average``. The first launch of a graph must give the same result, up to rounding,
+    as the update without a graph. If capture or this check fails, a warning gives the reason, and later updates use no
+    graph.
 
     Attributes:
         problem: the reason why no update can use a graph; None if there is none.

@@ -63,7 +63,7 @@ def choices(config: LearnerConfig, precisions: Sequence[Precision], cores: int) 
 def speeds(
     config: LearnerConfig, sizes: tuple[int, int], hidden: Sequence[int], compared: Sequence[Choice], others: int
 ) -> dict[Choice, float]:
-    """Updates per second with each choice, the median over several turns.
+    """Updates per second with each choice: the median of several measurements.
 
     Args:
         sizes: the sizes of observation and action.

@@ -1,4 +1,4 @@
-"""Metrics of the engine: sums over many updates, and gauges, which are values of the newest update.
+"""Metrics of the engine: sums over many updates, and gauges. A gauge is a value of the newest update that computed it.
 
 The sums stay on the device (CPU or GPU), so updates never wait for it.
 """

@@ -244,7 +244,7 @@ class Adam:
         self._norm = torch.zeros_like(self.count)  # gradient norm of the newest step, if ``clip`` is set
 
     def step(self, gradient: Gradient) -> None:
-        """Make one step down this gradient; clipping overwrites the gradient."""
+        """Make one step down this gradient; clipping may overwrite the gradient."""
         if self._keeps:
             torch._foreach_copy_(self._gradient, gradient)
         else:

@@ -14,13 +14,13 @@ ThreadsIn = Literal["critics", "operators"]
 _LARGE = 1 << 20  # elements; torch splits an operator of this size among its threads
 
 
-def use_threads(threads: int, where: ThreadsIn = "critics") -> None:
+def use_threads(threads: int, where: ThreadsIn) -> None:
     """Set how many threads torch has inside an operator, that is, an operation on tensors.
 
     With ``operators``, every operator uses all ``threads``. With ``critics``, an engine with 2 or more ``threads`` has
     two parallel threads. The operators in each of them use half of ``threads``. Threads inside an operator synchronise
-    at every operator, which is slow on a busy machine. The two parallel threads synchronise only seven times in two
-    updates, but they wait for Python's lock.
+    at every operator, which is slow on a busy machine. The two parallel threads synchronise at most four times in an
+    update, but they wait for Python's lock.
 
     Call this function before torch computes anything in this process. Torch creates its threads at the first large
     operator. They keep the denormal setting that the calling thread has at that moment.
@@ -30,7 +30,7 @@ def use_threads(threads: int, where: ThreadsIn = "critics") -> None:
         torch.zeros(_LARGE).add_(1.0)
 
 
-def second_thread(threads: int, where: ThreadsIn = "critics") -> ThreadPoolExecutor | None:
+def second_thread(threads: int, where: ThreadsIn) -> ThreadPoolExecutor | None:
     """A thread that computes in parallel with the caller's thread; None with one thread or with ``operators``."""
     if threads < 2 or where != "critics":
         return None

@@ -68,7 +68,7 @@ class Replayed:
         return len(self.replay) > 0
 
     def add(self, transitions: Transitions, step: Step) -> None:
-        """Store the transitions that a Step completed. Actions are normalised to [-1, 1]."""
+        """Store the transitions that a Step completed. Their actions are already normalised to [-1, 1]."""
         if step.operated and self._splits:
             by_operator = transitions.by_operator(step)
             if self.demonstrations is not None:

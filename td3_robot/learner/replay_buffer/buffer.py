@@ -67,11 +67,11 @@ class ReplayBuffer:
         self._device_batch: tuple[Tensor, Batch] | None = None
 
     def use_device(self, device: torch.device) -> None:
-        """Keep a copy of the rows on a device, and draw the same batches from this copy.
+        """Keep a copy of the rows on a device. Batches come from this copy, and are the same as without a device.
 
-        The rows also stay on the host, because checkpoints and files need them. The calls do
-        not wait until rows are on the device, unless they copy more than 8,192 rows at once: at the start, after
-        :meth:`restore` or :meth:`recover`, or in a very large :meth:`add`.
+        The rows also stay on the host, because checkpoints and files need them. A call waits until rows are on the
+        device only if it copies more than 8,192 rows at once. This can happen in :meth:`use_device`, :meth:`restore`,
+        :meth:`recover`, and in a very large :meth:`add`.
         """
         self._on_device = DeviceRows(self.rows, device)
         self._copy(0)
@@ -112,18 +112,18 @@ class ReplayBuffer:
         self._copy(since)
 
     def sample(self, batch_size: int) -> Batch:
-        """Draw stored transitions, with replacement, into new memory.
+        """Draw stored transitions, with replacement.
 
-        With a device, the batch is in device memory. If the next call has the same ``batch_size``, it overwrites this
-        batch.
+        Without a device, each batch has new memory. With a device, the batch is in device memory, and the next call
+        with the same ``batch_size`` overwrites it.
         """
         if not self.total_added:
             raise ValueError("the replay buffer is empty: there is nothing to sample")
         chosen = self._draw(batch_size)
         if self._on_device:
             on_device = self._on_device.gather(chosen)
-            # An update as a CUDA graph first copies its batch to the memory of the graph, unless it is the same object
-            # as in the last update. So return the same object for the same memory, which saves this copy.
+            # An update as a CUDA graph first copies its batch to the memory of the graph, unless the batch is the same
+            # object as in the last update. So return the same object for the same memory, which saves this copy.
             if self._device_batch is None or self._device_batch[0] is not on_device:
                 self._device_batch = on_device, self._batch(on_device)
             return self._device_batch[1]

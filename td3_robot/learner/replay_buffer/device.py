@@ -43,7 +43,7 @@ class DeviceRows:
         """
         capacity = len(self._host)
         first = max(since, total - capacity)
-        # Only small copies use page-locked memory. After a copy of a whole buffer, torch would keep this memory.
+        # Only small copies use page-locked memory. Torch keeps such memory after a copy, and a whole buffer needs much.
         send = upload if total - first <= _AT_ONCE else lambda rows, _: torch.from_numpy(rows)
         while first < total:
             start = first % capacity

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from td3_robot.errors import ConfigError
 from td3_robot.learner.checkpointing.stateful import Arrays
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
 from td3_robot.learner.replay_buffer.storage import Storage
@@ -68,7 +69,7 @@ class PrioritisedReplay(ReplayBuffer):
 
     The priority of a transition is max(|δ|, 1) to the power α. |δ| is the largest absolute TD error of the critics when
     the transition was last sampled. A new transition gets the greatest priority so far. With the Huber loss, LAP needs
-    no importance weights: on average, LAP has the same gradient as the loss PAL with uniform sampling.
+    no importance weights: on average, its gradient is that of another loss (PAL in the paper) with uniform sampling.
 
     Args:
         exponent: α, 0 (uniform) to 1.
@@ -104,6 +105,10 @@ class PrioritisedReplay(ReplayBuffer):
         return self._drawn
 
     def learned(self, errors: Sequence[Tensor]) -> None:
+        if not errors:
+            raise ConfigError(
+                "learner.replay is 'lap', but learner.algorithm gives no TD errors; allowed for it: 'uniform'"
+            )
         size = np.max([error[:, 0].abs().cpu().numpy() for error in errors], 0).astype(np.float64)
         priorities = np.fmin(np.fmax(size, 1.0), _LARGEST_ERROR) ** self.exponent
         self._tree.set(self._drawn[: len(priorities)], priorities)

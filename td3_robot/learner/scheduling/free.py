@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Smallest grant, as a fraction of ``replay_ratio_band``, or of a source's portion if the portion is smaller. Only a
-# source that is about to wait gets less.
+_PORTION = 100  # a robot gets at most this many steps in advance, so that steps remain for sources that join later
+# Smallest grant, as a fraction of ``replay_ratio_band``, or of the portion of a source's robots if this is smaller.
+# Only a source that is about to wait gets less.
 _WORTH_A_MESSAGE = 0.25
-_PORTION = 100  # a robot gets at most this many steps in advance; the other steps are for sources that join later
 _START_TIME = 10.0  # seconds after the first join; usually all simulators of a run have joined by then
 
 
@@ -80,8 +80,8 @@ class FreeRunning(Scheduler):
         the run's simulators that have not joined yet. A source that joins later, or that sent no Steps for a while,
         gets an equal share from then on (start-time fair queueing, Goyal et al. 1996).
 
-        A source that gets no new steps also gets a Throttle from time to time. The Throttle contains the number of the
-        newest processed Step, so that the source can delete the processed Steps.
+        A source that gets no new steps also gets a Throttle from time to time. The Throttle says which Steps the
+        learner has processed, so that the source can delete them.
         """
         learning, limiter = self.core.learning, self.core.learning.limiter
         connected = self.core.sources.live()

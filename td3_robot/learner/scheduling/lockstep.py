@@ -172,7 +172,7 @@ class LockStep(Scheduler):
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     def keep_snapshots(self) -> None:
-        """Take snapshots at the beginning and the end of the run, and on request."""
+        """Take a snapshot at the beginning of a new run, and later at the end of the run and on request."""
         self._keeps_snapshots, self._snapshot_requested = True, not self._saved
 
     @property

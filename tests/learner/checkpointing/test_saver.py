@@ -59,7 +59,7 @@ def test_a_learner_that_could_not_write_its_text_still_saves(
 def test_the_error_for_the_last_checkpoint_has_the_errno_of_its_cause(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The folder is missing (ENOENT). With the errno of a full disk, the user would get advice for a full disk."""
+    """The folder is missing, so the errno is ENOENT. With ENOSPC, the user would get advice for a full disk."""
     world.join(world.peer("simulator", "sim-0", robots=1))
     saver, counters = make_saver(world, tmp_path)
     with pytest.raises(OSError, match="the last checkpoint could not be saved") as raised:

@@ -51,8 +51,9 @@ def test_a_restarted_learner_equals_a_learner_that_was_never_killed(
 ) -> None:
     """The learner restarts after a kill, with or without a checkpoint.
 
-    After the checkpoint, the killed learner may store more rows than the buffer holds. A Step gives three rows, or two
-    rows if one robot starts an episode. Step 20 has the greatest reward.
+    After the checkpoint, the killed learner may store more rows than the buffer holds. After Step 0, each Step gives
+    three rows, or two rows if one robot starts an episode. The rows with the greatest reward, from Step 20, may be
+    overwritten.
     """
     random = np.random.default_rng(5)
     steps = []
@@ -194,7 +195,7 @@ OPTIONS = {
 
 
 def test_a_learner_with_many_options_restores_bit_exactly(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    """Each episode has 7 steps. When the test saves the state, two n-step returns are incomplete."""
+    """Each episode has 7 transitions. When the test saves the state, two n-step returns are incomplete."""
 
     def step(sequence: int) -> Step:
         episode, number = divmod(sequence, 8)
@@ -227,7 +228,7 @@ def test_a_learner_with_many_options_restores_bit_exactly(spec: RobotSpec, make_
             item.idle(2)
     mine, theirs = state.save(world.core, 0.0)[0], state.save(other.core, 0.0)[0]
     assert world.core.updates == other.core.updates > 25
-    # The names of pending weights contain their version, and a restored learner publishes a new version.
+    # The names of pending weights contain the version. A restored learner publishes a new version, so these differ.
     named = {name for name in mine if not name.startswith("pending.")}
     assert named == {name for name in theirs if not name.startswith("pending.")}
     for name in named:

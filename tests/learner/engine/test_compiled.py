@@ -44,12 +44,11 @@ def trained(config: LearnerConfig, updates: int, *, compiles: bool = False) -> F
 @pytest.mark.slow
 @pytest.mark.skipif(machine.compiler_lack() is not None, reason=str(machine.compiler_lack()))
 def test_compiled_updates_equal_plain_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled and plain updates differ only by rounding. A second engine loads the code from the cache.
+    """Compiled and plain updates differ only by rounding. Compiled code from the cache gives the same bits as new code.
 
     Four steps at the learning rate 0.001 move a weight by up to 0.004. If a gradient is near Adam's ε of 1e-8, the step
-    depends on rounding. So a weight may differ by 1 % of 0.004. The test covers both memory layouts: the actor's layers
-    compute one row for each neuron, and critics with LayerNorm compute one row for each sample. The code from the cache
-    gives the same bits.
+    depends on rounding. So the test allows 1 % of 0.004. It covers both memory layouts: the actor's layers compute one
+    row for each neuron, and critics with LayerNorm compute one row for each sample.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # after the test, monkeypatch restores this variable
@@ -71,8 +70,8 @@ def test_compiled_updates_equal_plain_updates(tmp_path: Path, monkeypatch: pytes
 Spoiled = Callable[[torch.Tensor], torch.Tensor]
 
 
-def spoiling(change: Spoiled, call: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A compiler that changes the gradients of the functions that it compiles, from function number ``call`` on."""
+def spoiling(change: Spoiled, call: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A compiler whose compiled functions return changed gradients, from function number ``call`` on."""
     made = 0
 
     def compiler(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Tests captured updates on a GPU. On the CPU, a stand-in for the capture runs the work without a graph."""
+"""Tests updates in CUDA graphs. On the CPU, a stand-in for the capture runs the work without a graph."""
 
 from __future__ import annotations
 
@@ -189,8 +189,11 @@ def test_a_wrong_graph_is_not_used(replace_capture: Replace) -> None:
         assert alike(td3, plain, cpu)
 
 
-def test_another_batch_reaches_the_captured_memory(replace_capture: Replace) -> None:
-    """A buffer on the host returns new tensors for each batch. Each of the two batch sizes needs two graphs."""
+def test_a_new_batch_reaches_the_memory_of_the_graphs(replace_capture: Replace) -> None:
+    """A buffer on the host returns new tensors for each batch. The update copies them to the memory of the graphs.
+
+    Each of the two batch sizes needs two graphs.
+    """
     results = []
     recorder = Recorder()
     replace_capture(recorder)

@@ -1,4 +1,4 @@
-"""Compares networks and Adam with torch's modules, autograd and optimiser."""
+"""Compares the engine's networks and Adam with torch's modules, autograd and optimiser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = [7, 33, 20, 3]
 
 
 def torch_twin(network: Network, head: str, layer_norm: bool) -> nn.Sequential:
-    """Build the same perceptron from torch.nn."""
+    """Build a perceptron from torch.nn with the parameters of one head."""
     modules: list[nn.Module] = []
     for index in range(len(SIZES) - 1):
         modules.append(nn.Linear(SIZES[index], SIZES[index + 1]))

@@ -53,7 +53,8 @@ def test_the_engine_equals_the_plain_algorithm_in_float64(
     for name, tensor in engine.actor_tensors(averaged=True).items():
         np.testing.assert_allclose(tensor, exact.td3.actor_tensors(averaged=True)[name], atol=near)
     assert distance(weights_of(engine), start) > 2e-4
-    # Adam's steps do not depend on the scale of a gradient, but its moments do. Here the moments are at most about 1.
+    # Adam's steps do not depend on the scale of a gradient, but its moments do. So only the moments show a wrong scale.
+    # Here the moments are at most about 1.
     for moment in ("adam_mean", "adam_square"):
         expected_moments = weights_of(exact.td3, moment)
         for name, value in weights_of(engine, moment).items():
@@ -156,7 +157,8 @@ def test_two_threads_are_deterministic_and_equal_one_thread(precision: Any, wher
     """Sums over half batches round differently from sums over whole batches.
 
     In fp32, rounding changes a sum of about 1 by about 1e-7. In bf16, each rounding changes a number by up to 2^-9 of
-    its size. Torch splits an elementwise operator among threads only if it has more than 32,768 elements.
+    its size. Torch splits an elementwise operator among threads only above 32,768 elements. So the last case has
+    256 · 256 elements.
     """
 
     def run(count: int) -> dict[str, Any]:

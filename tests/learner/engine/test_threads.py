@@ -19,7 +19,7 @@ def test_the_calling_thread_flushes_denormals_only_during_an_update() -> None:
     The second thread always flushes denormals.
     """
     normal, vanishing = torch.tensor(2e-37), torch.tensor(2e-38)
-    second = threads.second_thread(2)
+    second = threads.second_thread(2, "critics")
     assert second
 
     def tenths() -> tuple[float, float]:
@@ -39,8 +39,8 @@ import torch
 from td3_robot.learner import compute
 from td3_robot.learner.engine import threads
 
-threads.use_threads(4)
-second = threads.second_thread(4)
+threads.use_threads(4, "critics")
+second = threads.second_thread(4, "critics")
 vanishing = torch.full((1 << 20,), 2e-38)
 
 def tenths():

@@ -70,7 +70,7 @@ def test_a_gap_ends_returns_without_a_termination() -> None:
     assert found[6] == [(0, 0, 0, 4, 7, 5 + 6 / 2 + 7 / 4, 0.125)]
 
 
-def test_at_the_end_incomplete_rows_are_returned() -> None:
+def test_the_end_of_a_recording_returns_the_incomplete_rows() -> None:
     """Steps 0 to 2 of a long episode give the same rows as before a gap: R = 1 + 2/2 and 2, factors 1/4 and 1/2."""
     assembler, returns = Assembler(), NStep(3, 0.5, 4, 2)
     for step in history([[(100, True)]], 3, 0):

@@ -1,4 +1,4 @@
-"""Join Steps into transitions, with lost and repeated Steps, restarts, and episodes of any length."""
+"""Tests how Steps become transitions, with lost and repeated Steps, restarts, and episodes of any length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from td3_robot.messages import Phase, Step
 
 
 def history(ends: list[list[tuple[int, bool]]], length: int, incarnation: int) -> list[Step]:
-    """Return ``length`` Steps of a source. An observation is (incarnation, robot, episode, step). A reward is the step.
+    """Return ``length`` Steps of a source. An observation is (incarnation, robot, episode, step).
+
+    The reward of each robot in a Step is its ``step``.
 
     ``ends`` lists the episodes of each robot: (number of steps, True if it terminates, False if it is truncated).
     The robot repeats its list.

@@ -42,13 +42,13 @@ def test_discounted_returns_match_a_hand_calculation() -> None:
 
 
 def test_only_complete_episodes_count() -> None:
-    """Two robots with episodes of 4 and 6 transitions, which are 5 and 7 Steps.
+    """The episodes of robots 0 and 1 have 4 and 6 transitions, which are 5 and 7 Steps.
 
     Step 2 is lost, and the source restarts later.
     """
     stream = history([[(4, True)], [(6, True)]], 12, 0) + history([[(4, True)], [(6, True)]], 7, 1)
     check = check_of([step for step in stream if not (step.incarnation == 0 and step.sequence == 2)])
-    # Robot 0: the gap cuts episode 0. Episode 1 is complete (Steps 5 to 9).
+    # Robot 0: the gap cuts episode 0, and the restart cuts episode 2. Episode 1 is complete (Steps 5 to 9).
     # Robot 1: the gap cuts episode 0, and the restart cuts episode 1.
     # After the restart, the first episode of each robot is complete.
     found = [tuple(map(int, episode.observation[:3])) for episode in check.episodes]
@@ -73,7 +73,7 @@ def test_figures_of_a_known_critic_match_a_hand_calculation(normalise: bool) -> 
 
 
 def test_the_critic_uses_the_given_action_or_the_action_of_the_policy() -> None:
-    """The critic has one hidden unit, so Q = 2 relu(s₀ + a₀). The policy's action is tanh(0.5 relu(s₀))."""
+    """Critic and policy have one hidden unit. Q is 2 relu(s₀ + a₀), and the policy's action is tanh(0.5 relu(s₀))."""
     td3 = FastTD3(1, 1, (1,), LearnerConfig(), seed=1)
     for name, value in {"critic1.0.weight": [[1, 1]], "critic1.1.weight": [[2]]}.items():
         td3.critics.named[name].copy_(torch.tensor(value, dtype=torch.float32))

@@ -273,7 +273,10 @@ class Rollouts:
 def test_an_on_policy_update_follows_each_rollout_while_the_sources_wait(
     spec: RobotSpec, make_step: Callable[..., Step]
 ) -> None:
-    """Two sources fill a rollout of 6 transitions in three rounds. Round 0 gives none, so rounds 3, 6 and 9 update."""
+    """Two sources fill a rollout of 6 transitions in three rounds.
+
+    Round 0 gives no transitions, so updates follow rounds 3, 6 and 9.
+    """
     base = lockstep_config()
     learner = changed(base.learner, replay_ratio=1.0, learning_starts=0, publish_every=1)
     base = changed(base, learner=learner, evaluation=changed(base.evaluation, every=0))

@@ -27,7 +27,7 @@ def test_limits_match_a_hand_calculation() -> None:
     assert limiter.done(1000, 450)  # 0.5 · 900
 
 
-def test_offline_updates_come_first_and_do_not_count() -> None:
+def test_offline_updates_come_first_and_do_not_count_in_the_ratio() -> None:
     """30 offline updates come first. By step 120, 0.5 · 20 = 10 more updates are due."""
     limiter = RateLimiter(0.5, 8.0, 100, 1000, offline=30)
     assert limiter.updates_due(0, 0)

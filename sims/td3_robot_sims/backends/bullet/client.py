@@ -24,7 +24,7 @@ from td3_robot_sims.backends.bullet.c_api import pybullet
 BASE = -1  # index of a body's root link
 _MAX_VELOCITIES = 128  # Bullet's limit for the velocities of a body, including six of its base
 _MAX_TORQUES = 4  # largest number of torques in one call of b3.set_torques()
-_JOINT_SIZES = {(0, 0), (1, 1), (2, 2), (3, 3), (4, 3)}  # positions and velocities of Bullet's kinds of joints
+_JOINT_SIZES = {(0, 0), (1, 1), (2, 2), (3, 3), (4, 3)}  # (number of positions, of velocities) of each kind of joint
 _DOUBLE = sizeof(c_double)
 _CLOSED = "this physics world is closed, or the user closed its window"
 _CHANGES = {
@@ -40,8 +40,8 @@ class _Handle:
     """Bullet's address of a world. Python frees the world when no reference to this object remains.
 
     The methods of :class:`Client` that use the world hold a reference, because another thread or a signal handler may
-    close the world meanwhile. When the interpreter ends, Python frees only worlds with ``at_exit``: a thread may
-    still be stepping another world.
+    close the world meanwhile. When the interpreter ends, Python frees only worlds with ``at_exit``. It does not free
+    the others, because a thread may still be stepping them.
     """
 
     def __init__(self, address: int, at_exit: bool) -> None:
@@ -235,7 +235,7 @@ class Client:
     # -- states --------------------------------------------------------------------------------------------------------
 
     def save(self) -> int:
-        """Store the state of the world; returns its number for :meth:`restore`."""
+        """Store the state of the world. Return the number of the state, for :meth:`restore`."""
         handle = self._open()
         return int(b3.saved_as(self._run(handle, b3.save(handle.address), b3.SAVED)))
 

@@ -41,7 +41,7 @@ RESET_NOISE = 0.1  # rad; largest absolute position of a joint after a reset
 # A joint whose relative position is beyond ±0.99 has a cost. The package rounds the position to float32 and compares it
 # with float32(0.99). A position rounds to a larger float32 if it is above the middle between float32(0.99) and the next
 # float32. So this middle is the limit for positions in float64.
-NEAR_LIMIT = float(np.float32(0.99)) + 2.0**-25
+NEAR_LIMIT = float(np.float32(0.99)) + 2.0**-25  # near 0.99, neighbouring float32 numbers differ by 2**-24
 NEAR_LIMIT_COST = -0.1
 
 

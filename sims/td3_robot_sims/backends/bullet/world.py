@@ -111,9 +111,9 @@ class World:
             parts[joint.link] = index
             if index == 0:
                 # Insert the torso as the second part, because the order of the parts affects the rounding of their
-                # mean. The torso is the root link, unless a later link has the name "torso".
+                # mean. The torso is the root link, unless another link has the name "torso".
                 parts.setdefault(TORSO, BASE)
-            if joint.velocity_at >= 0 and not joint.name.startswith(("ignore", "jointfix")):
+            if joint.velocity_at >= 0 and not joint.name.startswith("ignore"):
                 driven[index] = joint
         found, expected = [joint.name for joint in driven.values()], [joint for joint, _ in model.joints]
         if found != expected:

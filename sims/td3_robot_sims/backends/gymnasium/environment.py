@@ -31,8 +31,8 @@ With logits of 10 and -10, one action is e^20 times more probable than the other
 class GymnasiumEnvironment(Environment):
     """A Gymnasium task with continuous actions and its registered time limit.
 
-    The task draws from this environment's random stream. If the task draws from another random generator,
-    :meth:`restore_state` cannot repeat the episode, and raises BundleError.
+    At each reset, the task gets this environment's random generator as ``np_random``. If the task also draws from
+    another random generator, :meth:`restore_state` cannot repeat the episode, and raises BundleError.
 
     The attribute ``robot_spec`` of Gymnasium's environment may hold the specification of a robot, as a
     :class:`RobotSpec` or as the map that :meth:`RobotSpec.describe` returns. The task then has this specification, and
@@ -61,7 +61,7 @@ class GymnasiumEnvironment(Environment):
             raise
         limit = env.spec.max_episode_steps if env.spec else None
         super().__init__(spec, limit or 0, seed, randomization)
-        # Remove the TimeLimit wrapper, because its truncations would look like truncations by the task itself.
+        # Remove the TimeLimit wrapper, because the base class already applies the time limit.
         self._env = env.env if isinstance(env, TimeLimit) else env
 
     def _action_channels(self, task: str, env: gymnasium.Env[Any, Any]) -> tuple[Channel, ...]:

@@ -1,0 +1,31 @@
+"""The file of a run's best policy. Its provenance holds the mean return of the policy's evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+from td3_robot.bundle import Bundle
+from td3_robot.errors import BundleError
+
+_KEY = "eval_return_mean"
+
+
+def keep(file: Path, payload: bytes, mean: float | None) -> None:
+    """Write the best policy so far, with the mean return of its evaluation.
+
+    Args:
+        payload: the encoded policy bundle.
+        mean: None for a policy without an update. Every other policy is better.
+    """
+    bundle = Bundle.decode(payload)
+    evaluated = {} if mean is None else {_KEY: mean}
+    replace(bundle, provenance={**bundle.provenance, **evaluated}).save(file)
+
+
+def mean_return(file: Path) -> float:
+    """Read the mean return of the best policy so far; minus infinity if there is none."""
+    with contextlib.suppress(BundleError, TypeError, ValueError):
+        return float(Bundle.load(file).provenance.get(_KEY, "-inf"))
+    return float("-inf")
