@@ -31,7 +31,7 @@ Product = tuple[int, int, int]
 
 def main() -> int:
     description = (
-        "Compare TD3 updates with Stable-Baselines3, SBX, and matrix products alone. Use idle processor cores."
+        "Compare TD3 updates with Stable-Baselines3, SBX, and matrix products alone. Run nothing else meanwhile."
     )
     options = learner.options("python benchmarks/learner_peers.py", description).parse_args()
     report = learner.measure(options, peers)

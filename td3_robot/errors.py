@@ -49,7 +49,7 @@ class UsageError(Td3RobotError):
 class ArgumentError(UsageError, ValueError):
     """An argument of a Python function has a value that is not allowed.
 
-    A command prints the error with ``--`` before the name, because its option has the name of the argument.
+    A command prints ``--`` before the name, because its option and the argument have the same name.
     ``problem`` says what the value is, and what is allowed.
     """
 

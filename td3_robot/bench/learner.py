@@ -59,7 +59,7 @@ class Turn(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     parser = options(
-        "td3-robot bench learner", "Measure TD3 updates per second of the learner. Use idle processor cores."
+        "td3-robot bench learner", "Measure TD3 updates per second of the learner. Run nothing else meanwhile."
     )
     return harness.show(measure(given := parser.parse_args(arguments)), given.json, lines)
 

@@ -1,4 +1,4 @@
-"""How many steps the learner allows, and the Steps that it may not have received."""
+"""How many steps the learner allows, and the Steps that have perhaps not reached it."""
 
 from __future__ import annotations
 

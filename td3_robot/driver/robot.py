@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 
 
 class EmergencyStop(Exception):  # noqa: N818 - not an error: a person or the robot wants it
-    """Any method except ``stop`` and ``close`` may raise this to stop all robots of the robot's policy server."""
+    """Any method except ``stop`` and ``close`` may raise this. It stops all robots of the same policy server."""
 
 
 class Robot(ABC):
@@ -98,7 +98,7 @@ class RobotBody(OneRobot):
     observation begins a new episode.
 
     Args:
-        hang_s: seconds that ``observe`` or ``apply`` may take, and ``phase`` and ``reward`` together, see
+        hang_s: time limit (s) for ``observe``, for ``apply``, and for ``phase`` plus ``reward``, see
             :class:`HangWatch`; None: no limit. ``reset`` and ``close`` have no limit.
     """
 

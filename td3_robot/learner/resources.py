@@ -112,8 +112,8 @@ def announce(
 
     Args:
         config, networks: see :func:`needs`.
-        run: the run folder, which may not exist yet. An existing replay file needs no further space. Existing
-            checkpoints need none either, unless the learner saves only at its end.
+        run: the run folder, which may not exist yet. An existing replay file needs no further space. If
+            the learner saves during the run, new checkpoints take the space of the existing ones.
         device_memory: free bytes of the GPU; None if unknown or without a GPU.
         loaded: bytes of a checkpoint that is already in memory.
 

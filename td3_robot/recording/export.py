@@ -30,7 +30,7 @@ from td3_robot.runtime.progress import Working
 from td3_robot.util import files
 
 _BATCH = 5000  # number of rows to write to a Parquet file together
-_VIEWERS = ("ros2", "foxglove")  # formats for viewers; the module FORMAT_messages converts to the format
+_VIEWERS = ("ros2", "foxglove")  # formats for viewers, see ros2_messages.py and foxglove_messages.py
 _EXAMPLES = """examples:
   td3-robot export session.mcap --out tables
   td3-robot export session.mcap --out tables --format parquet --topics step action

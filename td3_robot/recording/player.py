@@ -1,7 +1,7 @@
 """Connects ``play`` to live nodes.
 
-In place of a robot, the player uses the recorded name (unless ``--remap`` changes it) and the recorded handshake. In
-place of a server, it has a new name and a new handshake.
+When the player replaces a robot, it uses the robot's recorded handshake and name (``--remap`` can change the name).
+When it replaces a server, it uses a new name and a new handshake.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Player:
         # By publisher and topic: the incarnation, the offset of its sequence numbers, and the highest number sent.
         self._numbers: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._keys = keys
-        # Times of the last receive, and of the first receive after the newest long pause.
+        # When the player last received, and when it began to receive again after this process was last suspended.
         self._looked_at = self._looked_since = float("-inf")
         self._server = Bus(keys=keys)
         links = {link for topic in topics for link in playable().get(topic, ()) if link[0] in endpoints}
@@ -129,7 +129,7 @@ class Player:
         return sorted(missing)
 
     def silent_since(self, then: float) -> str:
-        """Text that names a server that has been silent since ``then`` (s, ``time.monotonic``); empty without one.
+        """Name a server that has been silent since ``then`` (s, ``time.monotonic``). Empty if no server is silent.
 
         This method ignores the link to a monitor, because a monitor may leave.
         """
@@ -200,7 +200,7 @@ class Player:
         self._counts[topic if sent else "lost"] += 1
 
     def counts(self) -> Counter[str]:
-        """Number of sent messages by topic, and to a ``monitor``, and number of ``lost`` messages."""
+        """Numbers of messages: sent, by topic; sent to a monitor (``monitor``); lost (``lost``)."""
         return +self._counts
 
     def close(self) -> None:

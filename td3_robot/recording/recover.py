@@ -111,8 +111,10 @@ def text(report: dict[str, Any], source: Path, target: Path) -> str:
         lines.append("nothing is lost: only the index was damaged, and the new file has a new index")
         return printable("\n".join(lines))
     if report["bytes_not_read"]:
-        lines.append(f"lost: the last {report['bytes_not_read']} bytes of the file, and all data recorded after them")
+        lines.append(
+            f"lost: the last {report['bytes_not_read']} bytes of the file, and all data that were not yet in the file"
+        )
     lines += [f"lost: {count} messages of {name}" for name, count in report["missing"].items()]
     if not report["index_known"]:
-        lines.append("the index is lost, so more messages may be lost at the ends of topics")
+        lines.append("the index is lost, so the last messages of each topic may be missing, too")
     return printable("\n".join(lines))

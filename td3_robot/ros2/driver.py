@@ -87,9 +87,9 @@ class Condition(NamedTuple):
         state: the driver's state.
         reason: why the state changed last.
         welcomed: whether the policy server has welcomed the driver.
-        moved: whether a policy or an operator chose the newest applied action, also if the robot holds this action.
+        moved: whether a policy or an operator chose the newest applied action. It stays true while the robot holds it.
         origin: where the newest applied action comes from, for example ``policy`` or ``safe``.
-        weights_version: version of the policy whose Action the driver applied; 0 without such an Action, also while the
+        weights_version: version of the policy that chose the applied action; 0 if no policy chose it, and while the
             robot holds an action.
         figures: more figures, for diagnostics.
     """
@@ -161,7 +161,7 @@ class Desk:
 
     def stop(self) -> str:
         """Stop the robot in an emergency, also without a policy server. Return the error, or an empty text."""
-        self.robot.stopped_by = "emergency stop by a ROS service; the service reset ends it"
+        self.robot.stopped_by = "emergency stop by a ROS service; call the service reset to end it"
         with self._turned:
             rests = self._turned.wait_for(self._rests, _STOPPED)
         error = self._command("estop")

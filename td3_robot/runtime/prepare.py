@@ -275,4 +275,4 @@ def compile_notices(learner: LearnerConfig) -> Sequence[str]:
         return []
     if lack := compiler_lack():
         return [f"learner.compile is true and {lack}: updates run uncompiled, which is slower"]
-    return ["learner.compile: the first time on this machine the learner compiles its updates for about 20 s"]
+    return ["learner.compile: the first run on this machine needs about 20 s to compile its updates"]

@@ -22,8 +22,9 @@ from td3_robot.transport.tally import Tally
 class Transport(ABC):
     """All links of one process. Only one thread may use a transport.
 
-    Each connection keeps the order of its messages. Each of its ends queues at most QUEUE_LENGTH messages in each
-    direction. A full queue takes no message. While the connection lasts, a transport drops no message from a queue.
+    Each connection keeps the order of its messages. Each end has a queue for sending and a queue for receiving, with at
+    most QUEUE_LENGTH messages each. A full queue takes no message. While the connection lasts, a transport drops no
+    message from a queue.
 
     ``servers`` holds the links that this process serves, and ``clients`` the links on which it is a client, by name.
     """
@@ -141,7 +142,7 @@ class Transport(ABC):
         return [server.tally for server in self.servers.values()] + [client.tally for client in self.clients.values()]
 
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:  # noqa: B027
-        """Copy the inputs of the core's ``step`` at ``now`` (s) to recorders, and inputs from operators to monitors."""
+        """Copy the inputs of the core's ``step`` at ``now`` (s) to recorders, and the operators' inputs to monitors."""
 
     def flush(self) -> None:  # noqa: B027
         """Send the messages that wait for recorders and monitors. Call this before a long time without receive()."""

@@ -16,7 +16,7 @@ from td3_robot.errors import EXIT_USAGE
 from td3_robot.util.machine import available_cores
 
 
-def test_report_names_machine_robots_fleets_and_memory() -> None:
+def test_the_report_has_the_machine_the_robots_the_fleets_and_the_memory() -> None:
     """The benchmark runs in a child process.
 
     In the tests' process, robots could reuse memory that earlier tests freed. The reported memory would be too low.
@@ -76,7 +76,7 @@ def test_wrong_arguments_give_one_line_of_error(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == "td3-robot bench sim: --rounds is 0; allowed: whole numbers from 1\n"
 
 
-def test_text_for_a_number_gives_one_line_of_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_word_in_place_of_a_number_gives_one_line_of_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "sim", "--steps", "many"]) == EXIT_USAGE
     assert capsys.readouterr().err == "td3-robot bench sim: --steps is 'many'; allowed: whole numbers from 1\n"
 

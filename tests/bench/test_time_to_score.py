@@ -17,7 +17,7 @@ time_to_score: Any = importlib.import_module("time_to_score")
 
 
 def test_a_score_needs_two_successive_evaluations() -> None:
-    """The means of two successive evaluations are 500, 1000 and 900."""
+    """The means of each pair of successive evaluations are 500, 1000 and 900."""
     points = [(10.0, 100, 0.0), (20.0, 200, 1000.0), (30.0, 300, 1000.0), (40.0, 400, 800.0)]
     assert time_to_score.times(points, (500, 950, 1001)) == [20.0, 30.0, None]
     assert time_to_score.times(points[:1], (0,)) == [None]
@@ -35,8 +35,8 @@ def test_an_evaluation_after_the_last_callback_has_the_time_at_which_it_was_made
 ) -> None:
     """The clock of the learner starts 5 s after the training begins. So 19 s on this clock are 24 s of training.
 
-    The script reads the evaluation of 24 s only after 125 s, because the final evaluation takes 100 s. The final
-    evaluation is not one of the points.
+    The evaluation is made at 24 s. The script reads it only after 125 s, because the final evaluation takes 100 s. The
+    final evaluation is not one of the points.
     """
     clock, made = SimpleNamespace(now=1000.0), []
 
@@ -60,7 +60,7 @@ def test_an_evaluation_after_the_last_callback_has_the_time_at_which_it_was_made
 
 
 def test_a_falling_learning_rate_stays_0_after_a_million_steps() -> None:
-    """The training has two million steps. It has made one million of them when half of them remain."""
+    """The training has two million steps, so one million are made when the remaining share is 0.5."""
     rate = time_to_score.falling(8.0, 2_000_000)
     assert [rate(remaining) for remaining in (1.0, 0.75, 0.5, 0.25)] == [8.0, 4.0, 0.0, 0.0]
 

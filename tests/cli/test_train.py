@@ -114,7 +114,7 @@ def test_notices_tell_of_the_first_compilation_and_of_a_missing_compiler(monkeyp
     assert compile_notices(LearnerConfig(compile=True, device="cuda")) == []
     monkeypatch.setenv("CXX", sys.executable)  # any program that exists
     (line,) = compile_notices(LearnerConfig(compile=True))
-    assert line.startswith("learner.compile: the first time on this machine the learner compiles its updates")
+    assert line.startswith("learner.compile: the first run on this machine needs about 20 s to compile")
     assert thread_notices(LearnerConfig(threads=2), 1) != []
     # Compiled updates use half of the threads, here one, so there is no notice.
     assert thread_notices(LearnerConfig(threads=2, compile=True), 1) == []

@@ -234,7 +234,7 @@ def actions(robot: Robot) -> set[str]:
 def test_stop_and_freeze_saved_by_version_0_1_0_stay_in_force(robot: Robot, frozen: Path) -> None:
     """The server starts in the emergency stop. ``reset`` ends the stop, then ``activate`` lets the policy act.
 
-    The freeze remains. The policy that a rollback withdrew remains in the state file.
+    The freeze remains. The state file still names the policy from which a person rolled back.
     """
     path = keep(robot, frozen, "stopped.safetensors.state")
     before = json.loads(path.read_bytes())

@@ -73,7 +73,7 @@ class Page:
         """Wait until a JavaScript expression is true. An exception counts as false."""
         end, text = time.monotonic() + timeout, ""
         while time.monotonic() < end:
-            with contextlib.suppress(NavigationError):  # a click before this call opens another page
+            with contextlib.suppress(NavigationError):  # an earlier click may open another page meanwhile
                 if self.run(f"(() => {{ try {{ return !!({script}) }} catch {{ return false }} }})()"):
                     return
                 text = self.run("document.body?.innerText")

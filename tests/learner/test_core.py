@@ -34,7 +34,7 @@ def test_grants_follow_the_ratio(world: World) -> None:
     [grant] = throttles(world.join(sim))
     assert (grant.transitions_allowed, grant.answers) == (18, 0)
     outputs: list[Output] = []
-    for sequence in range(19):  # from Step 11 on, each Step makes an update due
+    for sequence in range(19):  # from Step 11 on, one more update is due after each Step
         outputs += world.give(sim, world.make_step(sequence))
     assert world.core.env_steps == 18
     assert world.core.updates == 8
@@ -115,7 +115,7 @@ def test_only_a_policy_with_an_update_can_reach_the_target_return(updates: int) 
 def test_a_resume_with_another_period_evaluates_at_a_multiple_of_it(saved: int, following: int) -> None:
     """The run continues at 2,500 steps, and evaluates every 1,000 steps.
 
-    ``saved`` is the step of the next evaluation in the checkpoint, or 0 after a run without evaluations.
+    The checkpoint says that the next evaluation is at step ``saved``; 0 if the run had no evaluations.
     """
     evaluations = Evaluations(EvaluationConfig(every=1000))
     evaluations.restore({"best_return": None, "next": saved, "skipped": 0}, env_steps=2500)
@@ -360,7 +360,7 @@ def test_learner_and_served_policy_compute_the_same_action(spec: RobotSpec, make
     assert seen.std(0).max() > 1e-3
 
 
-def test_policies_contain_the_safety_settings_and_wrong_settings_are_refused(
+def test_policies_contain_the_safety_settings_and_a_wrong_setting_is_refused(
     spec: RobotSpec, make_step: Callable[..., Step]
 ) -> None:
     settings = SafetyConfig(limits={"left": (0.0, 1.0)}, rate=5.0)

@@ -165,7 +165,8 @@ def test_numbers_drawn_at_once_are_independent_and_normal() -> None:
         "robots": (drawn[1:], drawn[:-1]),
         "steps": (drawn[:, 1:], drawn[:, :-1]),
         "channels": (drawn[:, :, 1:], drawn[:, :, :-1]),
-        "channels of one word": (drawn[:, :, 3:], drawn[:, :, :3]),  # a random word gives channels p and 3 + p
+        # One random word gives two channels: 0 and 3, 1 and 4, or 2 and 5.
+        "channels of one word": (drawn[:, :, 3:], drawn[:, :, :3]),
     }
     for name, (one, other) in neighbours.items():
         assert abs((one * other).mean()) < 4 / one.size**0.5, name
@@ -190,7 +191,7 @@ def test_the_gaussian_stream_equals_its_definition() -> None:
     generator = np.random.Generator(
         np.random.Philox(
             key=np.random.SeedSequence([42, zlib.crc32(b"sim-0"), 0]).generate_state(2, np.uint64),
-            counter=np.array([0, 1, 1, 3], np.uint64),  # block 65 // 64 = 1 of episode 3, kind Gaussian = 1
+            counter=np.array([0, 1, 1, 3], np.uint64),  # block 65 // 64, the Gaussian kind, episode
         )
     )
     assert np.array_equal(drawn[0], generator.standard_normal((64, 2), np.float32)[1])  # 65 % 64 = 1
@@ -243,8 +244,8 @@ def test_ornstein_uhlenbeck_equals_its_definition_as_a_sum(kind: type[Noise], th
 def test_ornstein_uhlenbeck_remembers_only_the_blocks_it_needs() -> None:
     """n blocks of 64 steps are enough if (1 - θ)^(64 n) <= 2^-24 = 6e-8.
 
-    For θ = 0.15, one block is not enough: 0.85^64 = 3e-5. Two blocks are: 0.85^128 = 9e-10. For θ = 0.01, 0.99^64 is
-    e^-0.6432, so n must be at least 24 ln 2 / 0.6432 = 25.9.
+    For θ = 0.15, one block is not enough: 0.85^64 = 3e-5. Two blocks are enough: 0.85^128 = 9e-10. For θ = 0.01,
+    0.99^64 is e^-0.6432, so n must be at least 24 ln 2 / 0.6432 = 25.9.
     """
     assert blocks_remembered(0.15) == 2
     assert blocks_remembered(0.01) == 26
@@ -255,8 +256,8 @@ def test_ornstein_uhlenbeck_remembers_only_the_blocks_it_needs() -> None:
 def test_ornstein_uhlenbeck_has_the_expected_variance_and_correlation() -> None:
     """The variance tends to 1 / (1 - 0.85²) = 3.6036, so the standard deviation tends to 1.898.
 
-    The correlation of successive steps is 0.85. The seed is fixed. With this correlation, a number is worth at
-    least (1 - 0.85) / 2 of an independent number. So 3,800 steps of 10 actions are worth at least
+    The correlation of successive steps is 0.85. The seed is fixed. With this correlation, n numbers
+    are worth at least n (1 - 0.85) / 2 independent numbers. So 3,800 steps of 10 actions are worth at least
     3800 · 10 · 0.15 / 2 = 2850 independent numbers. Three standard errors of the standard deviation, 3/√(2 · 2850), are
     below 4 %. The first 200 steps do not count, because the process begins at 0.
     """

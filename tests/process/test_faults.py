@@ -199,7 +199,7 @@ def test_resets_of_two_seconds_cause_no_fault_with_a_deadline_of_200_ms(
 
 
 def test_robot_that_never_comes_back_from_its_reset_is_in_fault(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server removes the blocked driver after 5 s of silence. The reset timeout is longer than 5 s."""
+    """The server removes the silent driver after 5 s. The fault must come even so, after the reset timeout of 6 s."""
     monkeypatch.setenv("EPISODE", "20")
     robot.configure(observation_deadline_ms=200, reset_timeout_ms=6000, **AUTOMATIC)
     robot.serve()
@@ -277,7 +277,8 @@ def test_sighup_and_sigquit_end_the_driver_cleanly(robot: Robot) -> None:
     robot.serve()
     for number in (signal.SIGHUP, signal.SIGQUIT):
         (robot.folder / "record").unlink(missing_ok=True)
-        # Tests that a shell starts with nohup ignore SIGHUP; with &, SIGQUIT. The driver would ignore the same signal.
+        # If a shell starts these tests with nohup, they ignore SIGHUP. With &, they ignore SIGQUIT. The driver would
+        # inherit this.
         ours = signal.signal(number, signal.SIG_DFL)
         try:
             driver = robot.drive()

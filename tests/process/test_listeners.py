@@ -41,7 +41,7 @@ def robot(tmp_path: Path) -> Any:
 def test_many_listeners_attach_to_a_running_robot_and_delete_their_sockets(robot: Watched) -> None:
     """While a monitor pauses, the robot has no fault, and the server's memory grows by less than 4 MB.
 
-    Listeners that end delete their sockets. A killed listener cannot delete its socket.
+    A listener deletes its socket when it ends. A killed listener cannot do so.
     """
     robot.configure(**PATIENT)
     server, _ = robot.serve(), robot.drive()

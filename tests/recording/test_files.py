@@ -208,7 +208,7 @@ def test_recover_without_an_index_warns_that_more_may_be_missing(
     assert main(["recover", str(path)]) == 3
     output = capsys.readouterr().out
     assert "messages in it belong to channels whose names were in a damaged record" in output
-    assert "the index is lost, so more messages may be lost" in output
+    assert "the index is lost, so the last messages of each topic may be missing, too" in output
     kept = list(Session([path.with_name("a.recovered.mcap")]).entries())
     assert {entry.topic for entry in kept} == {"action"}
     assert kept == actions[-len(kept) :]

@@ -82,7 +82,7 @@ def test_episodes_equal_the_package(pair: tuple[str, gymnasium.Env[Any, Any], En
             *differences, end = episode_lines(published, ours, policy, seed if number == 0 else None)
             assert differences == [], f"{task}, seed {seed}, episode {number}: {differences[:5]}"
             ends.append(end)
-    # Both kinds of episode end must have occurred, unless the robot has only one kind here.
+    # Episodes must have ended in both ways, unless this robot has only one.
     assert task == "HalfCheetah" or ends.count("terminated") >= 2, ends
     assert task == "Humanoid" or ends.count("truncated") >= len(SEEDS), ends
 

@@ -278,7 +278,7 @@ def test_a_state_with_another_randomization_is_refused() -> None:
     plain.close()
 
 
-def test_first_steps_report_their_world(seed: int) -> None:
+def test_the_first_step_of_each_episode_reports_its_world(seed: int) -> None:
     config = randomization(mass=[0.5, 2], action_latency=[0, 3])
     robots = VectorEnvironment(lambda number: tasks.make("Hopper", number, config), 3, seed, "sim-0", 0)
     actions: Float32 = np.ones((3, 3), np.float32)

@@ -1,4 +1,4 @@
-"""Test the in-memory bus: a restart of a server, messages that a test loses, and Heartbeats that a core sends."""
+"""Test the in-memory bus: a restart of a server, messages dropped on purpose, and Heartbeats that a core sends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_second_call_of_serve_restarts_the_server(
     assert welcome.session == 2
 
 
-def test_a_test_can_lose_messages(linked: tuple[MemoryBus, MemoryBus, Any], make_step: Make) -> None:
+def test_messages_can_be_dropped_on_purpose(linked: tuple[MemoryBus, MemoryBus, Any], make_step: Make) -> None:
     server, client, _ = linked
     deliver = server.deliver
     lost: list[Any] = []

@@ -213,7 +213,7 @@ class Algorithm:
     def actor_tensors(self, *, averaged: bool = False) -> dict[str, NDArray[np.float32]]:
         """A copy of the policy for a bundle: ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], … in float32.
 
-        The policy server applies ReLU after each hidden layer and tanh after the last.
+        The policy server applies ReLU after each hidden layer, and tanh after the output layer.
         """
         tensors = actor_parameters(self.policy(averaged=averaged))
         return {name: state.to_numpy(tensor) for name, tensor in tensors.items()}
