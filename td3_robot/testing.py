@@ -71,7 +71,7 @@ class FakeRobot:
             self._episode += last is not None
             self._episode_step = 0
         elif phase is Phase.FIRST:
-            raise ValueError("phase is FIRST, but the last observation did not end its episode; allowed: the others")
+            raise ValueError("phase is FIRST in the middle of an episode; allowed: MID, TERMINATED, TRUNCATED")
         else:
             self._episode_step += 1
         sequence = len(self.steps)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ import zmq
 
 from td3_robot.bench.conformance import Checks
 from td3_robot.errors import EndpointError, ProtocolError
-from td3_robot.messages import Hello, Message, Reply, wire_fields
+from td3_robot.messages import Hello, Message, wire_fields
 from td3_robot.transport import codec, endpoints
 
 PATIENCE = 10.0
@@ -73,15 +72,10 @@ def read(checks: Checks, frames: Sequence[bytes], dims: Mapping[str, int]) -> Me
 
 
 class Client:
-    """One client of the server: a driver with some robots, or an operator.
-
-    Attributes:
-        replies: how many Replies came for each Command, by its id.
-    """
+    """One client of the server: a driver with some robots, or an operator."""
 
     def __init__(self, wire: Wire, checks: Checks, greeting: Hello, dims: dict[str, int]) -> None:
         self.hello, self.session = greeting, 0
-        self.replies: Counter[int] = Counter()
         self._wire, self._checks, self._dims = wire, checks, dims
 
     def send(self, message: Message, **changes: Any) -> None:
@@ -96,8 +90,6 @@ class Client:
         while (left := end - time.monotonic()) > 0:
             frames = self._wire.receive(left)
             message = read(self._checks, frames, self._dims) if frames else None
-            if isinstance(message, Reply):
-                self.replies[message.id] += 1
             if isinstance(message, kind):
                 return message
         return None

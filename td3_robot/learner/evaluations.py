@@ -77,10 +77,10 @@ class Evaluations:
         """Continue from :meth:`state` at ``env_steps``. ``best_return`` never decreases."""
         if state["best_return"] is not None:
             self.add_earlier(float(state["best_return"]))
-        self._next, self._skipped = int(state["next"]), int(state["skipped"])
-        if self.config.every:  # a resume may have made evaluation.every smaller; ``next`` is 0 if it was 0
-            following = next_multiple(env_steps, self.config.every)
-            self._next = min(self._next or following, following)
+        self._skipped, every = int(state["skipped"]), self.config.every
+        following = next_multiple(env_steps, every) if every else 0
+        due = int(state["next"]) == following - every  # the checkpoint was saved before a due evaluation
+        self._next = following - every if due else following  # a resume may have changed evaluation.every
 
     def add_earlier(self, mean: float) -> None:
         """Use the mean return of an evaluation that an earlier process made."""

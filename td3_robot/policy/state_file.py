@@ -101,25 +101,20 @@ class StateFile:
                 self._changed.wait_for(lambda: self._over or self._newest is not self._tried, timeout)
                 changed = self._newest is not self._tried
                 self._tried, over = self._newest, self._over
-            if self._tried != self.kept:
-                self._attempt(self._tried, failed=failed, changed=changed)
+            written = self._tried == self.kept or self._attempt(self._tried, quiet=not changed)
+            if failed and written:
+                log.warning("state file %r is written now", str(self.path))
 
-    def _attempt(self, state: SafetyState, *, failed: bool, changed: bool) -> None:
-        """Try to write a state.
-
-        Args:
-            failed: whether the previous attempt failed.
-            changed: whether the previous attempt wrote another state.
-        """
+    def _attempt(self, state: SafetyState, *, quiet: bool) -> bool:
+        """Try to write a state. Return whether this succeeded. ``quiet``: do not log a failure."""
         try:
             self._write(state)
         except ConfigError as error:
-            if changed or not failed:
+            if not quiet:
                 log.error("%s; until the file is written, a restart forgets the newest stops and faults", error)
-            return
+            return False
         self.kept = state
-        if failed:
-            log.warning("state file %r is written now", str(self.path))
+        return True
 
     def _write(self, state: SafetyState) -> None:
         values = {**state.stored(), "owner": self._owner} if self._owner else state.stored()

@@ -23,7 +23,8 @@ def compare(folder: Path) -> dict[str, Any]:
         ``title``, ``runs``, the number ``left_out`` of further runs, the configuration ``keys`` in which the runs
         differ, and ``bands`` of curves.
     """
-    runs = [_facts(path) for path in runs_in(folder)]
+    paths = _every_run(folder)
+    runs = [_facts(path) for path in paths[:_RUNS]]
     names = {name for run in runs for name in run["config"]}
     differ = sorted(name for name in names if len({_key(run["config"].get(name)) for run in runs}) > 1)
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -36,7 +37,7 @@ def compare(folder: Path) -> dict[str, Any]:
     ]
     for run in runs:
         run["config"] = {name: run["config"].get(name) for name in differ}
-    title, left_out = folder.absolute().name, len(_every_run(folder)) - len(runs)
+    title, left_out = folder.absolute().name, len(paths) - len(runs)
     return {"title": title, "runs": runs, "left_out": left_out, "keys": differ, "bands": bands}
 
 

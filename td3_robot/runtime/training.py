@@ -146,6 +146,7 @@ def evaluate_final(prepared: Prepared, wall_s: float) -> dict[str, Any]:
     learning_curve.draw(run.metrics_file, run.curve_file, f"{config.task}, seed {config.seed}")
     learned = (item for item in metrics.read(run.metrics_file, "evaluation") if item["updates"])
     best = max((item["eval_return_mean"] for item in learned), default=float("-inf"))
+    best = max(best, best_policy.mean_return(run.best_file))
     if record["eval_return_mean"] >= best or not run.best_file.exists():
         mean = record["eval_return_mean"] if record["updates"] else None
         best_policy.keep(run.best_file, run.policy_file.read_bytes(), mean)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import secrets
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -99,8 +100,14 @@ def also(extra: str, after: str, **fields: Any) -> Callable[[Any], None]:
     return lambda example: send_through(example, outgoing)
 
 
-def clips_to_a_tenth(example: Any) -> None:
-    example.LOW, example.HIGH = example.LOW / 10, example.HIGH / 10
+def replaces_large_actions_by_zero(example: Any) -> None:
+    clip = example.Driver.take_action
+
+    def changed_clip(driver: Any, message: dict[str, Any]) -> None:
+        (torque,) = struct.unpack("<f", message["action"])
+        clip(driver, message if abs(torque) <= example.HIGH else {**message, "action": bytes(4)})
+
+    example.Driver.take_action = changed_clip
 
 
 def slow(example: Any) -> None:
@@ -154,7 +161,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "origin 7": ("origin", changed("step", origin=7)),
     "no version": ("answered", changed("step", weights_version=0)),
     "beyond the limits": ("action", changed("step", action=b"\0\0\x20\x41")),
-    "clips to a tenth": ("action", clips_to_a_tenth),
+    "zero in place of a large action": ("action", replaces_large_actions_by_zero),
     "ignores actions": ("answers", ignoring("action")),
     "refuses new fields": ("unknown field", ignoring("action", lambda message: "later" not in message)),
     "slow": ("pace", slow),

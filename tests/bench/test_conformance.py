@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -366,6 +367,20 @@ def test_a_faulty_policy_server_is_found(faulty_servers: dict[str, Checks], faul
     checks, check = faulty_servers[fault], SERVER_FAULTS[fault][0]
     assert check in checks.wrong, "\n".join(checks.lines())
     assert any(line.startswith(f"WRONG  {check}: ") for line in checks.lines())
+
+
+@pytest.mark.slow
+def test_the_report_names_the_command_with_two_replies(faulty_servers: dict[str, Checks]) -> None:
+    assert faulty_servers["two replies"].wrong.keys() == {"reply"}
+    assert "the Command activate gets two Replies" in faulty_servers["two replies"].wrong["reply"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "middle"),
+    [(-2.0, 4.0, 1.0), (3.0, math.inf, 4.0), (-math.inf, 3.0, 2.0), (-math.inf, math.inf, 0.0)],
+)
+def test_observations_of_the_kit_are_inside_the_range(low: float, high: float, middle: float) -> None:
+    assert conformance_policy._inside(low, high) == middle
 
 
 @pytest.mark.slow

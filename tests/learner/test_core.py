@@ -111,7 +111,7 @@ def test_only_a_policy_with_an_update_can_reach_the_target_return(updates: int) 
     assert evaluations.reached == (updates > 0)
 
 
-@pytest.mark.parametrize(("saved", "following"), [(0, 3000), (2000, 2000), (9000, 3000)])
+@pytest.mark.parametrize(("saved", "following"), [(0, 3000), (1000, 3000), (2000, 2000), (2700, 3000), (9000, 3000)])
 def test_a_resume_with_another_period_evaluates_at_a_multiple_of_it(saved: int, following: int) -> None:
     """The run continues at 2,500 steps, and evaluates every 1,000 steps.
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import td3_robot as tr
+from td3_robot.runtime import best_policy
 
 OVERRIDES = {
     "network.hidden": [16],
@@ -44,7 +45,11 @@ def test_a_training_runs_to_its_end_and_resumes(tmp_path: Path, capsys: pytest.C
     assert "training gymnasium:Pendulum-v1 for 600 steps" in err
     assert "\r" not in err
 
+    best = run.path / "best.safetensors"
+    best_policy.keep(best, best.read_bytes(), 0.0)  # no policy of this task gets a higher return
+    kept = best.read_bytes()
     resumed = tr.open_run(run.path).resume(total_steps=800, progress=False)
+    assert best.read_bytes() == kept
     assert (resumed.env_steps, [record["env_steps"] for record in resumed.metrics()]) == (800, [600, 800])
     assert resumed.resume().metrics() == resumed.metrics()  # a finished run stays as it is
     assert capsys.readouterr() == ("", "")

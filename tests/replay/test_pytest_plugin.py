@@ -123,6 +123,9 @@ def test_fake_robot_is_one_robot_with_episodes(make_bundle: Callable[..., Bundle
     assert [step.episode_step[0] for step in steps] == [0, 1, 0]
     assert [step.transitions for step in steps] == [0, 1, 1]
     assert [step.origin for step in steps] == [ActionOrigin.NONE, ActionOrigin.POLICY, ActionOrigin.NONE]
+    with pytest.raises(ValueError, match="FIRST in the middle of an episode; allowed: MID, TERMINATED, TRUNCATED"):
+        robot.observe(np.zeros(3, np.float32), phase=Phase.FIRST)
+    assert len(steps) == 3
     assert np.array_equal(steps[1].action, first.action)
     assert steps[2].stamp == pytest.approx((5.0 + 3 * 0.02) * 1e9, abs=1)
     with pytest.raises(ValueError, match="does not go back"):
