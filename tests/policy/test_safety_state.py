@@ -213,6 +213,16 @@ def test_a_failed_write_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixt
     file.close()
 
 
+def test_the_log_says_what_ends_each_state_after_a_restart() -> None:
+    causes = {"arm": Held(Cause.STOP, "smoke"), "hip": Held(Cause.FAULT, "NaN"), "leg": Held(Cause.INACTIVE)}
+    lines = PolicyCore(0, exploring=False).resume(SafetyState(sources=causes), 0.0)
+    assert [line.partition(": ")[0] for line in lines] == [
+        "no policy moves 'arm' until reset, then activate",
+        "no policy moves 'hip' until activate (or valid observations, with automatic recovery)",
+        "no policy moves 'leg' until activate",
+    ]
+
+
 @pytest.mark.parametrize("reason", ["fire", ""])
 def test_a_new_state_after_a_failed_write_is_reported_as_written(
     reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
