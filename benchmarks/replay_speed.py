@@ -1,9 +1,10 @@
-"""Measure how long an insert and the sampling of a batch take in a full replay buffer, in memory and in a file.
+"""Measure how long an insert and a sampled batch take in a full replay buffer: in memory, in a file, and with LAP.
 
     python benchmarks/replay_speed.py [--transitions 1000000] [--repetitions 5] [--seconds 1.0] [--folder DIR] [--json]
 
 Transitions have Walker2D's sizes. An insert stores one transition, as the learner does for a Step of one robot. For a
-file, the insert also writes a journal record, which contains the state of the source.
+file, the insert also writes a journal record, which contains the state of the source. A sampled batch includes the new
+priorities of LAP.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from td3_robot.bench import harness
 from td3_robot.bench.example import ACTIONS, BATCH, OBSERVATIONS, transitions
 from td3_robot.learner.divergence import Divergence
 from td3_robot.learner.replay_buffer.buffer import ReplayBuffer
+from td3_robot.learner.replay_buffer.prioritised import PrioritisedReplay
 from td3_robot.learner.replay_buffer.storage import File, Note, Storage
 from td3_robot.learner.sources import Source
 
@@ -32,6 +35,7 @@ def contestants(count: int, folder: Path) -> dict[str, ReplayBuffer]:
     """Make one full buffer of each kind."""
     buffers = {
         "memory": ReplayBuffer(count, OBSERVATIONS, ACTIONS, 0, Storage),
+        "lap": PrioritisedReplay(count, OBSERVATIONS, ACTIONS, 0, 0.4),
         "file": ReplayBuffer(count, OBSERVATIONS, ACTIONS, 0, lambda *size: File(folder, *size)),
     }
     rows = (*transitions(_AT_ONCE), np.ones(_AT_ONCE, np.float32))
@@ -44,6 +48,7 @@ def contestants(count: int, folder: Path) -> dict[str, ReplayBuffer]:
 def work() -> dict[str, Callable[[ReplayBuffer], object]]:
     """Return the functions to measure with each buffer."""
     row, source = (*transitions(1), np.ones(1, np.float32)), Source("sim-0")
+    errors = torch.randn(2, BATCH, 1).unbind()
     seen: dict[str, Any] = {"divergence": [{}, Divergence(0.99).state()[1]]}
 
     def insert(buffer: ReplayBuffer) -> None:
@@ -51,7 +56,11 @@ def work() -> dict[str, Callable[[ReplayBuffer], object]]:
         if buffer.storage.durable:
             buffer.storage.commit(Note(buffer.total_added, buffer.total_added, source.name, source.state(), seen))
 
-    return {"insert": insert, "sample": lambda buffer: buffer.sample(BATCH)}
+    def sample(buffer: ReplayBuffer) -> None:
+        buffer.sample(BATCH)
+        buffer.learned(errors)
+
+    return {"insert": insert, "sample": sample}
 
 
 def microseconds(seconds: float, call: Callable[[ReplayBuffer], object], buffer: ReplayBuffer) -> float:

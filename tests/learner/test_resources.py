@@ -178,13 +178,13 @@ def test_needs_match_a_hand_calculation() -> None:
     keeps these 104 numbers five times: weights, targets, gradient and Adam's two moments. A checkpoint holds all of
     them except the gradient. A checkpoint also holds the rows, except in free-running with a replay file. With LAP, it
     holds one priority of 8 bytes for each row. The disk must hold two kept checkpoints and a new one. The sum tree has
-    four levels of 3125 · 32, 98 · 32, 4 · 32 and 32 nodes. A node has 8 bytes. A GPU holds the rows, a batch of 256
+    three levels of 3125 · 32, 98 · 32 and 4 · 32 nodes. A node has 8 bytes. A GPU holds the rows, a batch of 256
     rows of 40 bytes, and the networks.
     """
     rows, networks, saved = 4_000_000, 5 * 104 * 4, 4 * 104 * 4
     plain = needs(small(), 3, 2)
     assert plain == (rows + networks, 2 * rows + networks + saved, 0, 3 * (rows + saved), 0)
-    tree, priorities = 8 * (100_000 + 3136 + 128 + 32), 800_000
+    tree, priorities = 8 * (100_000 + 3136 + 128), 800_000
     lap = needs(small("learner.replay=lap", "learner.replay_storage=file"), 3, 2)
     assert lap == (tree + networks, tree + networks + saved + priorities, rows, 3 * (saved + priorities), 0)
     gpu = needs(small("learner.device=cuda"), 3, 2)

@@ -27,7 +27,7 @@ def errors(*values: float) -> torch.Tensor:
 
 
 @given(
-    weights=st.lists(st.integers(0, 1000), min_size=1, max_size=1200),
+    weights=st.lists(st.integers(0, 1000), min_size=1, max_size=2000),  # above 1024, the tree has two levels
     changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 1000)), max_size=20),
     parts=st.lists(st.integers(0, 10**6 - 1), min_size=1, max_size=20),
 )
