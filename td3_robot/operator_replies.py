@@ -56,8 +56,8 @@ def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | No
     This function asks only the robots that the Reply names, which are at most 512.
 
     Raises:
-        CommandError: a robot has not followed the Command, or the Reply does not name it; or the Command is ``estop``,
-            and no robot is connected.
+        CommandError: a robot has not followed the Command; or the Reply does not name a connected robot; or no robot is
+            connected and the Command is ``estop``.
     """
     answers = _states(bus, reply, messages)
     in_all = reply.detail.get("connected_in_all")

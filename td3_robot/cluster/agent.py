@@ -37,8 +37,8 @@ print(process.wait(), flush=True)
 """
 """A program that starts another program, and prints its process number and later its exit code.
 
-When an actor ends, Ray kills its child processes, here this program, but not the child processes of this program. So a
-learner can still save its checkpoint.
+When an actor ends, Ray kills its children, but not their children. This program is a child of the actor, and a learner
+is a child of this program. So the learner can still save its checkpoint.
 """
 KILLED = -int(signal.SIGKILL)
 """Exit code of a process that SIGKILL ended."""
@@ -70,14 +70,17 @@ class Program(Protocol):
 
 
 class Report(NamedTuple):
-    """State of a process: its exit code (None while it runs, or has more output), and new output, at most 1 MiB."""
+    """State of a process: its exit code, and at most 1 MiB of new output.
+
+    The code is None while the process runs, and until the reports have returned all of its output.
+    """
 
     code: int | None
     output: bytes
 
 
 class Agent:
-    """The processes on one host. They end with the agent. Ray ends the agent when the program that made it ends."""
+    """The processes on one host. They end with the agent. Ray ends the agent when its creator ends."""
 
     def __init__(self) -> None:
         # Not in the user's runtime folder: systemd removes it at logout, and Ray outlives the login that started it.

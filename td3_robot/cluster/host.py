@@ -154,7 +154,7 @@ class Host:
     def _take(self, *, wait: bool = False) -> None:
         """Take the newest reports if they have come, and ask for the next ones.
 
-        With ``wait``, wait for the reports that it has asked for, and ask for no new ones.
+        With ``wait``, wait for the reports that an earlier call asked for, and ask for no new ones.
         """
         if self.lost:
             return

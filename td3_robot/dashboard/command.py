@@ -74,7 +74,8 @@ def main(arguments: Sequence[str]) -> int:
         )
         server = Server(settings)
         view, operate = (f"{scheme}://{hosts[0]}/?token={token}" for token in tokens.values())
-        # The handler raises SystemExit, so that the with blocks end. uvicorn raises SIGTERM again after its shutdown.
+        # After its shutdown, uvicorn sends SIGTERM to this process again. The handler then raises SystemExit, so that
+        # the with blocks end.
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _leave)
         print(f"operate: {operate}\nview: {view}", flush=True)

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from td3_robot.messages import Action, Step
 from td3_robot.specs import Float32
 
-_ASK_AGAIN = 1.0  # seconds without an Action after which a source at full speed sends the Step again
+_ASK_AGAIN = 1.0  # if no Action comes for this time (s), a source at full speed sends the Step again
 
 
 class Progress(Enum):

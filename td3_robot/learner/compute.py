@@ -86,9 +86,8 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
     """The precision to use. ``auto`` means the faster precision on a CPU, and fp32 on a GPU.
 
     Args:
-        begins: whether the run chooses its precision now. If so, bf16 on a CPU must be faster than fp32. If not, the
-            function does not measure the speed of a configured bf16: other processes could disturb the measurement,
-            and a resumed run would then fail.
+        begins: whether the run chooses its precision now. Then bf16 on a CPU must be faster than fp32. A resumed run
+            keeps bf16 without a measurement: other processes could disturb the measurement, and the run would fail.
 
     Raises:
         ConfigError: ``wanted`` is bf16, and the device does not support bf16. With ``begins``, also if bf16 is not

@@ -29,7 +29,7 @@ from td3_robot.util.version import __version__
 
 log = logging.getLogger(__name__)
 
-# Seconds to wait while an earlier learner saves its last checkpoint. The supervisor gives a node more time to start.
+# Seconds to wait while an earlier learner saves its last checkpoint; less than the time that a node has to start.
 _PATIENCE = 60.0
 
 

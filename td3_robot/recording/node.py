@@ -171,7 +171,9 @@ def _attachments(files: Sequence[Path]) -> list[Attachment]:
         if file in files[:number]:
             raise UsageError(f"--attach {str(file)!r} is given twice")
         if file.name in (CONFIG, METRICS):
-            raise UsageError(f"--attach {str(file)!r}: {file.name!r} is an attachment of the recorder; rename the file")
+            raise UsageError(
+                f"--attach {str(file)!r}: {file.name!r} is a name of the recorder's own attachments; rename the file"
+            )
         if file.name in taken:
             why = f"the attachment {str(taken[file.name])!r} already has the name {file.name!r}"
             raise UsageError(f"--attach {str(file)!r}: {why}; rename one of the two files")

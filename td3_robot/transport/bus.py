@@ -161,7 +161,7 @@ class Bus(Transport):
 
         Args:
             client: the handshake with the recorder or monitor.
-            expected: whether the run has this recorder, see :class:`~td3_robot.transport.tap.Tap`.
+            expected: whether the configuration enables this recorder, see :class:`~td3_robot.transport.tap.Tap`.
             like: an existing tap. The new tap gets the existing tap's kept messages and continues its sequence numbers.
 
         Raises:
@@ -344,9 +344,10 @@ class Bus(Transport):
     def _expire(self, now: float) -> None:
         """Forget silent clients after the bus has read the messages that arrived.
 
-        After a suspension, also wait for _DELIVERY first. If messages stay unread, wait at most PEER_TIMEOUT.
+        After a suspension, forget no client for another _DELIVERY seconds. If messages stay unread for PEER_TIMEOUT,
+        forget silent clients anyway.
         """
-        if now - self._timed_at > HEARTBEAT_PERIOD:  # if the process was suspended, libzmq's threads were, too
+        if now - self._timed_at > HEARTBEAT_PERIOD:  # it was suspended, and so were libzmq's threads
             self._behind.clear()
             self._awake_since = now
         self._timed_at = now
@@ -377,7 +378,7 @@ class Bus(Transport):
             foreign += len(inputs) == before
             if foreign >= FOREIGN:
                 break
-            # Check for a message first. On an empty socket, zmq.Again takes as long as a message.
+            # Check for a message first: zmq.Again from an empty socket costs as much time as a message.
             if not self._has_more(socket) or self._clock() - now > _TURN:
                 break
         return inputs

@@ -26,7 +26,7 @@ class Watched(Robot):
         return [json.loads(line) for line in self.log(log).splitlines() if line.startswith("{") and line.endswith("}")]
 
     def sees_both(self, log: str) -> bool:
-        """Return whether one report of a monitor contains both Steps of the driver and Actions of the server."""
+        """Return whether one report of a monitor contains Steps of the driver and also Actions of the server."""
         return any({"leg/step", "policy/action"} <= report["topics"].keys() for report in self.lines(log))
 
 

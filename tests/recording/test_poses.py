@@ -37,7 +37,8 @@ def environment(request: pytest.FixtureRequest) -> Iterator[Locomotion]:
 def simulated(world: World) -> Pose:
     """Return PyBullet's pose of the torso and of the links with a joint.
 
-    PyBullet gives centres of mass, and a Pose has the places of joints. For a link with a joint, both are the same.
+    PyBullet gives the centre of mass of a link, and a Pose has the place of its joint. In these models, each link with
+    a joint has its centre of mass at the joint.
     """
     world.body()  # fills the arrays of the client
     client = world.client
@@ -93,8 +94,8 @@ def test_the_file_of_links_is_up_to_date() -> None:
 def test_a_new_episode_begins_at_the_origin() -> None:
     spec = specification(MODELS["Walker2D"])
     poses, observation = Poses(spec), np.zeros(spec.observation_size, np.float32)
-    observation[3] = 0.6  # the velocity ahead, times 0.3 s/m: 0.6 / 0.3 = 2 m/s
-    observation[1:3] = 1, 0  # the target is to the left, so the robot looks along -y
+    observation[3] = 0.6  # 0.3 s/m times the forward velocity, which is 0.6 / 0.3 = 2 m/s
+    observation[1:3] = 1, 0  # the target, along +x, is to the left, so the robot looks along -y
     poses.step(observation, first=True)
     pose = poses.step(observation, first=False)
     # The control period is 0.0165 s. At the start, the torso is at 1.25 m.

@@ -28,7 +28,7 @@ def weights(version: int) -> Weights:
 
 
 def test_each_file_of_a_split_by_time_starts_with_the_newest_weights(make: Make, make_step: Make) -> None:
-    """Messages are 0.1 s apart. The first file holds messages 0 to 10, because message 10 is the first after 0.95 s."""
+    """Messages are 0.1 s apart. The first file ends with the first message after 0.95 s, which is message 10."""
     it = make(split_s=0.95)
     it.publish(weights(1), weights(2), weights(3), *(make_step(n) for n in range(12)))
     it.recorder.close(it.now)
@@ -37,7 +37,7 @@ def test_each_file_of_a_split_by_time_starts_with_the_newest_weights(make: Make,
     assert it.sequences() == [list(range(8)), list(range(8, 12))]  # message 3 is Step 0
     assert it.recorder.counters["messages"] == 15
     assert len(list(Session(it.recorder.files).entries())) == 15
-    # The second file repeats weights with the time at which the file begins, 1.0 s. Its last Step comes at 1.4 s.
+    # The second file begins at 1.0 s. It repeats the newest weights with this time. Its last Step comes at 1.4 s.
     first_file, second_file = (Session([path]) for path in it.recorder.files)
     assert first_file.begin == BEGIN
     assert first_file.end <= second_file.begin
@@ -59,7 +59,7 @@ def test_a_recording_is_split_by_size(make: Make, make_step: Make, rng: Any) -> 
 def test_the_ring_writes_the_last_seconds_on_request(make: Make, make_step: Make) -> None:
     """There are 40 Steps in 4 s. The ring keeps the Steps received after 3.0 s, and the newest weights before them.
 
-    The file also holds the 0.5 s after the request, because earlier messages may be in transit.
+    The file also holds the 0.5 s after the request: messages sent before the request may arrive so late.
     """
     it = make(ring_s=1.0)
     it.publish(weights(1), *(make_step(n) for n in range(40)))
@@ -171,8 +171,14 @@ def test_the_recorder_overwrites_no_file(tmp_path: Path, make: Make) -> None:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["run/config.yaml"], "'config.yaml' is an attachment of the recorder; rename the file"),
-        (["run/metrics.jsonl"], "'metrics.jsonl' is an attachment of the recorder; rename the file"),
+        (
+            ["run/config.yaml"],
+            "'config.yaml' is a name of the recorder's own attachments; rename the file",
+        ),
+        (
+            ["run/metrics.jsonl"],
+            "'metrics.jsonl' is a name of the recorder's own attachments; rename the file",
+        ),
         (
             ["a/notes", "b/other", "b/notes"],
             "the attachment 'a/notes' already has the name 'notes'; rename one of the two files",

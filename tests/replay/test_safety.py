@@ -332,11 +332,11 @@ def a_rollback_does_not_freeze(patch: Patch) -> None:
     patch.setattr(PolicyStore, "roll_back", lambda self, *it: [back(self, *it), setattr(self, "frozen", False)][0])
 
 
-def a_rollback_selects_a_learners_policy(patch: Patch) -> None:
+def a_rollback_selects_a_policy_from_the_learner(patch: Patch) -> None:
     patch.setattr(PolicyStore, "loaded", property(lambda _: [], lambda *_: None), raising=False)
 
 
-def a_withdrawn_policy_is_not_stored(patch: Patch) -> None:
+def a_withdrawal_is_not_stored(patch: Patch) -> None:
     patch.setattr(PolicyStore, "withdrawn", property(lambda _: (), lambda *_: None), raising=False)
 
 
@@ -449,8 +449,8 @@ def test_replay_finds_a_mistake_in_the_safety_code(
         ("policy", settings_of_the_deployed_policy_do_not_apply),
         ("policy", a_freeze_does_nothing),
         ("policy", a_rollback_does_not_freeze),
-        ("policy", a_rollback_selects_a_learners_policy),
-        ("policy", a_withdrawn_policy_is_not_stored),
+        ("policy", a_rollback_selects_a_policy_from_the_learner),
+        ("policy", a_withdrawal_is_not_stored),
         ("policy", a_withdrawn_policy_is_served_again),
         ("policy", a_restart_restores_nothing),
         ("policy", a_restart_does_not_restore_stops_by_name),
@@ -479,10 +479,10 @@ def is_found(patch: Patch, name: str, core: str, mistake: Callable[[Patch], None
         assert field
 
 
-def test_update_accepts_an_intended_change_of_one_core_only(
+def test_update_changes_only_the_references_of_the_changed_core(
     monkeypatch: Patch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only the changed core gets new expected outputs. The inputs of the other cores stay as recorded."""
+    """Only the changed core gets new expected outputs. The other cores keep the recorded outputs as their inputs."""
     path = tmp_path / "deployed.mcap"
     path.write_bytes((SESSIONS / "deployed.mcap").read_bytes())
     stops_by_name_do_not_latch(monkeypatch)

@@ -193,7 +193,7 @@ def test_a_learner_that_loses_the_storage_during_an_upload_changes_nothing_there
     assert not (place / SECOND).exists()
 
 
-def test_a_resume_survives_a_claim_that_reached_only_the_run_folder(claimed: Storage, run: Path) -> None:
+def test_a_resume_works_after_a_claim_that_ended_before_it_changed_the_storage(claimed: Storage, run: Path) -> None:
     claimed.push(run, {})
     facts = RunFolder(run).read_run()["storage"]
     RunFolder(run).write_run(storage={**facts, "owner": facts["owner"].partition("-")[0] + "-new", "newer": True})
@@ -202,7 +202,7 @@ def test_a_resume_survives_a_claim_that_reached_only_the_run_folder(claimed: Sto
     assert (run / FIRST).exists()
 
 
-def test_files_without_an_owner_are_not_taken(run: Path, tmp_path: Path) -> None:
+def test_a_folder_that_holds_files_of_nobody_is_refused_as_storage(run: Path, tmp_path: Path) -> None:
     """The URL names the folder of another run. A slash at the end of the URL makes no difference."""
     overrides = [f"cluster.storage=file://{run}/"]
     with pytest.raises(ConfigError, match="which holds another run; allowed: an empty folder"):
@@ -317,7 +317,7 @@ def test_the_error_names_a_protocol_without_its_package(tmp_path: Path, monkeypa
         new_run("pendulum", ["cluster.storage=s3://bucket/walker"], tmp_path / "run", cluster=True)
 
 
-def test_a_replay_buffer_in_a_file_does_not_fit_a_storage(place: Path, tmp_path: Path) -> None:
+def test_a_replay_buffer_in_a_file_is_refused_with_a_storage(place: Path, tmp_path: Path) -> None:
     settings = [f"cluster.storage=file://{place}", "learner.replay_storage=file"]
     with pytest.raises(
         ConfigError, match=r"^learner\.replay_storage is 'file'; with cluster\.storage it must be memory"

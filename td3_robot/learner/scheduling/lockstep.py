@@ -89,7 +89,7 @@ class LockStep(Scheduler):
     def source_left(self, source: Source) -> None:
         if source.name in self._arriving:
             self._arriving = {}
-            if self.core.done:  # no round follows, so repeat the rounds since the newest snapshot
+            if self.core.done:  # no later round can try again, so go back to the newest snapshot
                 self._enter(State.ROLLBACK)
             else:
                 self._snapshot_requested = True  # try again at the end of the next round
@@ -150,7 +150,7 @@ class LockStep(Scheduler):
     def _release(self, sources: Sequence[Source]) -> list[Output]:
         """If there are enough sources for a round, let ``sources`` make their next Step with the newest weights.
 
-        At the start of a round, all connected sources make a Step.
+        At the start of a round, all connected sources make a Step, not only ``sources``.
         """
         core, live = self.core, self._sources.live()
         weights_serve = core.spec and core.publisher.policies and not core.learning.offline
