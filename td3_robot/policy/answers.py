@@ -145,7 +145,10 @@ class Answers:
         guarded = policy.safety.envelope.guarded
         if not finite(action):  # finite weights can still overflow
             self._counters["not_finite"] += 1
-            return self.safe(step, policy) if guarded else None
+            if guarded:
+                return self.safe(step, policy)
+            del self._waiting[peer]  # the source sends a newer Step, or this Step again
+            return None
         if guarded or operated:  # an operator's action may exceed the specification
             if reason := policy.safety.violation(action):
                 self._safety.watches[peer.name].lifecycle.stop(reason, now)

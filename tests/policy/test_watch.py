@@ -191,18 +191,22 @@ def test_absent_robots_are_forgotten_after_1024_unless_stopped(
     assert {each["watch"] for each in detail["sources"].values()} == {"fault"}
 
 
+@pytest.mark.parametrize("guarded", [True, False])
 def test_a_non_finite_action_is_replaced_by_the_safe_action(
-    make_core: Cores, peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+    guarded: bool, peer: Peer, make_core: Cores, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
-    core = make_core()
+    """Without safety settings, there is no safe action, and the server does not answer. It counts the Step once."""
+    core = make_core() if guarded else PolicyCore(0, exploring=False)
+    if not guarded:
+        core.step([(peer, peer.hello)], 0.0)
     huge = {name: np.full_like(tensor, 3e38) for name, tensor in make_bundle().tensors.items()}
     huge["actor.1.weight"][:, ::2] *= -1  # infinity minus infinity
     core.load(2, replace(make_bundle(), tensors=huge))
     step = make_step(1, observation=np.ones((1, 3), np.float32))
     with np.errstate(all="ignore"):
-        [action] = actions(core.step([(peer, step)], 0.0))
+        answers = [*actions(core.step([(peer, step)], 0.0)), *actions(core.step([], 0.01))]
     assert core.counters["not_finite"] == 1
-    assert is_safe(action)
+    assert [is_safe(action) for action in answers] == [True] * guarded
 
 
 def test_memory_does_not_grow(
