@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -57,7 +58,8 @@ class SumTree:
         found: Indices = np.minimum(self._before.searchsorted(rest, "right"), len(self._levels[0])) - 1
         rest -= self._before[found]
         for level in self._levels[1:]:
-            sums = level.reshape(-1, BRANCHES)[found].cumsum(1)
+            children = torch.from_numpy(level.reshape(-1, BRANCHES)[found])
+            sums = children.cumsum_(1).numpy()  # five times as fast as numpy's cumsum
             branch = np.minimum((sums <= rest[:, None]).sum(1), BRANCHES - 1)
             sums[:, -1] = 0.0  # the sum before branch 0
             rest -= sums[np.arange(len(rest)), branch - 1]
