@@ -25,7 +25,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_own_algorithm_trains_resumes_and_exports_a_bundle(train: Any, command: Any, folder: Path) -> None:
-    run = train(1200, "learner.algorithm=sign", "evaluation.every=600", "evaluation.episodes=1")
+    sets = ("learner.algorithm=sign", "learner.replay=uniform", "evaluation.every=600", "evaluation.episodes=1")
+    run = train(1200, *sets)
     assert run.finish() == 0, run.output()
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     losses = [record["loss"] for record in map(json.loads, lines) if record["kind"] == "train"]
