@@ -77,10 +77,10 @@ class Evaluations:
         """Continue from :meth:`state` at ``env_steps``. ``best_return`` never decreases."""
         if state["best_return"] is not None:
             self.add_earlier(float(state["best_return"]))
-        self._skipped, every = int(state["skipped"]), self.config.every
-        following = next_multiple(env_steps, every) if every else 0
-        due = int(state["next"]) == following - every  # the checkpoint was saved before a due evaluation
-        self._next = following - every if due else following  # a resume may have changed evaluation.every
+        saved, self._skipped, every = int(state["next"]), int(state["skipped"]), self.config.every
+        self._next = next_multiple(env_steps, every) if every else 0  # a resume may have changed evaluation.every
+        if 0 < saved == self._next - every:  # the checkpoint was saved before an evaluation that was already due
+            self._next = saved
 
     def add_earlier(self, mean: float) -> None:
         """Use the mean return of an evaluation that an earlier process made."""

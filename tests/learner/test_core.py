@@ -122,6 +122,14 @@ def test_a_resume_with_another_period_evaluates_at_a_multiple_of_it(saved: int, 
     assert evaluations.state()["next"] == following
 
 
+def test_a_run_without_evaluations_makes_its_first_one_after_a_whole_period() -> None:
+    """The run continues at 500 steps, and evaluates every 1,000 steps. The saved 0 is not an evaluation at step 0."""
+    evaluations = Evaluations(EvaluationConfig(every=1000))
+    evaluations.restore({"best_return": None, "next": 0, "skipped": 0}, env_steps=500)
+    assert not evaluations.due(500)
+    assert evaluations.due(1000)
+
+
 def test_actions_are_stored_normalised(world: World) -> None:
     """The limits are [-1, 3] and [-0.5, 0.5]: action (2, -0.25) becomes (2 - 1) / 2 = 0.5 and -0.25 / 0.5 = -0.5."""
     sim = world.peer("simulator", "sim-0", robots=1)
