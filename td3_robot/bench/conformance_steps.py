@@ -145,11 +145,14 @@ class StepRules:
         )
         low, high, case = self.spec.action_low, self.spec.action_high, step.answered % 6
         applied, sent = step.action[moving], action.action[moving]
-        # The driver may have its own, tighter limits. But it must clip a greater action to a value that is not smaller.
-        least = self._value(NORMAL) if case == BEYOND else sent
-        good = bool(((low <= applied) & (applied <= high) & (applied > least - 1e-5 * (1 + abs(least)))).all())
-        good = good and (case == BEYOND or np.allclose(applied, sent, rtol=1e-5, atol=1e-6))
-        self._expect("action", good, f"step {step.sequence} applies {applied.tolist()}; the Action is {sent.tolist()}")
+        within = (low <= applied) & (applied <= high)
+        if case == BEYOND:  # the driver may have tighter limits, but it must not apply less than NORMAL
+            normal = self._value(NORMAL)
+            fits = bool((applied > normal - 1e-5 * (1 + abs(normal))).all())
+        else:
+            fits = np.allclose(applied, sent, rtol=1e-5, atol=1e-6)
+        found = f"step {step.sequence} applies {applied.tolist()}; the Action is {sent.tolist()}"
+        self._expect("action", bool(within.all()) and fits, found)
         self.used.add(case)
 
 

@@ -198,8 +198,8 @@ def test_the_longest_possible_list_of_stops_fits_into_the_file(tmp_path: Path) -
     assert again.kept.stopped == names
 
 
-def test_a_failed_write_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A stop must survive a disk that fails for some time. In this test, the folder is missing for some time."""
+def failed_write(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> StateFile:
+    """Return a state file that could not write a stop, because its folder was missing. The folder is there again."""
     folder = tmp_path / "disk"
     folder.mkdir()
     file = StateFile(folder / "policy.state")
@@ -207,8 +207,14 @@ def test_a_failed_write_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixt
     file.keep(SafetyState(server=Held(Cause.STOP, "smoke")))
     poll_until(lambda: "cannot be written" in caplog.text, lambda: "no failed write was logged", 60)
     (tmp_path / "away").rename(folder)
+    return file
+
+
+def test_a_failed_write_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A stop must survive a disk that fails for some time."""
+    file = failed_write(tmp_path, caplog)
     poll_until(lambda: "is written now" in caplog.text, lambda: "no successful write was logged", 60)
-    assert json.loads((folder / "policy.state").read_text())["stop"] == "smoke"
+    assert json.loads(file.path.read_text())["stop"] == "smoke"
     assert caplog.text.count("cannot be written") == 1
     file.close()
 
@@ -227,17 +233,11 @@ def test_the_log_says_what_ends_each_state_after_a_restart() -> None:
 def test_a_new_state_after_a_failed_write_is_reported_as_written(
     reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A write fails. The newer state is another stop, or the empty state that the file still holds."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    file = StateFile(folder / "policy.state")
-    folder.rename(tmp_path / "away")
-    file.keep(SafetyState(server=Held(Cause.STOP, "smoke")))
-    poll_until(lambda: "cannot be written" in caplog.text, lambda: "no failed write was logged", 60)
-    (tmp_path / "away").rename(folder)
+    """The newer state is another stop, or the empty state that the file still holds."""
+    file = failed_write(tmp_path, caplog)
     file.keep(SafetyState(server=Held(Cause.STOP, reason)) if reason else SafetyState())
     file.close()
-    assert json.loads((folder / "policy.state").read_text()).get("stop", "") == reason
+    assert json.loads(file.path.read_text()).get("stop", "") == reason
     assert caplog.text.count("is written now") == 1
 
 

@@ -49,8 +49,8 @@ def test_unknown_algorithm_gives_one_line_of_error_before_the_run_starts(train: 
     assert not (folder / "run").exists()
 
 
-def test_prioritised_replay_needs_an_algorithm_with_td_errors(train: Any, folder: Path) -> None:
-    assert (folder / "sign_learner.py").is_file()
+@pytest.mark.usefixtures("folder")
+def test_prioritised_replay_needs_an_algorithm_with_td_errors(train: Any) -> None:
     run = train(1200, "learner.algorithm=sign", "learner.replay=lap")
     assert run.finish() == 2, run.output()
     wanted = "learner.replay is 'lap', but learner.algorithm gives no TD errors; allowed for it: 'uniform'"
