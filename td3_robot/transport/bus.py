@@ -347,7 +347,7 @@ class Bus(Transport):
         After a suspension, forget no client for another _DELIVERY seconds. If messages stay unread for PEER_TIMEOUT,
         forget silent clients anyway.
         """
-        if now - self._timed_at > HEARTBEAT_PERIOD:  # it was suspended, and so were libzmq's threads
+        if now - self._timed_at > HEARTBEAT_PERIOD:  # this process was suspended, with libzmq's threads
             self._behind.clear()
             self._awake_since = now
         self._timed_at = now
