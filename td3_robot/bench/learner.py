@@ -2,8 +2,8 @@
 
 Batches of 256 come from a full replay buffer. Its transitions are random and have the sizes of Walker2D. The time
 includes sampling.
-Each kind of update has its own process. On a CPU with two threads or more, ``fp32`` and ``bf16`` compute each critic in
-a separate thread. ``operators`` and ``compiled`` use all threads inside operators.
+Each kind of update has its own process. On a CPU with two threads or more, each critic has a separate thread, but
+``operators`` uses all threads inside operators.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _LEARNING = {
     "bf16": {"precision": "bf16", "threads_in": "critics"},
     "operators fp32": {"precision": "fp32", "threads_in": "operators"},
     "operators bf16": {"precision": "bf16", "threads_in": "operators"},
-    "compiled fp32": {"precision": "fp32", "threads_in": "operators", "compile": True},
+    "compiled fp32": {"precision": "fp32", "threads_in": "critics", "compile": True},
+    "compiled bf16": {"precision": "bf16", "threads_in": "critics", "compile": True},
 }
 """Maps each kind of update to values of the learner's configuration."""
 
@@ -121,8 +122,8 @@ def measure(
 
 def lack(kind: str, device: torch.device = compute.CPU) -> str | None:
     """Return why the benchmark leaves out a kind of update on this machine; None if it measures this kind."""
-    if "compiled" in kind:
-        return compiler_lack()
+    if "compiled" in kind and (missing := compiler_lack()):
+        return missing
     problem = compute.bf16_problem(device) if "bf16" in kind else None
     return f"this {problem}" if problem else None
 
@@ -131,7 +132,7 @@ def _kinds(device: torch.device, threads: int, *, compiled: bool) -> list[str]:
     """Return the kinds of update that differ on this device with this number of threads."""
     kinds = ["fp32", "bf16"]
     if device.type == "cpu":
-        kinds += ["operators fp32", "operators bf16"] * (threads > 1) + ["compiled fp32"] * compiled
+        kinds += ["operators fp32", "operators bf16"] * (threads > 1) + ["compiled fp32", "compiled bf16"] * compiled
     return kinds
 
 
@@ -152,7 +153,7 @@ def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, la
     use_threads(threads, config.threads_in)
     algorithm = selection.implementation(config)(OBSERVATIONS, ACTIONS, hidden, config, seed=0, device=device)
     buffer = ReplayBuffer(STORED, OBSERVATIONS, ACTIONS, seed=0)
-    algorithm.prepare(buffer.example(BATCH))
+    algorithm.prepare()
     if config.compile and not algorithm.compiled:
         raise NodeError("the update was not compiled; to leave out compiled updates, add --no-compile")
     if device.type == "cuda":

@@ -44,9 +44,7 @@ def options(command: str, description: str) -> harness.Options:
     parser.number("--threads", [1, 2], "N", "measure with each of these numbers of threads")
     parser.number("--hidden", list(example.HIDDEN), "N", "widths of the networks")
     parser.number("--batch", example.BATCH, "N", "batch size")
-    parser.add_argument(
-        "--no-compile", action="store_true", help="leave out the compiled update, which uses one thread"
-    )
+    parser.add_argument("--no-compile", action="store_true", help="leave out compiled updates")
     return parser
 
 
@@ -63,9 +61,8 @@ def measure(options: argparse.Namespace, others: Callable[..., Contestants] = la
         raise UsageError(f"--steps is {options.steps}; it must be a multiple of {RECORD}")
     sizes = {"hidden": options.hidden, "batch": options.batch, "steps": options.steps}
     contestants = others(threads=options.threads, **sizes)
-    kinds = list(itertools.product(("fp32", "bf16"), options.threads))
-    if 1 in options.threads and not options.no_compile:  # a second thread does not make compiled updates faster
-        kinds.append(("compiled fp32", 1))
+    precisions = ("fp32", "bf16") if options.no_compile else ("fp32", "bf16", "compiled fp32", "compiled bf16")
+    kinds = list(itertools.product(precisions, options.threads))
     missing = {kind: reason for kind, _ in kinds if (reason := lack(kind))}
     for kind, threads in kinds:
         if kind not in missing:
@@ -127,7 +124,7 @@ def ours(kind: str, *, threads: int, hidden: Sequence[int], batch: int, steps: i
         if done.returncode:
             words = done.stderr.strip().splitlines() or ["no message"]
             raise NodeError(f"the training in {kind} failed: {words[-1]}")
-        if compiled and precision == "fp32" and not Bundle.load(run.policy_file).provenance["compiled"]:
+        if compiled and not Bundle.load(run.policy_file).provenance["compiled"]:
             log = (run.logs / "learner.log").read_text("utf-8").splitlines()
             why = next((line for line in log if "not compiled" in line), "its log gives no reason")
             raise NodeError(f"the update was not compiled: {why}; --no-compile leaves this contestant out")

@@ -141,7 +141,7 @@ def _from_checkpoint(path: Path) -> Bundle:
 
     arrays, scalars = checkpoint.load(path)
     config = configuration.load(path.resolve().parent.parent / "config.yaml")
-    learner = msgspec.structs.replace(config.learner, device="cpu", precision="fp32", threads=1)
+    learner = msgspec.structs.replace(config.learner, device="cpu", precision="fp32", threads=1, compile=False)
     kind, parts = selection.implementation(learner), scalars.get("parts", {})
     name = kind.part
     if name not in parts:

@@ -85,9 +85,9 @@ class LearnerConfig(Section, frozen=True):
             threads share the matrix products of these two. With ``operators`` all threads share every matrix product.
             ``operators`` is faster if no other process uses the learner's processor cores. Otherwise it may be far
             slower.
-        compile: compile fp32 updates for the processor. This needs a C++ compiler, and takes about 20 s the first time.
-            If it fails, the learner logs a warning and continues without compiled updates. Compiled updates use threads
-            only inside operators. ``compile`` has no effect on a GPU or in bf16.
+        compile: compile the update for the processor. This needs a C++ compiler, and takes about 10 s the first time.
+            If it fails, the learner logs a warning and continues without compiled updates. ``compile`` has no effect on
+            a GPU, and for algorithms without a fast engine.
     """
 
     algorithm: str = "td3"
@@ -166,8 +166,8 @@ class LearnerConfig(Section, frozen=True):
 
     @property
     def compiles(self) -> bool:
-        """Whether to compile updates; ``device`` and ``precision`` must not be ``auto``."""
-        return self.compile and (self.device, self.precision) == ("cpu", "fp32")
+        """Whether to compile updates; ``device`` must not be ``auto``."""
+        return self.compile and self.device == "cpu"
 
     def learning_rate_at(self, fraction: float) -> float:
         """Return the learning rate after this fraction (0 to 1) of the run."""

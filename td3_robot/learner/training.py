@@ -53,8 +53,7 @@ class Training:
             self.experience = Replayed(learner, *sizes, seeds[1], storage)
         self.storage = self.experience.storage
         self.normaliser = Normaliser(spec.observation_size) if learner.normalise_observations else None
-        if (example := self.experience.example()) is not None:
-            self.algorithm.prepare(self._prepared(example))
+        self.algorithm.prepare()
         self.divergence = Divergence(learner.discount)
         self.value_check = ValueCheck(learner.discount)
         self._half = (spec.action_high - spec.action_low) / np.float32(2)

@@ -42,6 +42,7 @@ _COUNTED = ("begun", "transitions", "gaps", "missed", "cut")
 _NEVER = 2**40  # environment steps; no recording has so many
 _PACKAGES = ("numpy", "torch")
 _TIMED = ("wall_s", "steps_per_s", "updates_per_s")
+_COMPILED: dict[Any, str] = {False: "not compiled", "C++": "compiled", True: "compiled by an earlier version"}
 _CONTINUED = "the learner continued from a checkpoint or a replay file, which the recording does not contain"
 
 
@@ -232,20 +233,21 @@ class _Learner:
         return [Transition(*np.split(row, edges)) for row in rows]
 
     def find_other_compilation(self) -> None:
-        """Set ``problem`` if only the recorded or only the replayed updates were compiled. Then their bits differ."""
+        """Set ``problem`` if recorded and replayed updates were compiled in different ways: then their bits differ."""
         recorded = (message for _, message, _ in self.life.recorded[Weights.NAME])
         weights = [message for message in recorded if isinstance(message, Weights) and message.payload]
         if self.core is None or self.core.spec is None or not weights:
             return
-        now = self.core.training.algorithm.compiled
-        try:  # check first and last weights: if a compiled update fails, the learner continues without compilation
-            then = [Bundle.decode(weights[at].payload).provenance.get("compiled", now) for at in (0, -1)]
+        now = "C++" if self.core.training.algorithm.compiled else False
+        try:  # a learner that restarted on another machine may have compiled only its first or only its last updates
+            then = [Bundle.decode(weights[at].payload).provenance.get("compiled", False) for at in (0, -1)]
         except BundleError:
             return  # the comparison of Weights reports the damage
-        if then != [now, now]:
+        other = next((way for way in then if way != now), now)
+        if other != now:
             self.problem = (
-                f"the learner's {'first or last ' * (now in then)}updates were {'not ' * now}compiled; "
-                f"replay's updates are{' not' * (not now)} compiled"
+                f"the learner's {'first or last ' * (now in then)}updates were {_COMPILED.get(other, other)}; "
+                f"replay's updates are {_COMPILED[now]}"
             )
 
 

@@ -260,8 +260,6 @@ def thread_notices(learner: LearnerConfig, cores: int) -> Sequence[str]:
         return []
     count = learner.thread_count
     threads, machine = f"learner.threads is {learner.threads}", f"this machine has {cores} cores for all processes"
-    if learner.threads_in == "critics" and count <= 2 * cores and learner.compiles and not compiler_lack():
-        return []  # compiled updates use half of the threads
     if count > cores:
         return [f"{threads} and {machine}: the threads will wait for each other"]
     if learner.threads_in == "operators" and 2 <= count == cores:
@@ -270,9 +268,7 @@ def thread_notices(learner: LearnerConfig, cores: int) -> Sequence[str]:
 
 
 def compile_notices(learner: LearnerConfig) -> Sequence[str]:
-    """Return lines for the user if the learner compiles its updates."""
-    if not learner.compiles:
-        return []
-    if lack := compiler_lack():
+    """Return a warning for the user if the learner cannot compile its updates."""
+    if learner.compiles and (lack := compiler_lack()):
         return [f"learner.compile is true and {lack}: updates run uncompiled, which is slower"]
-    return ["learner.compile: the first run on this machine needs about 20 s to compile its updates"]
+    return []

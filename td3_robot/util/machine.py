@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 import sys
-import sysconfig
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -56,16 +55,14 @@ def available_cores() -> int:
 
 
 def compiler() -> str:
-    """Return the command of torch.compile's C++ compiler. The environment variable ``CXX`` replaces the default."""
+    """Return the command of the C++ compiler. The environment variable ``CXX`` replaces the default."""
     return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
 def compiler_lack() -> str | None:
-    """Return what torch.compile lacks: a C++ compiler or Python's headers; None if both exist."""
-    if not shutil.which(compiler()):
-        return f"there is no C++ compiler {compiler()!r} (to use another one, set CXX)"
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    return None if header.exists() else f"there are no headers of Python: {str(header)!r} does not exist"
+    """Return what the learner lacks to compile its update; None if there is a C++ compiler."""
+    found = shutil.which(compiler())
+    return None if found else f"there is no C++ compiler {compiler()!r} (to use another one, set CXX)"
 
 
 def resident_bytes(process: int | None = None) -> int | None:

@@ -117,7 +117,10 @@ def test_replay_compares_all_topics_except_those_in_around() -> None:
 
 
 @pytest.mark.parametrize("name", ["pendulum", "walkers"])
-def test_compiled_updates_are_not_compared_with_uncompiled_updates(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("compiled", "words"), [("C++", "compiled"), (True, "compiled by an earlier version")])
+def test_compiled_updates_are_not_compared_with_uncompiled_updates(
+    name: str, compiled: str | bool, words: str, tmp_path: Path
+) -> None:
     """The recorded weights say that updates were compiled. The configuration disables compilation."""
     only_where_recorded()
     recorded = session(name)
@@ -127,7 +130,7 @@ def test_compiled_updates_are_not_compared_with_uncompiled_updates(name: str, tm
             message = recorded.decode(entry)
             if isinstance(message, Weights):
                 bundle = Bundle.decode(message.payload)
-                payload = replace(bundle, provenance={**bundle.provenance, "compiled": True}).encode()
+                payload = replace(bundle, provenance={**bundle.provenance, "compiled": compiled}).encode()
                 message = with_fields(message, payload=payload, sha256=sha256(payload))
                 entry = replace(entry, payload=codec.encode(message))
             yield entry
@@ -136,7 +139,7 @@ def test_compiled_updates_are_not_compared_with_uncompiled_updates(name: str, tm
     write(tmp_path / "a.mcap", facts, entries())
     [report] = replay.check(Session([tmp_path / "a.mcap"]), ["learner"])
     assert report.same
-    why = "the learner's updates were compiled; replay's updates are not compiled"
+    why = f"the learner's updates were {words}; replay's updates are not compiled"
     assert f"weights, Throttles and losses: {why}" in report.notes
     topics = {comparison.topic for comparison, _ in report.comparisons}
     assert "transition" in topics

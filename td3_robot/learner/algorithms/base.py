@@ -64,7 +64,7 @@ class Algorithm:
         random: the generator of all random numbers. It is on the CPU, so that the numbers are the same on every device.
         td_errors: δ = Q(s, a) - y in the newest update, one float32[B, 1] for each critic. Prioritised replay reads
             them. Empty if the algorithm computes no such errors.
-        compiled: whether an engine has compiled the update.
+        compiled: whether compiled code makes the updates, see :mod:`td3_robot.learner.engine.compiled`.
     """
 
     consumes: ClassVar[Literal["transitions", "rollouts"]] = "transitions"
@@ -183,8 +183,8 @@ class Algorithm:
 
     # -- for the learner -----------------------------------------------------------------------------------------
 
-    def prepare(self, example: Batch) -> None:
-        """Prepare for batches with the sizes and memory layout of ``example``. An engine compiles the update here."""
+    def prepare(self) -> None:
+        """Called once, before the first update. On a GPU, an engine prepares CUDA graphs here."""
 
     def learn(self, batch: Batch) -> Sequence[Tensor]:
         """Make one update and record its metrics. Returns ``td_errors``."""

@@ -1,127 +1,270 @@
-"""The engine's gradients, compiled for this processor by ``torch.compile``.
+"""The engine's update in C++. It is faster, because it runs no Python and goes through memory less often.
 
-Between its matrix products, an update spends time in Python and in passes over memory. Compiled code fuses neighbouring
-passes and runs no Python. Compilation needs a C++ compiler on the learner's machine. It takes about 20 s for each new
-network shape. Later starts load the result from the user's cache folder in about 4 s. The learner compiles no
-updates in bfloat16, because oneDNN's fused operators are faster there.
+The first learner on a machine compiles ``update.cpp`` for the processor, in about 10 s. Later starts load the result
+from the user's cache folder. torch computes the matrix products. With a second thread, two shares of the work run in
+parallel: the two critics, or the two halves of the batch.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import hashlib
 import logging
+import math
 import os
+import platform
+import subprocess
+import tempfile
+import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from td3_robot.learner import compute
+from td3_robot.config.learner import LearnerConfig
+from td3_robot.learner.engine import networks
+from td3_robot.learner.engine.td3 import FastTD3
+from td3_robot.learner.engine.threads import has_second_thread, prepare_thread
 from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.util import files, machine
 
-if TYPE_CHECKING:
-    from td3_robot.learner.engine.td3 import FastTD3
-
 log = logging.getLogger(__name__)
 
-_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-# Largest allowed difference, as a fraction of the norm. It is large, because rounding can switch a ReLU on or off.
-_CLOSE = 0.01
+_SOURCE = Path(__file__).with_name("update.cpp")
+# The compiler may reorder sums, but must respect values that are not numbers.
+_FLAGS = (
+    "-std=c++20", "-O3", "-shared", "-fPIC",
+    "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
+)  # fmt: skip
+_CLOSE = 1e-3  # largest difference between a compiled and a plain update, as a fraction of the largest step
 
 
-def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile the function as one graph, at its first call. That call raises the compiler's errors."""
-    # torch's default is a folder in /tmp. Another user could create it first and put code there that torch would run.
-    os.environ.setdefault(_FOLDER, str(_folder()))
-    # The pattern matcher would fuse bias and product into a slower operator, which first copies the bias to all rows.
-    options: dict[str, Any] = {"pattern_matcher": False, "cpp_wrapper": True, "compile_threads": 1}
-    compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-    return compiled
+# -- structures of update.cpp ------------------------------------------------------------------------------------------
 
 
-def use(engine: FastTD3, example: Batch) -> None:
-    """Replace the gradient functions of a float32 engine on the CPU with compiled functions.
+class _Network(Structure):
+    _fields_ = (
+        ("heads", c_int64), ("layers", c_int64), ("sizes", c_void_p), ("slots", c_void_p), ("flat", c_void_p),
+        ("low", c_void_p), ("layer_norm", c_int64),
+    )  # fmt: skip
 
-    The compiled functions use threads only inside operators. This function checks for one batch that their results
-    equal those of the original functions up to rounding. If compilation or this check fails, a warning gives the
-    reason, and the engine stays unchanged.
 
-    Args:
-        example: a batch of any numbers, with the sizes and memory layout of all later batches.
-    """
+class _Adam(Structure):
+    _fields_ = (
+        ("mean", c_void_p), ("square", c_void_p),
+        ("rate", c_float), ("root", c_float), ("limit", c_float), ("norm", c_float),
+    )  # fmt: skip
+
+
+class _Settings(Structure):
+    _fields_ = (
+        ("actor", _Network), ("actor_target", _Network), ("critics", _Network), ("critics_target", _Network),
+        ("bf16", c_int64), ("huber", c_int64), ("noise", c_float), ("noise_clip", c_float),
+    )  # fmt: skip
+
+
+class _Batch(Structure):
+    _fields_ = (("rows", c_int64), *((name, c_void_p) for name in ("s", "a", "r", "s2", "discount", "noise")))
+
+
+class _CriticsResult(Structure):
+    _fields_ = tuple((name, c_void_p) for name in ("errors", "y", "means"))
+
+
+class _ActorResult(Structure):
+    _fields_ = (("pi", c_void_p), ("loss", c_void_p))
+
+
+class Library:
+    """The compiled functions of update.cpp."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self.team_new = self._function(library.team_new, c_void_p)
+        self.team_work = self._function(library.team_work, None, c_void_p)
+        self.team_end = self._function(library.team_end, None, c_void_p)
+        self.engine_new = self._function(library.engine_new, c_void_p, POINTER(_Settings), c_void_p, c_int64, c_int64)
+        self.engine_delete = self._function(library.engine_delete, None, c_void_p)
+        update = c_void_p, POINTER(_Batch), POINTER(_Adam)
+        self.update_critics = self._function(library.update_critics, c_int, *update, POINTER(_CriticsResult))
+        self.update_actor = self._function(library.update_actor, c_int, *update, POINTER(_ActorResult))
+
+    @staticmethod
+    def _function(function: Any, result: Any, *arguments: Any) -> Callable[..., Any]:
+        function.restype, function.argtypes = result, arguments
+        made: Callable[..., Any] = function
+        return made
+
+
+# -- the engine --------------------------------------------------------------------------------------------------------
+
+
+class CompiledAdam(networks.Adam):
+    """Adam for steps in C++."""
+
+    def __init__(self, network: networks.Network, learning_rate: float | Tensor, clip: float | None = None) -> None:
+        super().__init__(network, learning_rate, clip)
+        self.structure = _Adam(mean=self.mean.data_ptr(), square=self.square.data_ptr(), limit=clip or 0.0)
+
+    def next_step(self) -> _Adam:
+        """What C++ code needs for the next step."""
+        self.count += 1
+        count = self.count.item()
+        self.structure.rate = float(self.learning_rate) / (1 - 0.9**count)
+        self.structure.root = math.sqrt(1 - 0.999**count)
+        return self.structure
+
+    def gradient_norm(self) -> Tensor:
+        return torch.tensor(self.structure.norm)
+
+
+class CompiledTD3(FastTD3):
+    """Makes the updates of :class:`FastTD3` in C++, on the CPU."""
+
+    optimiser = CompiledAdam
+    actor_adam: CompiledAdam
+    critics_adam: CompiledAdam
+
+    def build(self) -> None:
+        super().build()
+        self.compiled = True
+        self._code = code = library()
+        config = self.config
+        networks_ = self.actor, self.actor_target, self.critics, self.critics_target
+        structures = [_structure(network) for network in networks_]
+        self._in_use = structures  # C++ code knows the addresses
+        settings = _Settings(
+            *(structure for structure, *_ in structures), config.precision == "bf16", config.critic_loss == "huber",
+            config.target_noise, config.target_noise_clip,
+        )  # fmt: skip
+        team = None
+        if has_second_thread(config.thread_count, config.threads_in):
+            team = code.team_new()
+            arguments = code, team, torch.get_num_threads()
+            threading.Thread(target=_work, args=arguments, name="learner", daemon=True).start()
+            weakref.finalize(self, code.team_end, team)
+        actor, critics = self.actor.layout, self.critics.layout
+        size, low_size = max(actor.size, critics.size), max(actor.low_size, critics.low_size)
+        self._engine = code.engine_new(byref(settings), team, size, low_size)
+        weakref.finalize(self, code.engine_delete, self._engine)
+
+    def update_critics(self, batch: Batch, noise: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        rows = len(noise)
+        errors, y = torch.empty((len(self.critics.heads), rows, 1)), torch.empty((rows, 1))
+        means = torch.empty(3)
+        result = _CriticsResult(errors.data_ptr(), y.data_ptr(), means.data_ptr())
+        self._call(self._code.update_critics, [*batch, noise], self.critics_adam, result)
+        return list(errors), y, means
+
+    def update_actor(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        pi, loss = torch.empty(batch.action.shape), torch.empty(1)
+        result = _ActorResult(pi.data_ptr(), loss.data_ptr())
+        self._call(self._code.update_actor, [batch.observation], self.actor_adam, result)
+        return pi, loss
+
+    def _call(self, function: Callable[..., int], inputs: list[Tensor], adam: CompiledAdam, result: Structure) -> None:
+        """Call an update function with its inputs, in the order of ``_Batch``."""
+        inputs = [tensor.contiguous() for tensor in inputs]  # C++ code reads rows without gaps
+        batch = _Batch(len(inputs[0]), *(tensor.data_ptr() for tensor in inputs))
+        if function(self._engine, byref(batch), byref(adam.next_step()), byref(result)):
+            raise RuntimeError("torch could not multiply matrices")
+
+
+def _structure(network: networks.Network) -> tuple[Any, ...]:
+    """A network's structure, and the arrays to which it points."""
+    layout, kinds = network.layout, len(networks.Layer._fields)
+    weights = [layout.shapes[names[0]] for names in layout.names[0]]  # shapes: [out, in]
+    sizes = [inputs for _, inputs in weights] + [weights[-1][0]]
+    slots = [
+        layout.begin(names[kind]) if kind < len(names) else -1  # -1: the layer has no such parameter
+        for layers in layout.names
+        for names in layers
+        for kind in range(kinds)
+    ]
+    c_sizes, c_slots = (c_int64 * len(sizes))(*sizes), (c_int64 * len(slots))(*slots)
+    structure = _Network(
+        len(network.heads), len(weights), ctypes.addressof(c_sizes), ctypes.addressof(c_slots),
+        network.flat.data_ptr(), network.low_flat.data_ptr(), len(layout.names[0][0]) == kinds,
+    )  # fmt: skip
+    return structure, c_sizes, c_slots
+
+
+def _work(code: Library, team: int, threads_in_operators: int) -> None:
+    prepare_thread(threads_in_operators)
+    code.team_work(team)
+
+
+# -- compilation -------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def available() -> bool:
+    """Whether this machine can compile and use the C++ code. If not, a warning gives the reason."""
     began = time.monotonic()
-    log.info("compiling the update for this processor; the first compilation takes about 20 s")
-    noise = torch.randn(example.action.shape, generator=torch.Generator().manual_seed(0))
-    critics, actor, second = engine.critics_gradient, engine.actor_gradient, engine.second
-
-    def give_up(error: Exception) -> None:
-        engine.critics_gradient, engine.actor_gradient, engine.second = critics, actor, second
-        engine.compiled = False
-        cause = getattr(error, "inner_exception", error)  # torch wraps the cause
-        problem = str(cause).strip().partition("\n")[0] or type(cause).__name__
-        folder = os.environ.get(_FOLDER)
-        hint = f" ({folder} holds compiled code and can be deleted)" if folder else ""
-        log.warning("updates are not compiled and therefore slower: %s%s", problem, hint)
-        log.debug("compilation failed", exc_info=error)
-
-    def guarded(quick: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that calls ``quick``. If ``quick`` fails, the function calls ``plain``.
-
-        ``quick`` compiles again when the memory layout of its inputs changes. This compilation may fail.
-        """
-
-        def call(*inputs: Tensor) -> Any:
-            try:
-                return quick(*inputs)
-            except Exception as error:
-                give_up(error)
-                return plain(*inputs)
-
-        return call
-
-    engine.second = None
     try:
-        with torch.inference_mode(), compute.flush_denormals(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own warnings do not help the user
-            quick_critics, quick_actor = compile_whole(critics), compile_whole(actor)
-            if not _alike(critics(*example, noise), quick_critics(*example, noise)):
-                raise RuntimeError("the compiled gradient of the critics differs from the original one")
-            if not _alike(actor(example.observation), quick_actor(example.observation)):
-                raise RuntimeError("the compiled gradient of the policy differs from the original one")
-    except Exception as error:  # compilers raise many types of errors; training continues without compiled code
-        give_up(error)
-        return
-    engine.critics_gradient, engine.actor_gradient = guarded(quick_critics, critics), guarded(quick_actor, actor)
-    engine.compiled = True
-    log.info("compiled the update in %.1f s", time.monotonic() - began)
+        library()
+        check()
+    except (OSError, RuntimeError, AttributeError) as error:
+        log.warning("updates are not compiled and therefore slower: %s", error)
+        return False
+    log.info("the compiled update was ready after %.1f s", time.monotonic() - began)
+    return True
 
 
-def _folder() -> Path:
-    """The folder for compiled code in the user's cache. Each kind of processor has its own folder.
+def check() -> None:
+    """Compare two compiled updates with plain ones.
 
-    Machines may share a home folder, and code for one processor may crash a process on another processor.
+    Raises:
+        RuntimeError: they differ by more than rounding.
     """
+    config = LearnerConfig(layer_norm=True)
+    plain, quick = (kind(3, 2, (24, 16), config, seed=0) for kind in (FastTD3, CompiledTD3))
+    random = torch.Generator().manual_seed(0)
+    for _ in range(config.policy_delay):
+        batch = Batch(*(torch.rand((32, size), generator=random) for size in (3, 2, 1, 3, 1)))
+        for engine in (plain, quick):
+            engine.learn(batch)
+    for name in ("critics_adam", "actor_adam"):
+        expected, found = (getattr(engine, name).mean for engine in (plain, quick))
+        if not (found - expected).abs().max() <= _CLOSE * expected.abs().max():
+            raise RuntimeError("the compiled update differs from the plain one")
+
+
+@functools.cache
+def library() -> Library:
+    """The shared library. Compiles the source if the user's cache folder does not have its result.
+
+    Machines may share a home folder, and code for one processor may crash a process on another processor. So the name
+    of the file depends on the processor.
+
+    Raises:
+        OSError: there is no compiler, the folder is not writable, or the file is no library.
+        RuntimeError: the user has no home folder, or the compiler failed.
+    """
+    torch_folder = Path(torch.__file__).parent
+    native = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
+    flags = [*_FLAGS, native, f"-I{torch_folder / 'include'}"]
+    flags += [f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
     found = machine.describe()
-    digest = hashlib.sha256(f"{found['processor']} {found['vector']}".encode()).hexdigest()[:12]
-    return files.user_folder("XDG_CACHE_HOME", "~/.cache").absolute() / "compiled" / digest
-
-
-def _alike(expected: Any, found: Any) -> bool:
-    """Whether all tensors are equal up to rounding, and have the same memory layout. Adam relies on this layout."""
-    return all(
-        (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()) and bool((a - b).norm() <= _CLOSE * a.norm())
-        for a, b in zip(_tensors(expected), _tensors(found), strict=True)
-    )
-
-
-def _tensors(nested: Any) -> Iterator[Tensor]:
-    if isinstance(nested, Tensor):
-        yield nested
-    else:
-        for item in nested:
-            yield from _tensors(item)
+    facts = found["processor"], found["vector"], torch.__version__, machine.compiler(), flags
+    digest = hashlib.sha256(repr(facts).encode() + _SOURCE.read_bytes()).hexdigest()[:16]
+    folder = files.user_folder("XDG_CACHE_HOME", "~/.cache").absolute() / "compiled"
+    path = folder / f"{digest}.so"
+    if not path.exists():
+        log.info("compiling the update for this processor takes about 10 s")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            made = Path(temporary) / path.name
+            command = [machine.compiler(), str(_SOURCE), *flags, "-o", str(made)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                words = done.stderr.strip().splitlines() or ["no message"]
+                raise RuntimeError(f"{machine.compiler()} failed: {words[0]}")
+            os.replace(made, path)
+    return Library(path)

@@ -47,17 +47,11 @@ def choices(config: LearnerConfig, precisions: Sequence[Precision], cores: int) 
 
     If ``threads`` is ``auto``, the numbers of threads are powers of two, up to ``cores`` and at most 8.
     """
-    found = []
-    for precision in precisions:
-        if config.threads == "auto":
-            numbers = [2**power for power in range(min(cores, _MOST_THREADS).bit_length())]
-        else:
-            numbers = [config.threads]
-        if replace(config, precision=precision).compiles and config.threads_in == "critics":
-            # Compiled updates use half of the threads (see ``use_threads``), so two threads are as fast as one.
-            numbers = [number for number in numbers if number != 2] or numbers
-        found += [Choice(precision, number) for number in numbers]
-    return found
+    if config.threads == "auto":
+        numbers = [2**power for power in range(min(cores, _MOST_THREADS).bit_length())]
+    else:
+        numbers = [config.threads]
+    return [Choice(precision, number) for precision in precisions for number in numbers]
 
 
 def speeds(
@@ -87,7 +81,6 @@ class _Learner:
         self._algorithm: Algorithm = implementation(config)(*sizes, hidden, config, seed=0)
         self._batch = config.batch_size
         self._buffer = ReplayBuffer(4 * self._batch, *sizes, seed=0)
-        self._algorithm.prepare(self._buffer.example(self._batch))
         rows = 4 * self._batch
         rng, ones = np.random.default_rng(0), np.ones(rows, np.float32)
         states, actions = (rng.uniform(-1, 1, (rows, size)).astype(np.float32) for size in sizes)

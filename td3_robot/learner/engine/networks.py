@@ -1,8 +1,8 @@
 """Multilayer perceptrons with a hand-written gradient, and Adam: the inner loop of the engine.
 
 One vector holds all parameters of a network, for example of both critics. So an Adam step, a Polyak update and a change
-of precision are one call each. Forward and backward passes have no side effects, so that
-:mod:`td3_robot.learner.engine.compiled` can compile them. ``td3-robot bench learner`` measures the speed.
+of precision are one call each. :mod:`td3_robot.learner.engine.compiled` computes the same in C++.
+``td3-robot bench learner`` measures the speed.
 """
 
 from __future__ import annotations
@@ -59,6 +59,11 @@ class Layout:
             if name == low[-1]:
                 self.low_size = self.size
 
+    def begin(self, name: str) -> int:
+        """Where a parameter begins in the vector."""
+        begin: int = self._slots[name].start
+        return begin
+
     def views(self, vector: Tensor, low_vector: Tensor | None = None) -> dict[str, Tensor]:
         """Views of the parameters, by name. ``low_vector``, if given, holds the parameters in ``[0, low_size)``."""
         views = {}
@@ -95,6 +100,8 @@ class Network:
 
     Attributes:
         flat: float32[layout.size], the parameters; zero in the gaps.
+        low_flat: ``dtype``[layout.low_size], a copy for the matrix products of hidden layers. In float32 it is
+            ``flat`` itself.
         named: views of ``flat``, named ``HEAD.LAYER.weight`` and so on, see :class:`Layer`. LAYER counts from 0.
     """
 
@@ -113,9 +120,8 @@ class Network:
         self.flat = torch.zeros(layout.size, device=device)
         self.named = layout.views(self.flat)
         same = dtype == torch.float32
-        # The matrix products of hidden layers read their parameters from this vector. In float32 it is ``flat`` itself.
-        self._low_flat = self.flat if same else torch.zeros(layout.low_size, dtype=dtype, device=device)
-        views = layout.views(self.flat, self._low_flat)
+        self.low_flat = self.flat if same else torch.zeros(layout.low_size, dtype=dtype, device=device)
+        views = layout.views(self.flat, self.low_flat)
         self._layers = [[Layer(*map(views.__getitem__, names)) for names in layers] for layers in layout.names]
         # On an Intel Xeon, products in the memory layout [features, B] are up to 1.17 times as fast as in the layout
         # [B, features]. But LayerNorm and oneDNN need the layout [B, features].
@@ -138,8 +144,8 @@ class Network:
 
     def refresh(self) -> None:
         """Update the low-precision copy of the parameters after a change of ``flat``."""
-        if self._low_flat is not self.flat:
-            self._low_flat.copy_(self.flat[: self.layout.low_size])
+        if self.low_flat is not self.flat:
+            self.low_flat.copy_(self.flat[: self.layout.low_size])
 
     def polyak_update(self, other: Network, fraction: float) -> None:
         """θ ← θ + fraction (θ_other - θ)."""

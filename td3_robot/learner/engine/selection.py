@@ -7,10 +7,11 @@ from td3_robot.learner.algorithms.base import Algorithm
 from td3_robot.learner.algorithms.ddpg import DDPG
 from td3_robot.learner.algorithms.table import ALGORITHMS
 from td3_robot.learner.algorithms.td3 import TD3
-from td3_robot.learner.engine import threads
+from td3_robot.learner.engine import compiled, threads
+from td3_robot.learner.engine.compiled import CompiledTD3
 from td3_robot.learner.engine.td3 import FastTD3
 
-ENGINES: dict[type[Algorithm], type[Algorithm]] = {TD3: FastTD3, DDPG: FastTD3}
+ENGINES: dict[type[Algorithm], type[FastTD3]] = {TD3: FastTD3, DDPG: FastTD3}
 """Maps an algorithm to the engine that makes the same updates faster.
 
 A subclass of TD3 or DDPG that this table does not name has no engine.
@@ -20,13 +21,18 @@ algorithms. An engine supports all options of its algorithm, on every device.
 
 
 def implementation(config: LearnerConfig) -> type[Algorithm]:
-    """The class that makes the updates: the engine of the configured algorithm, or the algorithm itself."""
+    """The class that makes the updates: the engine of the configured algorithm, or the algorithm itself.
+
+    If the configuration asks for compiled updates, the engine is the compiled one, unless this machine has no compiler.
+    """
     algorithm: type[Algorithm] = ALGORITHMS.load(config.algorithm)
+    if algorithm in ENGINES and config.compiles and compiled.available():
+        return CompiledTD3
     return ENGINES.get(algorithm, algorithm)
 
 
 def has_engine(config: LearnerConfig) -> bool:
-    return implementation(config) in ENGINES.values()
+    return ALGORITHMS.load(config.algorithm) in ENGINES
 
 
 def use_threads(config: LearnerConfig) -> None:

@@ -15,10 +15,9 @@ from td3_robot.learner import compute
 from td3_robot.learner.algorithms import state
 from td3_robot.learner.algorithms.base import Algorithm
 from td3_robot.learner.algorithms.td3 import TD3
-from td3_robot.learner.engine import compiled
 from td3_robot.learner.engine.graph import CapturedUpdate
 from td3_robot.learner.engine.metrics import EngineMetrics
-from td3_robot.learner.engine.networks import Adam, Gradient, Layer, Network, joined
+from td3_robot.learner.engine.networks import Adam, Layer, Network, joined
 from td3_robot.learner.engine.threads import second_thread
 from td3_robot.learner.replay_buffer.buffer import Batch
 
@@ -45,10 +44,9 @@ class FastTD3(Algorithm):
 
     Attributes:
         second: a thread that computes the second critic, and half of the actor's batch. None if it does not exist.
-        critics_gradient, actor_gradient: functions that compute the gradients and have no side effects.
-            :mod:`td3_robot.learner.engine.compiled` replaces them with compiled functions.
     """
 
+    optimiser: type[Adam] = Adam
     part, means, gauges = TD3.part, TD3.means, TD3.gauges
     measured: EngineMetrics
 
@@ -75,18 +73,15 @@ class FastTD3(Algorithm):
         rate: float | Tensor = config.learning_rate
         if device.type == "cuda":  # a captured update would ignore later changes of a Python number
             rate = torch.tensor(rate, device=device)
-        self.actor_adam = Adam(self.actor, rate, config.gradient_clip)
-        self.critics_adam = Adam(self.critics, rate, config.gradient_clip)
+        self.actor_adam = self.optimiser(self.actor, rate, config.gradient_clip)
+        self.critics_adam = self.optimiser(self.critics, rate, config.gradient_clip)
         self.measured = EngineMetrics(self)
         self._loss = LOSSES[config.critic_loss]
         self.second = second_thread(config.thread_count, config.threads_in) if device.type == "cpu" else None
-        self.critics_gradient, self.actor_gradient = self._critics_gradient, self._actor_gradient
         self._captured: CapturedUpdate | None = None
 
-    def prepare(self, example: Batch) -> None:
-        """Compile the update if the configuration allows it. On a GPU with uniform replay, use CUDA graphs."""
-        if self.config.compiles:
-            compiled.use(self, example)
+    def prepare(self) -> None:
+        """On a GPU with uniform replay, use CUDA graphs."""
         if self.device.type == "cuda" and self.config.replay == "uniform":  # lap needs TD errors; a graph returns none
             self._captured = CapturedUpdate(self)
 
@@ -112,17 +107,15 @@ class FastTD3(Algorithm):
     def improve(self, batch: Batch, noise: Tensor) -> list[Tensor]:
         """Make one update with ``noise`` from :meth:`draw_noise`. Returns ``td_errors``. Never waits for the device."""
         config = self.config
-        s, a, r, s2, discount = (tensor.to(self.device) for tensor in batch)
-        errors, y, means, gradient = self.critics_gradient(s, a, r, s2, discount, noise)
-        self.critics_adam.step(gradient)
+        batch = Batch(*(tensor.to(self.device) for tensor in batch))
+        errors, y, means = self.update_critics(batch, noise)
         self.updates += 1
         self.measured.of_critics += means
         self.measured.keep(targets=y)
 
         if self.due(config.policy_delay):
             if self.updates > config.critics_first:
-                pi, loss, gradient = self.actor_gradient(s)
-                self.actor_adam.step(gradient)
+                pi, loss = self.update_actor(batch)
                 self.measured.of_actor += loss
                 self.measured.keep(policy=pi)
             self.critics_target.polyak_update(self.critics, config.polyak)
@@ -132,11 +125,10 @@ class FastTD3(Algorithm):
                 self.actor_average.polyak_update(self.actor, max(config.policy_average, 1 / made))
         return errors
 
-    def _critics_gradient(
-        self, s: Tensor, a: Tensor, r: Tensor, s2: Tensor, discount: Tensor, noise: Tensor
-    ) -> tuple[list[Tensor], Tensor, Tensor, Gradient]:
-        """The errors Q(s, a) - y of each critic; the targets y; the means of loss, Q1 and y; the critics' gradient."""
+    def update_critics(self, batch: Batch, noise: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Update the critics. Returns the errors Q(s, a) - y of each critic, y, and the means of loss, Q1 and y."""
         config = self.config
+        s, a, r, s2, discount = batch
         a2 = _rows(self._each_half(lambda s2: self.actor_target.forward(s2)[0], s2)).tanh()
         if config.target_noise:
             noise = (noise * config.target_noise).clamp(-config.target_noise_clip, config.target_noise_clip)
@@ -154,10 +146,12 @@ class FastTD3(Algorithm):
         each = self._each_critic(fit)
         errors, gradients = [error for _, error, _ in each], [gradient for _, _, gradient in each]
         means = torch.stack((reduce(torch.add, map(loss, errors)).mean(), each[0][0].mean(), y.mean()))
-        return errors, y, means, joined([gradients])
+        self.critics_adam.step(joined([gradients]))
+        return errors, y, means
 
-    def _actor_gradient(self, s: Tensor) -> tuple[Tensor, Tensor, Gradient]:
-        """π(s); the actor's loss, which is the mean of -Q1(s, π(s)); the gradient of the loss."""
+    def update_actor(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Update the actor. Returns π(s) and the actor's loss, which is the mean of -Q1(s, π(s))."""
+        s = batch.observation
 
         def half(rows: Tensor) -> tuple[Tensor, Tensor, list[Layer]]:
             output, actor_trace = self.actor.forward(rows)
@@ -168,7 +162,8 @@ class FastTD3(Algorithm):
 
         halves = self._each_half(half, s)
         pi, loss = _rows([pi for _, pi, _ in halves]), -_rows([q for q, _, _ in halves]).mean()
-        return pi, loss, joined([[gradient] for _, _, gradient in halves])
+        self.actor_adam.step(joined([[gradient] for _, _, gradient in halves]))
+        return pi, loss
 
     def _each_critic(self, work: Callable[[int], Result]) -> list[Result]:
         """The results of ``work`` for every critic. With a second thread, both critics run in parallel."""

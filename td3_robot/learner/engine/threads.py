@@ -20,7 +20,7 @@ def use_threads(threads: int, where: ThreadsIn) -> None:
     With ``operators``, every operator uses all ``threads``. With ``critics``, an engine with 2 or more ``threads`` has
     two parallel threads. The operators in each of them use half of ``threads``. Threads inside an operator synchronise
     at every operator, which is slow on a busy machine. The two parallel threads synchronise at most four times in an
-    update, but they wait for Python's lock.
+    update. Unless the update is compiled, they wait for Python's lock.
 
     Call this function before torch computes anything in this process. Torch creates its threads at the first large
     operator. They keep the denormal setting that the calling thread has at that moment.
@@ -30,13 +30,19 @@ def use_threads(threads: int, where: ThreadsIn) -> None:
         torch.zeros(_LARGE).add_(1.0)
 
 
+def has_second_thread(threads: int, where: ThreadsIn) -> bool:
+    """Whether a second thread of the engine computes in parallel with the caller's thread."""
+    return threads >= 2 and where == "critics"
+
+
 def second_thread(threads: int, where: ThreadsIn) -> ThreadPoolExecutor | None:
-    """A thread that computes in parallel with the caller's thread; None with one thread or with ``operators``."""
-    if threads < 2 or where != "critics":
+    """The second thread if there is one, see :func:`has_second_thread`."""
+    if not has_second_thread(threads, where):
         return None
-    return ThreadPoolExecutor(1, "learner", _prepare_thread, (torch.get_num_threads(),))
+    return ThreadPoolExecutor(1, "learner", prepare_thread, (torch.get_num_threads(),))
 
 
-def _prepare_thread(threads_in_operators: int) -> None:
+def prepare_thread(threads_in_operators: int) -> None:
+    """Prepare the second thread; runs in it."""
     torch.set_num_threads(threads_in_operators)
     torch.set_flush_denormal(True)

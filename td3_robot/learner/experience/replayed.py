@@ -86,10 +86,6 @@ class Replayed:
                 column[self._replayed :] = drawn
         return batch
 
-    def example(self) -> Batch:
-        """A batch of random numbers, with the size and memory layout of the batches from :meth:`take`."""
-        return self.replay.example(self._batch_size)
-
     def learned(self, td_errors: Sequence[Tensor]) -> None:
         """Use the TD errors of the update on the newest batch, see ``Algorithm.td_errors``."""
         self.replay.learned([errors[: self._replayed] for errors in td_errors])

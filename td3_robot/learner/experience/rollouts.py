@@ -102,9 +102,6 @@ class Rollouts:
         memory.numpy()[:] = rows
         return Batch(*torch.split(memory, self._widths, 1))
 
-    def example(self) -> None:
-        """Returns None: no batch is typical enough to prepare the algorithm with, because batch sizes differ."""
-
     def learned(self, td_errors: Sequence[Tensor]) -> None:
         """Does nothing: rollouts do not use TD errors."""
 

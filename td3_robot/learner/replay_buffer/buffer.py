@@ -137,11 +137,6 @@ class ReplayBuffer:
         """The row numbers of the next batch."""
         return self._random.integers(0, len(self), batch_size)
 
-    def example(self, batch_size: int) -> Batch:
-        """A batch of random numbers with the memory layout of sampled batches."""
-        generator = torch.Generator().manual_seed(0)
-        return self._batch(torch.randn((batch_size, self.rows.shape[1]), generator=generator))
-
     def _batch(self, rows: Tensor) -> Batch:
         observation, action, reward, discount, next_observation = torch.split(rows, self._widths, 1)
         return Batch(observation, action, reward, next_observation, discount)
