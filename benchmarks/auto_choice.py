@@ -23,8 +23,7 @@ AUTO: Any = "auto"
 def main() -> int:
     description = "Compare the automatic choice of threads and precision with fixed choices. Takes minutes."
     options = train.options("python benchmarks/auto_choice.py", description).parse_args()
-    compiles = not options.no_compile and 1 in options.threads  # auto may compile if a fixed choice compiles
-    report = train.measure(options, partial(automatic, "compiled auto" if compiles else "auto"))
+    report = train.measure(options, partial(automatic, "auto" if options.no_compile else "compiled auto"))
     compare(report["results"])
     return harness.show(report, options.json, lines)
 

@@ -268,7 +268,9 @@ def thread_notices(learner: LearnerConfig, cores: int) -> Sequence[str]:
 
 
 def compile_notices(learner: LearnerConfig) -> Sequence[str]:
-    """Return a warning for the user if the learner cannot compile its updates."""
-    if learner.compiles and (lack := compiler_lack()):
+    """Return lines for the user if the learner compiles its updates."""
+    if not learner.compiles:
+        return []
+    if lack := compiler_lack():
         return [f"learner.compile is true and {lack}: updates run uncompiled, which is slower"]
-    return []
+    return ["learner.compile: the first run on this machine compiles the update, which takes about 10 s"]

@@ -108,12 +108,13 @@ def test_a_notice_warns_about_threads_that_will_wait_for_each_other(
     assert all(line.startswith(begin) for line, begin in zip(found, beginnings, strict=True))
 
 
-def test_a_notice_tells_of_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", sys.executable)  # any program that exists
-    assert compile_notices(LearnerConfig(compile=True)) == []
-    monkeypatch.setenv("CXX", "/nowhere/g++")
+def test_notices_tell_of_the_first_compilation_and_of_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compile_notices(LearnerConfig()) == []
     assert compile_notices(LearnerConfig(compile=True, device="cuda")) == []
+    monkeypatch.setenv("CXX", sys.executable)  # any program that exists
+    (line,) = compile_notices(LearnerConfig(compile=True))
+    assert line == "learner.compile: the first run on this machine compiles the update, which takes about 10 s"
+    monkeypatch.setenv("CXX", "/nowhere/g++")
     (line,) = compile_notices(LearnerConfig(compile=True))
     assert line.startswith(
         "learner.compile is true and there is no C++ compiler '/nowhere/g++' (to use another one, set CX"
