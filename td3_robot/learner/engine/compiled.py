@@ -37,12 +37,12 @@ from td3_robot.util import files, machine
 log = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).with_name("update.cpp")
-# The compiler may reorder sums, but must respect values that are not numbers.
+# The compiler may reorder sums, but NaN must stay NaN.
 _FLAGS = (
     "-std=c++20", "-O3", "-shared", "-fPIC",
     "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
 )  # fmt: skip
-_CLOSE = 1e-3  # largest difference between a compiled and a plain update, as a fraction of the largest step
+_CLOSE = 1e-3  # largest difference of Adam's means after compiled and plain updates, divided by the largest mean
 
 
 # -- structures of update.cpp ------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class CompiledTD3(FastTD3):
         config = self.config
         networks_ = self.actor, self.actor_target, self.critics, self.critics_target
         structures = [_structure(network) for network in networks_]
-        self._in_use = structures  # C++ code knows the addresses
+        self._in_use = structures  # keeps the arrays in memory: C++ code has their addresses
         settings = _Settings(
             *(structure for structure, *_ in structures), config.precision == "bf16", config.critic_loss == "huber",
             config.target_noise, config.target_noise_clip,
@@ -238,7 +238,7 @@ def check() -> None:
 
 @functools.cache
 def library() -> Library:
-    """The shared library. Compiles the source if the user's cache folder does not have its result.
+    """The shared library. Compiles ``update.cpp`` unless the user's cache folder already has the library.
 
     Machines may share a home folder, and code for one processor may crash a process on another processor. So the name
     of the file depends on the processor.

@@ -1,7 +1,7 @@
 // The update of TD3 and DDPG: what td3.py and networks.py compute, in C++. compiled.py calls it.
 //
 // Arrays inside a pass have the shape [features, B], so every inner loop runs along the batch. T is the number type of
-// the matrix products in hidden layers: float or bfloat16. All other sums are in float. torch computes the products.
+// the matrix products in hidden layers: float or bfloat16. All other arithmetic is in float. torch computes the products.
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
@@ -70,7 +70,8 @@ constexpr int64_t MOST_LAYERS = 64;  // the configuration allows 9
 struct Team {
   const void* work = nullptr;
   void (*call)(const void*, int64_t) = nullptr;
-  // Numbers of the newest work: asked for, with a taken share 1, and done.
+  // Work is numbered. asked: the newest work. taken: the newest work whose share 1 a thread has taken. done: the newest
+  // work whose share 1 is done.
   std::atomic<uint32_t> asked{0}, taken{0}, done{0};
   std::atomic<bool> ended{false};
 
@@ -154,19 +155,20 @@ void multiply(const Matrix<T>& out, const Matrix<T>& a, const Matrix<T>& b) {
 
 // -- networks ------------------------------------------------------------------------------------------------------
 
-// Memory that begins on a cache line. Then a matrix product always adds in the same order.
+// Memory that begins on a cache line. The address of a matrix can change the order in which a product adds, so all
+// matrices have the same alignment.
 struct alignas(64) Line {
   char bytes[64];
 };
 
-// Enough memory for `count` values.
+// Enlarges `memory` to `count` values or more, and returns its address.
 template <class T>
 T* grown(std::vector<Line>& memory, int64_t count) {
   memory.resize(std::max(memory.size(), (count * sizeof(T) + sizeof(Line) - 1) / sizeof(Line)));
   return reinterpret_cast<T*>(memory.data());
 }
 
-// A gradient, in vectors like those of a network.
+// A gradient. Its vectors have the same layout as those of a network.
 template <class T>
 struct Gradient {
   std::vector<Line> memory, low_memory;
@@ -199,7 +201,7 @@ struct Pass {
     place(grown<char>(memory, place(nullptr) - static_cast<char*>(nullptr)));
   }
 
-  // Gives every array its place from `next` on, and returns the end.
+  // Places the arrays one after another, beginning at `next`. Returns the address after the last array.
   char* place(char* next) {
     auto take = [&next]<class U>(U*& array, int64_t count) {
       array = reinterpret_cast<U*>(next);
@@ -252,7 +254,7 @@ struct Pass {
       }
   }
 
-  // y = relu(scale * x + shift) for one neuron. If x is not a number, neither is y.
+  // y = relu(scale * x + shift) for one neuron. A NaN in x gives a NaN in y.
   template <class U>
   void relu(T* y, const U* x, float scale, float shift) const {
     for (int64_t b = 0; b < B; b++) {
@@ -283,8 +285,8 @@ struct Pass {
     }
   }
 
-  // Starts from `d_outputs`: [out, B]. Writes the gradient of the head's parameters to `gradient`, or the gradient with
-  // respect to `columns` inputs from `first` on to `d_x`: [columns, B]. The other one is null.
+  // Begins with `d_outputs`: [out, B]. Writes the gradient of the head's parameters to `gradient` unless it is null.
+  // Writes the gradient of the inputs `first` to `first + columns - 1` to `d_x` unless it is null: [columns, B].
   void backward(Gradient<T>* gradient, float* d_x = nullptr, int64_t first = 0, int64_t columns = 0) {
     int64_t in = network.sizes[last], out = network.sizes[last + 1];
     for (int64_t o = 0; o < out; o++) keep(gradient, last, BIAS, o, sum(d_outputs + o * B));
@@ -327,7 +329,7 @@ struct Pass {
     return sum;
   }
 
-  // From the gradient with respect to the output of one neuron, to that with respect to the input of its ReLU.
+  // The backward pass through the ReLU of one neuron. Writes to `d_norm` with LayerNorm, and else to `d`.
   template <class U>
   void relu_backward(Gradient<T>* gradient, int64_t i, int64_t f, const U* d_output) {
     const T* output = inputs[i + 1] + f * B;
@@ -388,7 +390,8 @@ float sum_of_squares(int64_t count, const G* g, const G* other) {
   return sum;
 }
 
-// `low` may be null. All numbers are arguments, so that the compiler knows that the loop does not change them.
+// `low` may be null. Scalars are arguments, not fields of a structure: then the compiler knows that the loop does not
+// change them.
 template <class T, class G>
 void adam_loop(int64_t count, float* p, float* mean, float* square, T* low, const G* g, const G* other, float shrink,
                float rate, float root) {
@@ -401,7 +404,8 @@ void adam_loop(int64_t count, float* p, float* mean, float* square, T* low, cons
   }
 }
 
-// Calls visit(slot, count, whether `low` has a copy, gradient, second gradient or null) for each parameter of a head.
+// Calls visit(slot, count, copies, g, other) for each parameter of a head. copies: whether `low` has a copy of the
+// parameter. g and other: its gradients; `other` may be null.
 template <class T, class Visit>
 void each_parameter(const Network& network, int64_t head, const Gradient<T>& g, const Gradient<T>* other,
                     const Visit& visit) {
@@ -469,7 +473,8 @@ struct TD3 : Engine {
     }
   }
 
-  // Calls work(share, head, begin, end) for two heads, or with a team for two halves of the rows.
+  // Calls work(share, head, begin, end). Two heads: one share for each head, with all rows. One head: with a team, one
+  // share for each half of the rows; without a team, one share.
   template <class Work>
   void each_share(int64_t heads, int64_t rows, const Work& work) {
     int64_t halves = heads == 1 && team && rows > 1 ? 2 : 1, half = (rows + 1) / 2;
@@ -572,7 +577,7 @@ struct TD3 : Engine {
     *result.loss = -mean(q.data(), B);
   }
 
-  // min Q'(s', a'). It is not a number if one of the two is not.
+  // min Q'(s', a'); NaN if one of the two is NaN.
   float least(const float* next_q, int64_t B) const {
     float one = next_q[0], other = heads == 2 ? next_q[B] : one;
     return one < other || one != one ? one : other;
@@ -610,7 +615,8 @@ void team_end(Team* team) {
   team->asked.notify_one();
 }
 
-// `size` and `low_size` are large enough for the vectors of actor and critics. `team` may be null.
+// size, low_size: the number of elements in the longer one of the two `flat` vectors of actor and critics, and in the
+// longer one of the two `low` vectors. `team` may be null.
 Engine* engine_new(const Settings* settings, Team* team, int64_t size, int64_t low_size) {
   if (settings->bf16) return new TD3<bfloat16>(*settings, team, size, low_size);
   return new TD3<float>(*settings, team, size, low_size);

@@ -28,7 +28,10 @@ needs_compiler = pytest.mark.skipif(machine.compiler_lack() is not None, reason=
 
 
 def pair(config: LearnerConfig, hidden: tuple[int, ...] = (24, 16)) -> tuple[FastTD3, CompiledTD3]:
-    """A plain and a compiled engine with the same weights. With larger ones, some target actions reach a limit."""
+    """A plain and a compiled engine with the same weights.
+
+    The actor's last weights are 8 times as large as usual, so that some target actions reach a limit.
+    """
     engines = FastTD3(O, A, hidden, config, seed=11), CompiledTD3(O, A, hidden, config, seed=11)
     for engine in engines:
         tensors_of(engine)[f"actor.{len(hidden)}.weight"].mul_(8)
@@ -40,7 +43,8 @@ def pair(config: LearnerConfig, hidden: tuple[int, ...] = (24, 16)) -> tuple[Fas
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_compiled_updates_equal_plain_updates(config: LearnerConfig, threads: int) -> None:
-    """They differ only by rounding. tests/learner/engine/test_td3.py explains why a limit of 5e-5 finds wrong updates.
+    """They differ only by rounding. tests/learner/engine/test_td3.py explains why a tolerance of 5e-5 detects a wrong
+    update.
 
     The test covers three hidden layers, and batches with an odd number of rows, which have unequal halves.
     """
@@ -61,9 +65,10 @@ def test_compiled_updates_equal_plain_updates(config: LearnerConfig, threads: in
 @needs_compiler
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_compiled_bfloat16_is_as_exact_as_plain_bfloat16(layer_norm: bool) -> None:
-    """Both differ from float32 by rounding. The error of all compiled gradients together is at most 1.2 times as large.
+    """Both differ from float32 by rounding.
 
-    With this seed it is 0.8 to 0.9 times as large.
+    The total error of the compiled gradients is at most 1.2 times that of the plain ones. With this seed, the factor is
+    0.8 to 0.9.
     """
     config = LearnerConfig(layer_norm=layer_norm, threads=2)
     (exact, _), (plain, quick) = (pair(replace(config, precision=each), (400, 300)) for each in ("fp32", "bf16"))
@@ -101,8 +106,8 @@ def test_compiled_updates_are_deterministic_and_a_restored_engine_continues(prec
 
 
 @needs_compiler
-def test_batch_sizes_may_change_and_numbers_may_be_wrong() -> None:
-    """After a number that is not one, all weights that depend on it are not numbers, as in the plain engine."""
+def test_batch_sizes_may_change_and_nan_spreads_as_in_the_plain_engine() -> None:
+    """After a reward that is NaN, the same weights are NaN as in the plain engine."""
     plain, quick = pair(LearnerConfig(threads=2))
     for size in (32, 1, 33, 32):
         for batch in batches(2, seed=size, size=size):
