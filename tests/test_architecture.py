@@ -139,7 +139,7 @@ def runtime_imports(module: Path, *, inside_functions: bool) -> set[str]:
 
 @pytest.mark.parametrize("core", CORES)
 def test_cores_do_no_io(core: str) -> None:
-    """Neither a core nor a module of this project that it imports may use I/O, clocks, threads or torch.compile.
+    """Neither a core nor a module of this project that it imports may use I/O, clocks or threads.
 
     An import inside a function counts only in the core's package. In other packages, the function may be one that
     only nodes call, for example ``Bundle.load_with_bytes``.
@@ -152,7 +152,6 @@ def test_cores_do_no_io(core: str) -> None:
         name = queue.pop()
         file = module_file(name)
         assert file, f"{name} does not exist"
-        assert "torch.compile(" not in file.read_text(encoding="utf-8"), chains[name]
         for item in sorted(runtime_imports(file, inside_functions=name.startswith(package))):
             if item.split(".")[0] in IO:
                 found.append(f"{chains[name]} imports {item}")

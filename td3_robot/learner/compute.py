@@ -41,13 +41,13 @@ def bf16_problem(device: torch.device = CPU) -> str | None:
 
     On a CPU, the function measures whether bf16 is faster than fp32, because on some CPUs with AVX-512 BF16 it is not.
     """
-    if (lack := _bf16_lack(device)) or device.type != "cpu":
+    if (lack := bf16_lack(device)) or device.type != "cpu":
         return lack
     speed = bf16_speed()
     return None if speed > 1 else f"processor multiplies bf16 at {speed:.2f} times the speed of fp32 (measured)"
 
 
-def _bf16_lack(device: torch.device) -> str | None:
+def bf16_lack(device: torch.device) -> str | None:
     """What a device lacks for bf16; None if it supports bf16. A device without support emulates bf16 slowly.
 
     A processor needs AVX-512 BF16 or AMX. An NVIDIA GPU needs compute capability 8.0 (Ampere).
@@ -96,7 +96,7 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
     # On a GPU, bf16 is slower for small networks: kernel launches limit the speed, and bf16 needs more launches.
     if wanted == "fp32" or (wanted == "auto" and device.type != "cpu"):
         return "fp32"
-    problem = bf16_problem(device) if begins or wanted == "auto" else _bf16_lack(device)
+    problem = bf16_problem(device) if begins or wanted == "auto" else bf16_lack(device)
     if wanted == "bf16" and problem:
         raise ConfigError(f"learner.precision is 'bf16': this {problem}; allowed here: fp32, auto")
     return "fp32" if problem else "bf16"

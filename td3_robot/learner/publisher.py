@@ -60,7 +60,7 @@ class Publisher:
             {
                 **self._provenance,
                 "precision": learner.precision,
-                **({"compiled": "C++" if training.algorithm.compiled else False} if learner.compiles else {}),
+                **({"compiled": training.algorithm.compiled} if learner.compiles else {}),
                 "version": self.version,
                 "updates": self._learning.updates,
                 "env_steps": self._learning.env_steps,

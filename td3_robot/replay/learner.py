@@ -23,6 +23,7 @@ from td3_robot.config.schema import Config, NetworkConfig
 from td3_robot.core_types import ROBOT_ROLES, Input, Output, Peer
 from td3_robot.errors import BundleError, SessionError
 from td3_robot.learner import compute
+from td3_robot.learner.checkpointing.state import compiled_how
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.engine import selection
 from td3_robot.learner.factory import make_core
@@ -42,7 +43,6 @@ _COUNTED = ("begun", "transitions", "gaps", "missed", "cut")
 _NEVER = 2**40  # environment steps; no recording has so many
 _PACKAGES = ("numpy", "torch")
 _TIMED = ("wall_s", "steps_per_s", "updates_per_s")
-_COMPILED: dict[Any, str] = {False: "not compiled", "C++": "compiled", True: "compiled by an earlier version"}
 _CONTINUED = "the learner continued from a checkpoint or a replay file, which the recording does not contain"
 
 
@@ -238,7 +238,7 @@ class _Learner:
         weights = [message for message in recorded if isinstance(message, Weights) and message.payload]
         if self.core is None or self.core.spec is None or not weights:
             return
-        now = "C++" if self.core.training.algorithm.compiled else False
+        now = self.core.training.algorithm.compiled
         try:  # a learner that restarted on another machine may have compiled only its first or only its last updates
             then = [Bundle.decode(weights[at].payload).provenance.get("compiled", False) for at in (0, -1)]
         except BundleError:
@@ -246,8 +246,8 @@ class _Learner:
         other = next((way for way in then if way != now), now)
         if other != now:
             self.problem = (
-                f"the learner's {'first or last ' * (now in then)}updates were {_COMPILED.get(other, other)}; "
-                f"replay's updates are {_COMPILED[now]}"
+                f"the learner's {'first or last ' * (now in then)}updates were {compiled_how(other)}; "
+                f"replay's updates are {compiled_how(now)}"
             )
 
 

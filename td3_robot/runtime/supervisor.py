@@ -31,7 +31,7 @@ from td3_robot.transport.link import ServerLink
 READY_TIMEOUT = 300.0
 """Seconds within which a started process must report that it is ready.
 
-A learner may compile its updates first. Compiling takes 20 s, or some minutes on a small or busy machine.
+A learner may compile its updates first. Compiling takes about 10 s, or some minutes on a small or busy machine.
 """
 _STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, float("inf")))
 """Signals that stop a process, each with the seconds to wait after it. The learner saves a checkpoint after SIGINT."""

@@ -34,6 +34,11 @@ def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
+def processor() -> str:
+    """Return the name of the processor and all its features."""
+    return f"{platform.machine()} {_cpuinfo('model name')} {_cpuinfo('flags') or _cpuinfo('Features')}"
+
+
 def load() -> float:
     """Return the load average of the last minute."""
     return round(os.getloadavg()[0], 2)

@@ -217,7 +217,7 @@ def test_resolve_gives_the_settings_that_this_process_would_use() -> None:
     config, memory, notices = resolve(parse(small), sizes)
     device = compute.device("auto")
     found = config.learner.precision
-    measured = device.type == "cpu" and compute._bf16_lack(device) is None
+    measured = device.type == "cpu" and compute.bf16_lack(device) is None
     # The child process measures bf16 itself, so its choice can differ from the choice of this process.
     assert found in (("fp32", "bf16") if measured else (compute.precision("auto", device),))
     assert config.learner.device == device.type

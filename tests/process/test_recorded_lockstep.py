@@ -17,6 +17,8 @@ LOCKSTEP = (
     "checkpoint.every=250",
     "learner.publish_every=100",
     "learner.replay_ratio=0.2",
+    "learner.compile=true",
+    "learner.threads=2",
 )
 
 

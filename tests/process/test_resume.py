@@ -37,6 +37,8 @@ LOCKSTEP = (
     "checkpoint.every=400",
     f"evaluation.every={STEPS // 4}",
     "evaluation.episodes=1",
+    "learner.compile=true",
+    "learner.threads=2",
 )
 """The buffer fills long before the end, so the tests also compare which rows the runs overwrite.
 

@@ -64,7 +64,7 @@ class Algorithm:
         random: the generator of all random numbers. It is on the CPU, so that the numbers are the same on every device.
         td_errors: δ = Q(s, a) - y in the newest update, one float32[B, 1] for each critic. Prioritised replay reads
             them. Empty if the algorithm computes no such errors.
-        compiled: whether compiled code makes the updates, see :mod:`td3_robot.learner.engine.compiled`.
+        compiled: ``C++`` if compiled code makes the updates (see :mod:`td3_robot.learner.engine.compiled`), else False.
     """
 
     consumes: ClassVar[Literal["transitions", "rollouts"]] = "transitions"
@@ -96,7 +96,7 @@ class Algorithm:
         self.random = torch.Generator().manual_seed(seed)
         self.updates = 0
         self.td_errors: Sequence[Tensor] = ()
-        self.compiled = False
+        self.compiled: Literal["C++", False] = False
         self.measured = RunningMetrics(self.means, self.gauges)
         self.build()
 

@@ -92,10 +92,11 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
     elif difference := core.spec.difference(spec):
         raise BundleError(f"checkpoint of another robot: {difference}")
     with reading(what):
-        if (was := scalars["compiled"]) != core.training.algorithm.compiled:
+        if (was := scalars["compiled"]) != (now := core.training.algorithm.compiled):
             log.warning(
-                "before the checkpoint, updates were %scompiled; now they are%s, so they round differently",
-                *("", " not") if was else ("not ", ""),
+                "before the checkpoint, updates were %s; now they are %s, so they round differently",
+                compiled_how(was),
+                compiled_how(now),
             )
         for name, part in core.training.parts().items():
             part.restore(_part(arrays, f"{name}."), scalars["parts"][name])
@@ -135,3 +136,8 @@ def _array(payload: bytes) -> NDArray[np.uint8]:
 
 def _part(arrays: Arrays, prefix: str) -> Arrays:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def compiled_how(value: object) -> str:
+    """How updates were compiled, in words. ``value`` is an ``Algorithm.compiled``; earlier versions stored True."""
+    return {"C++": "compiled", "True": "compiled by an earlier version"}.get(str(value), "not compiled")

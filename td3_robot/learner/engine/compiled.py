@@ -12,10 +12,8 @@ import functools
 import hashlib
 import logging
 import math
-import os
 import platform
 import subprocess
-import tempfile
 import threading
 import time
 import weakref
@@ -28,6 +26,7 @@ import torch
 from torch import Tensor
 
 from td3_robot.config.learner import LearnerConfig
+from td3_robot.learner.compute import CPU, Precision, bf16_lack
 from td3_robot.learner.engine import networks
 from td3_robot.learner.engine.td3 import FastTD3
 from td3_robot.learner.engine.threads import has_second_thread, prepare_thread
@@ -40,9 +39,10 @@ _SOURCE = Path(__file__).with_name("update.cpp")
 # The compiler may reorder sums, but NaN must stay NaN.
 _FLAGS = (
     "-std=c++20", "-O3", "-shared", "-fPIC",
-    "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math",
+    "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-fno-finite-math-only",
 )  # fmt: skip
-_CLOSE = 1e-3  # largest difference of Adam's means after compiled and plain updates, divided by the largest mean
+# Largest difference of Adam's means after compiled and plain updates, relative to these means.
+_CLOSE: dict[Precision, float] = {"fp32": 1e-3, "bf16": 0.2}
 
 
 # -- structures of update.cpp ------------------------------------------------------------------------------------------
@@ -89,6 +89,7 @@ class Library:
         self.team_new = self._function(library.team_new, c_void_p)
         self.team_work = self._function(library.team_work, None, c_void_p)
         self.team_end = self._function(library.team_end, None, c_void_p)
+        self.team_delete = self._function(library.team_delete, None, c_void_p)
         self.engine_new = self._function(library.engine_new, c_void_p, POINTER(_Settings), c_void_p, c_int64, c_int64)
         self.engine_delete = self._function(library.engine_delete, None, c_void_p)
         update = c_void_p, POINTER(_Batch), POINTER(_Adam)
@@ -133,7 +134,7 @@ class CompiledTD3(FastTD3):
 
     def build(self) -> None:
         super().build()
-        self.compiled = True
+        self.compiled = "C++"
         self._code = code = library()
         config = self.config
         networks_ = self.actor, self.actor_target, self.critics, self.critics_target
@@ -148,11 +149,13 @@ class CompiledTD3(FastTD3):
             team = code.team_new()
             arguments = code, team, torch.get_num_threads()
             threading.Thread(target=_work, args=arguments, name="learner", daemon=True).start()
-            weakref.finalize(self, code.team_end, team)
+            weakref.finalize(self, code.team_end, team).atexit = False  # other threads may still learn
         actor, critics = self.actor.layout, self.critics.layout
         size, low_size = max(actor.size, critics.size), max(actor.low_size, critics.low_size)
         self._engine = code.engine_new(byref(settings), team, size, low_size)
-        weakref.finalize(self, code.engine_delete, self._engine)
+        if not self._engine:
+            raise RuntimeError("C++ code could not create the engine")
+        weakref.finalize(self, code.engine_delete, self._engine).atexit = False
 
     def update_critics(self, batch: Batch, noise: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
         rows = len(noise)
@@ -173,7 +176,7 @@ class CompiledTD3(FastTD3):
         inputs = [tensor.contiguous() for tensor in inputs]  # C++ code reads rows without gaps
         batch = _Batch(len(inputs[0]), *(tensor.data_ptr() for tensor in inputs))
         if function(self._engine, byref(batch), byref(adam.next_step()), byref(result)):
-            raise RuntimeError("torch could not multiply matrices")
+            raise RuntimeError("the compiled update failed: too little memory, or torch could not multiply matrices")
 
 
 def _structure(network: networks.Network) -> tuple[Any, ...]:
@@ -198,6 +201,7 @@ def _structure(network: networks.Network) -> tuple[Any, ...]:
 def _work(code: Library, team: int, threads_in_operators: int) -> None:
     prepare_thread(threads_in_operators)
     code.team_work(team)
+    code.team_delete(team)
 
 
 # -- compilation -------------------------------------------------------------------------------------------------------
@@ -210,7 +214,7 @@ def available() -> bool:
     try:
         library()
         check()
-    except (OSError, RuntimeError, AttributeError) as error:
+    except (OSError, RuntimeError, AttributeError) as error:  # AttributeError: the library lacks a function
         log.warning("updates are not compiled and therefore slower: %s", error)
         return False
     log.info("the compiled update was ready after %.1f s", time.monotonic() - began)
@@ -218,22 +222,25 @@ def available() -> bool:
 
 
 def check() -> None:
-    """Compare two compiled updates with plain ones.
+    """Compare two compiled updates with plain ones: in float32 and, if the processor has it, in bfloat16.
 
     Raises:
         RuntimeError: they differ by more than rounding.
     """
-    config = LearnerConfig(layer_norm=True)
-    plain, quick = (kind(3, 2, (24, 16), config, seed=0) for kind in (FastTD3, CompiledTD3))
-    random = torch.Generator().manual_seed(0)
-    for _ in range(config.policy_delay):
-        batch = Batch(*(torch.rand((32, size), generator=random) for size in (3, 2, 1, 3, 1)))
-        for engine in (plain, quick):
-            engine.learn(batch)
-    for name in ("critics_adam", "actor_adam"):
-        expected, found = (getattr(engine, name).mean for engine in (plain, quick))
-        if not (found - expected).abs().max() <= _CLOSE * expected.abs().max():
-            raise RuntimeError("the compiled update differs from the plain one")
+    precisions: list[Precision] = ["fp32"] if bf16_lack(CPU) else ["fp32", "bf16"]
+    for precision in precisions:
+        config = LearnerConfig(layer_norm=True, threads=2, precision=precision)
+        plain, quick = (kind(3, 2, (24, 16), config, seed=0) for kind in (FastTD3, CompiledTD3))
+        random = torch.Generator().manual_seed(0)
+        for _ in range(config.policy_delay):
+            rows = torch.rand((32, 10), generator=random)  # as from the replay buffer: a batch is columns of it
+            batch = Batch(*torch.split(rows, [3, 2, 1, 3, 1], 1))
+            for engine in (plain, quick):
+                engine.learn(batch)
+        for name in ("critics_adam", "actor_adam"):
+            expected, found = (getattr(engine, name).mean for engine in (plain, quick))
+            if not (found - expected).norm() <= _CLOSE[precision] * expected.norm():
+                raise RuntimeError(f"the compiled update in {precision} differs from the plain one")
 
 
 @functools.cache
@@ -244,27 +251,26 @@ def library() -> Library:
     of the file depends on the processor.
 
     Raises:
-        OSError: there is no compiler, the folder is not writable, or the file is no library.
+        OSError: there is no compiler, the folder is not writable, or the library cannot be loaded.
         RuntimeError: the user has no home folder, or the compiler failed.
     """
     torch_folder = Path(torch.__file__).parent
     native = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
     flags = [*_FLAGS, native, f"-I{torch_folder / 'include'}"]
     flags += [f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
-    found = machine.describe()
-    facts = found["processor"], found["vector"], torch.__version__, machine.compiler(), flags
+    compiler = machine.compiler()
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    facts = machine.processor(), torch.__version__, compiler, version, flags
     digest = hashlib.sha256(repr(facts).encode() + _SOURCE.read_bytes()).hexdigest()[:16]
     folder = files.user_folder("XDG_CACHE_HOME", "~/.cache").absolute() / "compiled"
     path = folder / f"{digest}.so"
     if not path.exists():
         log.info("compiling the update for this processor takes about 10 s")
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            made = Path(temporary) / path.name
-            command = [machine.compiler(), str(_SOURCE), *flags, "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        with files.replacing(path, mode=0o755) as made:
+            command = [compiler, str(_SOURCE), *flags, "-o", str(made)]
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
             if done.returncode:
-                words = done.stderr.strip().splitlines() or ["no message"]
-                raise RuntimeError(f"{machine.compiler()} failed: {words[0]}")
-            os.replace(made, path)
+                lines = done.stderr.strip().splitlines() or ["no message"]
+                raise RuntimeError(f"{compiler} failed: {next((line for line in lines if 'error' in line), lines[0])}")
     return Library(path)

@@ -1,7 +1,8 @@
 // The update of TD3 and DDPG: what td3.py and networks.py compute, in C++. compiled.py calls it.
 //
 // Arrays inside a pass have the shape [features, B], so every inner loop runs along the batch. T is the number type of
-// the matrix products in hidden layers: float or bfloat16. All other arithmetic is in float. torch computes the products.
+// the matrix products in hidden layers: float or bfloat16. All other arithmetic is in float. torch computes the
+// products.
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
@@ -66,7 +67,8 @@ constexpr int64_t MOST_LAYERS = 64;  // the configuration allows 9
 // -- two threads ---------------------------------------------------------------------------------------------------
 
 // The caller's thread and a second thread. Work has two shares. The caller computes share 0. Whoever is free first
-// computes share 1.
+// computes share 1. Numbers that a thread may sleep on are stored sequentially consistent: else libstdc++ may look for
+// sleeping threads before the number is visible to them.
 struct Team {
   const void* work = nullptr;
   void (*call)(const void*, int64_t) = nullptr;
@@ -100,7 +102,7 @@ void each(Team* team, int64_t shares, const Work& work) {
   team->work = &work;
   team->call = [](const void* it, int64_t share) { (*static_cast<const Work*>(it))(share); };
   uint32_t number = team->asked.load(std::memory_order_relaxed) + 1;
-  team->asked.store(number, std::memory_order_release);
+  team->asked.store(number);
   team->asked.notify_one();
   work(0);
   if (team->take(number)) {
@@ -192,35 +194,39 @@ struct Pass {
   float* d_norm;                   // gradient with respect to the output of LayerNorm: [out, B]
   float *sums, *outputs, *d_outputs;
 
-  explicit Pass(const Network& network) : network(network), last(network.layers - 1) {}
+  explicit Pass(const Network& network) : network(network), last(network.layers - 1) {
+    if (network.layers > MOST_LAYERS) throw std::runtime_error("too many layers");
+  }
 
   void begin(int64_t head, int64_t rows) {
     slots = network.slots + head * network.layers * KINDS;
     if (B == rows) return;
+    B = 0;  // if there is too little memory, the next batch tries again
+    place(grown<char>(memory, place(nullptr, rows)), rows);
     B = rows;
-    place(grown<char>(memory, place(nullptr) - static_cast<char*>(nullptr)));
   }
 
-  // Places the arrays one after another, beginning at `next`. Returns the address after the last array.
-  char* place(char* next) {
-    auto take = [&next]<class U>(U*& array, int64_t count) {
-      array = reinterpret_cast<U*>(next);
-      next += (count * sizeof(U) + sizeof(Line) - 1) / sizeof(Line) * sizeof(Line);
+  // Places the arrays for this many rows one after another, beginning at `first`. Returns their size in bytes.
+  int64_t place(char* first, int64_t rows) {
+    int64_t size = 0;
+    auto take = [&]<class U>(U*& array, int64_t count) {
+      if (first) array = reinterpret_cast<U*>(first + size);
+      size += (count * sizeof(U) + sizeof(Line) - 1) / sizeof(Line) * sizeof(Line);
     };
     int64_t widest = *std::max_element(network.sizes, network.sizes + network.layers);
     for (int64_t i = 0; i < network.layers; i++) {
-      take(inputs[i], network.sizes[i] * B);
+      take(inputs[i], network.sizes[i] * rows);
       if (i == last || !network.layer_norm) continue;
-      take(normalised[i], network.sizes[i + 1] * B);
-      take(factors[i], B);
+      take(normalised[i], network.sizes[i + 1] * rows);
+      take(factors[i], rows);
     }
-    take(d, widest * B);
-    take(d_input, widest * B);
-    take(d_norm, network.layer_norm ? widest * B : 0);
-    take(sums, 2 * B);
-    take(outputs, network.sizes[last + 1] * B);
-    take(d_outputs, network.sizes[last + 1] * B);
-    return next;
+    take(d, widest * rows);
+    take(d_input, widest * rows);
+    take(d_norm, network.layer_norm ? widest * rows : 0);
+    take(sums, 2 * rows);
+    take(outputs, network.sizes[last + 1] * rows);
+    take(d_outputs, network.sizes[last + 1] * rows);
+    return size;
   }
 
   const float* high(int64_t layer, Kind kind) const { return network.flat + slots[KINDS * layer + kind]; }
@@ -430,7 +436,7 @@ float adam_step(const Network& network, const Adam& adam, int64_t head, const Gr
   each_parameter(network, head, g, other, [&](int64_t, int64_t count, bool, auto* g, decltype(g) other) {
     squares += sum_of_squares(count, g, other);
   });
-  float norm = std::sqrt(squares), ratio = adam.limit / norm, shrink = adam.limit > 0 && ratio < 1 ? ratio : 1;
+  float norm = std::sqrt(squares), ratio = adam.limit / norm, shrink = adam.limit > 0 && !(ratio >= 1) ? ratio : 1;
   each_parameter(network, head, g, other, [&](int64_t slot, int64_t count, bool copies, auto* g, decltype(g) other) {
     T* low = copies ? static_cast<T*>(network.low) + slot : nullptr;
     adam_loop(count, network.flat + slot, adam.mean + slot, adam.square + slot, low, g, other, shrink, adam.rate,
@@ -488,7 +494,7 @@ struct TD3 : Engine {
         failed = true;
       }
     });
-    if (failed) throw std::runtime_error("a share failed");
+    if (failed.exchange(false)) throw std::runtime_error("a share failed");
   }
 
   void update_critics(const Batch& batch, Adam& adam, CriticsResult& result) override {
@@ -603,23 +609,30 @@ void team_work(Team* team) {
     if (team->ended.load(std::memory_order_acquire)) break;
     if (!team->take(seen)) continue;
     team->call(team->work, 1);
-    team->done.store(seen, std::memory_order_release);
+    team->done.store(seen);
     team->done.notify_one();
   }
-  delete team;
 }
 
 void team_end(Team* team) {
-  team->ended.store(true, std::memory_order_release);
-  team->asked.fetch_add(1, std::memory_order_release);
+  team->ended = true;
+  team->asked.fetch_add(1);
   team->asked.notify_one();
 }
 
+// After team_work has returned.
+void team_delete(Team* team) { delete team; }
+
 // size, low_size: the number of elements in the longer one of the two `flat` vectors of actor and critics, and in the
 // longer one of the two `low` vectors. `team` may be null.
+// Returns null after an error.
 Engine* engine_new(const Settings* settings, Team* team, int64_t size, int64_t low_size) {
-  if (settings->bf16) return new TD3<bfloat16>(*settings, team, size, low_size);
-  return new TD3<float>(*settings, team, size, low_size);
+  try {
+    if (settings->bf16) return new TD3<bfloat16>(*settings, team, size, low_size);
+    return new TD3<float>(*settings, team, size, low_size);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
 }
 
 void engine_delete(Engine* engine) { delete engine; }

@@ -162,10 +162,15 @@ def test_resuming_in_another_precision_is_logged(world: World, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize(
-    ("before", "text"), [(True, "before the checkpoint, updates were compiled; now they are not,"), (False, "")]
+    ("before", "text"),
+    [
+        ("C++", "before the checkpoint, updates were compiled; now they are not compiled, so"),
+        (True, "before the checkpoint, updates were compiled by an earlier version; now"),
+        (False, ""),
+    ],
 )
 def test_a_checkpoint_records_whether_updates_were_compiled(
-    before: bool, text: str, world: World, caplog: pytest.LogCaptureFixture
+    before: str | bool, text: str, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After the restart, updates are not compiled, for example because this machine has no compiler."""
     world.join(world.peer("simulator", "sim-0", robots=1))
