@@ -61,7 +61,7 @@ def available_cores() -> int:
 
 def compiler() -> str:
     """Return the command of the C++ compiler. The environment variable ``CXX`` replaces the default."""
-    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
 
 
 def compiler_lack() -> str | None:

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import logging
 import math
+import os
 import platform
 import subprocess
 import threading
@@ -89,6 +90,7 @@ class Library:
         self.team_new = self._function(library.team_new, c_void_p)
         self.team_work = self._function(library.team_work, None, c_void_p)
         self.team_end = self._function(library.team_end, None, c_void_p)
+        self.team_helped = self._function(library.team_helped, c_int64, c_void_p)
         self.team_delete = self._function(library.team_delete, None, c_void_p)
         self.engine_new = self._function(library.engine_new, c_void_p, POINTER(_Settings), c_void_p, c_int64, c_int64)
         self.engine_delete = self._function(library.engine_delete, None, c_void_p)
@@ -144,9 +146,9 @@ class CompiledTD3(FastTD3):
             *(structure for structure, *_ in structures), config.precision == "bf16", config.critic_loss == "huber",
             config.target_noise, config.target_noise_clip,
         )  # fmt: skip
-        team = None
+        self._team = team = None
         if has_second_thread(config.thread_count, config.threads_in):
-            team = code.team_new()
+            self._team = team = code.team_new()
             arguments = code, team, torch.get_num_threads()
             threading.Thread(target=_work, args=arguments, name="learner", daemon=True).start()
             weakref.finalize(self, code.team_end, team).atexit = False  # other threads may still learn
@@ -156,6 +158,11 @@ class CompiledTD3(FastTD3):
         if not self._engine:
             raise RuntimeError("C++ code could not create the engine")
         weakref.finalize(self, code.engine_delete, self._engine).atexit = False
+
+    @property
+    def shares_of_second_thread(self) -> int:
+        """How many shares of the work the second thread has computed. The caller's thread computes the others."""
+        return self._code.team_helped(self._team) if self._team else 0
 
     def update_critics(self, batch: Batch, noise: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
         rows = len(noise)
@@ -259,7 +266,8 @@ def library() -> Library:
     flags = [*_FLAGS, native, f"-I{torch_folder / 'include'}"]
     flags += [f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
     compiler = machine.compiler()
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    english = {**os.environ, "LC_ALL": "C"}
+    version = subprocess.run([compiler, "--version"], capture_output=True, env=english, check=False).stdout
     facts = machine.processor(), torch.__version__, compiler, version, flags
     digest = hashlib.sha256(repr(facts).encode() + _SOURCE.read_bytes()).hexdigest()[:16]
     folder = files.user_folder("XDG_CACHE_HOME", "~/.cache").absolute() / "compiled"
@@ -269,7 +277,7 @@ def library() -> Library:
         folder.mkdir(parents=True, exist_ok=True)
         with files.replacing(path, mode=0o755) as made:
             command = [compiler, str(_SOURCE), *flags, "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=english, check=False)
             if done.returncode:
                 lines = done.stderr.strip().splitlines() or ["no message"]
                 raise RuntimeError(f"{compiler} failed: {next((line for line in lines if 'error' in line), lines[0])}")

@@ -76,6 +76,7 @@ struct Team {
   // work whose share 1 is done.
   std::atomic<uint32_t> asked{0}, taken{0}, done{0};
   std::atomic<bool> ended{false};
+  std::atomic<int64_t> helped{0};  // shares of the second thread
 
   bool take(uint32_t number) {
     uint32_t before = number - 1;
@@ -121,7 +122,7 @@ struct bfloat16 {
   bfloat16(float value) {  // rounds to nearest, ties to even
     uint32_t word;
     std::memcpy(&word, &value, sizeof word);
-    bits = (word + 0x7fff + ((word >> 16) & 1)) >> 16;
+    bits = value != value ? 0x7fc0 : (word + 0x7fff + ((word >> 16) & 1)) >> 16;
   }
   operator float() const {
     uint32_t word = uint32_t(bits) << 16;
@@ -469,6 +470,7 @@ struct TD3 : Engine {
   std::atomic<bool> failed{false};
 
   TD3(const Settings& settings, Team* team, int64_t size, int64_t low_size) : set(settings), team(team) {
+    for (auto* passes : {&actor, &actor_target, &critics, &critics_target}) passes->reserve(2);
     gradients.reserve(2);
     for (int share = 0; share < 2; share++) {
       actor.emplace_back(set.actor);
@@ -609,6 +611,7 @@ void team_work(Team* team) {
     if (team->ended.load(std::memory_order_acquire)) break;
     if (!team->take(seen)) continue;
     team->call(team->work, 1);
+    team->helped++;
     team->done.store(seen);
     team->done.notify_one();
   }
@@ -619,6 +622,8 @@ void team_end(Team* team) {
   team->asked.fetch_add(1);
   team->asked.notify_one();
 }
+
+int64_t team_helped(Team* team) { return team->helped; }
 
 // After team_work has returned.
 void team_delete(Team* team) { delete team; }

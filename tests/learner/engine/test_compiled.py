@@ -139,6 +139,19 @@ def test_batch_sizes_may_change_and_nan_spreads_as_in_the_plain_engine(clip: flo
 
 
 @needs_compiler
+def test_the_second_thread_works_and_does_not_change_the_results() -> None:
+    """With these sizes, a share takes long enough for the second thread to begin it before the first thread is free."""
+    config = LearnerConfig(threads=2)
+    one, two = (CompiledTD3(O, A, (400, 300), config, seed=3) for _ in range(2))
+    for batch in batches(40, seed=41, size=256):
+        one.learn(batch)
+        two.learn(batch)
+    assert one.shares_of_second_thread > 0
+    assert all(array.tobytes() == two.state()[0][name].tobytes() for name, array in one.state()[0].items())
+    assert CompiledTD3(O, A, (24, 16), LearnerConfig(), seed=3).shares_of_second_thread == 0
+
+
+@needs_compiler
 def test_the_second_thread_ends_with_its_engine() -> None:
     before = set(threading.enumerate())
     td3: CompiledTD3 | None = CompiledTD3(O, A, (24, 16), LearnerConfig(threads=2), seed=3)
