@@ -18,9 +18,11 @@ def test_wheel_contains_packages_and_data(wheel: Path) -> None:
     for folder in ("configs", "launch", "policies", "templates", "docs/systemd"):
         source = ROOT / folder
         shipped = {name for name in names if name.startswith(f"td3_robot/data/{source.name}/")}
-        files = [path.relative_to(source.parent) for path in source.rglob("*") if path.is_file()]
+        files = [
+            path.relative_to(source.parent) for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc"
+        ]
         assert shipped == {f"td3_robot/data/{file}" for file in files}
-    assert "td3_robot/py.typed" in names
+    assert {"td3_robot/py.typed", "td3_robot/learner/engine/update.cpp"} <= set(names)
 
 
 def test_trains_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
