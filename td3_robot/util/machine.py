@@ -22,7 +22,7 @@ def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
     All values are plain JSON. ``load`` is that of :func:`load`. ``vector`` lists the instruction sets that affect the
     order of sums in matrix products.
     """
-    flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
+    flags = _features().split()
     return {
         "processor": _cpuinfo("model name") or platform.processor() or "unknown",
         "vector": " ".join(sorted(flag for flag in flags if flag.startswith(_VECTOR))),
@@ -36,7 +36,7 @@ def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
 
 def processor() -> str:
     """Return the name of the processor and all its features."""
-    return f"{platform.machine()} {_cpuinfo('model name')} {_cpuinfo('flags') or _cpuinfo('Features')}"
+    return f"{platform.machine()} {_cpuinfo('model name')} {_features()}"
 
 
 def load() -> float:
@@ -131,6 +131,11 @@ def _left_in_groups(root: Path, path: str, limit: str, used: str, cached: str) -
             rows = (line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
             left.append(most - now + next((int(row[1]) for row in rows if row[0] == cached), 0))
     return left
+
+
+def _features() -> str:
+    """Return the features of the processor, for example its instruction sets; empty on systems other than Linux."""
+    return _cpuinfo("flags") or _cpuinfo("Features")
 
 
 def _cpuinfo(key: str) -> str:

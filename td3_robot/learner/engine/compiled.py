@@ -139,22 +139,23 @@ class CompiledTD3(FastTD3):
         self.compiled = "C++"
         self._code = code = library()
         config = self.config
-        networks_ = self.actor, self.actor_target, self.critics, self.critics_target
-        structures = [_structure(network) for network in networks_]
+        structures = [
+            _structure(network) for network in (self.actor, self.actor_target, self.critics, self.critics_target)
+        ]
         self._in_use = structures  # keeps the arrays in memory: C++ code has their addresses
         settings = _Settings(
             *(structure for structure, *_ in structures), config.precision == "bf16", config.critic_loss == "huber",
             config.target_noise, config.target_noise_clip,
         )  # fmt: skip
-        self._team = team = None
+        self._team: int | None = None
         if has_second_thread(config.thread_count, config.threads_in):
-            self._team = team = code.team_new()
-            arguments = code, team, torch.get_num_threads()
+            self._team = code.team_new()
+            arguments = code, self._team, torch.get_num_threads()
             threading.Thread(target=_work, args=arguments, name="learner", daemon=True).start()
-            weakref.finalize(self, code.team_end, team).atexit = False  # other threads may still learn
+            weakref.finalize(self, code.team_end, self._team).atexit = False  # other threads may still learn
         actor, critics = self.actor.layout, self.critics.layout
         size, low_size = max(actor.size, critics.size), max(actor.low_size, critics.low_size)
-        self._engine = code.engine_new(byref(settings), team, size, low_size)
+        self._engine = code.engine_new(byref(settings), self._team, size, low_size)
         if not self._engine:
             raise RuntimeError("C++ code could not create the engine")
         weakref.finalize(self, code.engine_delete, self._engine).atexit = False

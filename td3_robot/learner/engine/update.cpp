@@ -114,6 +114,23 @@ void each(Team* team, int64_t shares, const Work& work) {
   }
 }
 
+// Calls work(), and returns whether it threw an exception. No exception may leave a thread or C++ code.
+template <class Work>
+bool fails(const Work& work) {
+  try {
+    work();
+  } catch (const std::exception&) {
+    return true;
+  }
+  return false;
+}
+
+float sum(const float* values, int64_t count) {
+  float sum = 0;
+  for (int64_t i = 0; i < count; i++) sum += values[i];
+  return sum;
+}
+
 // -- matrices ------------------------------------------------------------------------------------------------------
 
 struct bfloat16 {
@@ -298,7 +315,7 @@ struct Pass {
   // Writes the gradient of the inputs `first` to `first + columns - 1` to `d_x` unless it is null: [columns, B].
   void backward(Gradient<T>* gradient, float* d_x = nullptr, int64_t first = 0, int64_t columns = 0) {
     int64_t in = network.sizes[last], out = network.sizes[last + 1];
-    for (int64_t o = 0; o < out; o++) keep(gradient, last, BIAS, o, sum(d_outputs + o * B));
+    for (int64_t o = 0; o < out; o++) keep(gradient, last, BIAS, o, sum(d_outputs + o * B, B));
     for (int64_t f = 0; f < in; f++) {
       std::fill_n(sums, B, 0);
       for (int64_t o = 0; o < out; o++) {
@@ -324,12 +341,6 @@ struct Pass {
         for (int64_t j = 0; j < columns * B; j++) d_x[j] = d_input[j];
       }
     }
-  }
-
-  float sum(const float* x) const {
-    float sum = 0;
-    for (int64_t b = 0; b < B; b++) sum += x[b];
-    return sum;
   }
 
   float dot(const float* x, const T* y) const {
@@ -483,20 +494,23 @@ struct TD3 : Engine {
     }
   }
 
+  // Whether the work for one head has two shares.
+  bool splits(int64_t rows) const { return team && rows > 1; }
+
   // Calls work(share, head, begin, end). Two heads: one share for each head, with all rows. One head: with a team, one
   // share for each half of the rows; without a team, one share.
   template <class Work>
-  void each_share(int64_t heads, int64_t rows, const Work& work) {
-    int64_t halves = heads == 1 && team && rows > 1 ? 2 : 1, half = (rows + 1) / 2;
-    each(team, heads * halves, [&](int64_t share) {
-      try {
-        if (halves == 2)
+  void each_share(int64_t of_heads, int64_t rows, const Work& work) {
+    bool halves = of_heads == 1 && splits(rows);
+    int64_t half = (rows + 1) / 2;
+    each(team, halves ? 2 : of_heads, [&](int64_t share) {
+      bool failed_here = fails([&] {
+        if (halves)
           work(share, 0, share ? half : 0, share ? rows : half);
         else
           work(share, share, 0, rows);
-      } catch (const std::exception&) {
-        failed = true;
-      }
+      });
+      if (failed_here) failed = true;
     });
     if (failed.exchange(false)) throw std::runtime_error("a share failed");
   }
@@ -543,7 +557,7 @@ struct TD3 : Engine {
       pass.backward(&gradients[share]);
       if (heads == 2) norms[head] = adam_step(set.critics, adam, head, gradients[share], (Gradient<T>*)nullptr);
     });
-    if (heads == 1) norms[0] = adam_step(set.critics, adam, 0, gradients[0], team && B > 1 ? &gradients[1] : nullptr);
+    if (heads == 1) norms[0] = adam_step(set.critics, adam, 0, gradients[0], splits(B) ? &gradients[1] : nullptr);
     adam.norm = std::hypot(norms[0], norms[1]);
     float loss = 0;
     for (int64_t i = 0; i < heads * B; i++) {
@@ -551,8 +565,8 @@ struct TD3 : Engine {
       loss += set.huber ? quadratic * (size - quadratic / 2) : size * size;
     }
     result.means[0] = loss / B;
-    result.means[1] = mean(q.data(), B);
-    result.means[2] = mean(result.y, B);
+    result.means[1] = sum(q.data(), B) / B;
+    result.means[2] = sum(result.y, B) / B;
   }
 
   void update_actor(const Batch& batch, Adam& adam, ActorResult& result) override {
@@ -583,20 +597,14 @@ struct TD3 : Engine {
         }
       policy.backward(&gradients[share]);
     });
-    adam.norm = adam_step(set.actor, adam, 0, gradients[0], team && B > 1 ? &gradients[1] : nullptr);
-    *result.loss = -mean(q.data(), B);
+    adam.norm = adam_step(set.actor, adam, 0, gradients[0], splits(B) ? &gradients[1] : nullptr);
+    *result.loss = -sum(q.data(), B) / B;
   }
 
   // min Q'(s', a'); NaN if one of the two is NaN.
   float least(const float* next_q, int64_t B) const {
     float one = next_q[0], other = heads == 2 ? next_q[B] : one;
     return one < other || one != one ? one : other;
-  }
-
-  static float mean(const float* values, int64_t count) {
-    float sum = 0;
-    for (int64_t i = 0; i < count; i++) sum += values[i];
-    return sum / count;
   }
 };
 
@@ -634,32 +642,24 @@ void team_delete(Team* team) { delete team; }
 // longer one of the two `low` vectors. `team` may be null.
 // Returns null after an error.
 Engine* engine_new(const Settings* settings, Team* team, int64_t size, int64_t low_size) {
-  try {
-    if (settings->bf16) return new TD3<bfloat16>(*settings, team, size, low_size);
-    return new TD3<float>(*settings, team, size, low_size);
-  } catch (const std::exception&) {
-    return nullptr;
-  }
+  Engine* made = nullptr;
+  fails([&] {
+    if (settings->bf16)
+      made = new TD3<bfloat16>(*settings, team, size, low_size);
+    else
+      made = new TD3<float>(*settings, team, size, low_size);
+  });
+  return made;
 }
 
 void engine_delete(Engine* engine) { delete engine; }
 
 // Return 0, or 1 after an error.
 int update_critics(Engine* engine, const Batch* batch, Adam* adam, CriticsResult* result) {
-  try {
-    engine->update_critics(*batch, *adam, *result);
-  } catch (const std::exception&) {
-    return 1;
-  }
-  return 0;
+  return fails([&] { engine->update_critics(*batch, *adam, *result); });
 }
 
 int update_actor(Engine* engine, const Batch* batch, Adam* adam, ActorResult* result) {
-  try {
-    engine->update_actor(*batch, *adam, *result);
-  } catch (const std::exception&) {
-    return 1;
-  }
-  return 0;
+  return fails([&] { engine->update_actor(*batch, *adam, *result); });
 }
 }
