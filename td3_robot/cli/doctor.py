@@ -138,7 +138,7 @@ def _processor() -> Finding:
 def _compiler() -> Finding:
     if lack := machine.compiler_lack():
         return Finding("C++ compiler", "no", f"{lack}: learner.compile has no effect")
-    return Finding("C++ compiler", "ok", f"{machine.compiler()}, for learner.compile")
+    return Finding("C++ compiler", "ok", f"{' '.join(machine.compiler())}, for learner.compile")
 
 
 def _realtime() -> list[Finding]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +47,8 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
 def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
     """Yield a temporary file to write in the block. At the end, flush it to the disk and rename it to ``path``.
 
-    Until then only this user can read the temporary file.
+    Args:
+        mode: the permissions of the file, less the umask of this process.
 
     Raises:
         OSError: the disk is full, the folder is not writable, or ``path`` is a folder, a device or a pipe. The old file
@@ -59,13 +60,12 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
         raise OSError(errno.EINVAL, "is a device or a pipe, not a file", str(path))
     beginning = f".{path.name}-"
     with naming(path, instead_of=beginning):
-        descriptor, temporary = tempfile.mkstemp(prefix=beginning, dir=path.parent)
-        os.close(descriptor)
+        temporary = path.parent / f"{beginning}{secrets.token_hex(4)}"
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         try:
-            yield Path(temporary)
+            yield temporary
             with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
-            os.chmod(temporary, mode)
             os.replace(temporary, path)
             _flush_folder(path.parent)
         except BaseException:

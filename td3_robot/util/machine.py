@@ -59,15 +59,18 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def compiler() -> str:
-    """Return the command of the C++ compiler. The environment variable ``CXX`` replaces the default."""
-    return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+def compiler() -> list[str]:
+    """Return the command of the C++ compiler. The environment variable ``CXX`` replaces the default.
+
+    ``CXX`` may contain options, for example ``ccache g++``.
+    """
+    return os.environ.get("CXX", "").split() or ["clang++" if sys.platform == "darwin" else "g++"]
 
 
 def compiler_lack() -> str | None:
     """Return what the learner lacks to compile its update; None if there is a C++ compiler."""
-    found = shutil.which(compiler())
-    return None if found else f"there is no C++ compiler {compiler()!r} (to use another one, set CXX)"
+    program = compiler()[0]
+    return None if shutil.which(program) else f"there is no C++ compiler {program!r} (to use another one, set CXX)"
 
 
 def resident_bytes(process: int | None = None) -> int | None:

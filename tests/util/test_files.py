@@ -36,6 +36,18 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o644)])
+def test_a_written_file_has_the_permissions_that_the_umask_leaves(umask: int, mode: int, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    before = os.umask(umask)
+    try:
+        files.write_atomically(path, b"one")
+        files.write_atomically(path, b"two")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
 def test_creating_removes_an_incomplete_file_and_refuses_an_existing_file(tmp_path: Path) -> None:
     path, link = tmp_path / "a", tmp_path / "link"
 

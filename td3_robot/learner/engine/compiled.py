@@ -7,6 +7,7 @@ parallel: the two critics, or the two halves of the batch.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -253,33 +254,53 @@ def check() -> None:
 
 @functools.cache
 def library() -> Library:
-    """The shared library. Compiles ``update.cpp`` unless the user's cache folder already has the library.
-
-    Machines may share a home folder, and code for one processor may crash a process on another processor. So the name
-    of the file depends on the processor.
+    """The shared library. Compiles ``update.cpp`` unless the user's cache folder already has a sound library.
 
     Raises:
         OSError: there is no compiler, the folder is not writable, or the library cannot be loaded.
         RuntimeError: the user has no home folder, or the compiler failed.
     """
-    torch_folder = Path(torch.__file__).parent
-    native = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
-    flags = [*_FLAGS, native, f"-I{torch_folder / 'include'}"]
-    flags += [f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
-    compiler = machine.compiler()
-    english = {**os.environ, "LC_ALL": "C"}
-    version = subprocess.run([compiler, "--version"], capture_output=True, env=english, check=False).stdout
-    facts = machine.processor(), torch.__version__, compiler, version, flags
-    digest = hashlib.sha256(repr(facts).encode() + _SOURCE.read_bytes()).hexdigest()[:16]
-    folder = files.user_folder("XDG_CACHE_HOME", "~/.cache").absolute() / "compiled"
-    path = folder / f"{digest}.so"
-    if not path.exists():
-        log.info("compiling the update for this processor takes about 10 s")
-        folder.mkdir(parents=True, exist_ok=True)
-        with files.replacing(path, mode=0o755) as made:
-            command = [compiler, str(_SOURCE), *flags, "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=english, check=False)
-            if done.returncode:
-                lines = done.stderr.strip().splitlines() or ["no message"]
-                raise RuntimeError(f"{compiler} failed: {next((line for line in lines if 'error' in line), lines[0])}")
+    path = library_file()
+    if path.exists():
+        with contextlib.suppress(OSError, AttributeError):  # the file is damaged
+            return Library(path)
+    log.info("compiling the update for this processor takes about 10 s")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.replacing(path, mode=0o755) as made:
+        command = [*machine.compiler(), str(_SOURCE), *_flags(), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=_english(), check=False)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["no message"]
+            reason = next((line for line in lines if "error" in line), lines[0])
+            raise RuntimeError(f"{' '.join(machine.compiler())} failed: {reason}")
     return Library(path)
+
+
+def library_file() -> Path:
+    """The file of the shared library.
+
+    Machines may share a home folder, and code for one processor may crash a process on another processor. So the name
+    of the file depends on the processor.
+
+    Raises:
+        OSError: there is no compiler.
+        RuntimeError: the user has no home folder.
+    """
+    compiler = machine.compiler()
+    version = subprocess.run([*compiler, "--version"], capture_output=True, env=_english(), check=False).stdout
+    facts = machine.processor(), torch.__version__, compiler, version, _flags()
+    digest = hashlib.sha256(repr(facts).encode() + _SOURCE.read_bytes()).hexdigest()[:16]
+    return files.user_folder("XDG_CACHE_HOME", "~/.cache").absolute() / "compiled" / f"{digest}.so"
+
+
+def _flags() -> list[str]:
+    """The compiler's options. The last ones name torch's headers and libraries."""
+    folder = Path(torch.__file__).parent
+    native = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
+    linked = [f"-L{folder / 'lib'}", f"-Wl,-rpath,{folder / 'lib'}", "-ltorch_cpu", "-lc10"]
+    return [*_FLAGS, native, f"-I{folder / 'include'}", *linked]
+
+
+def _english() -> dict[str, str]:
+    """The environment of a compiler that writes English messages."""
+    return {**os.environ, "LC_ALL": "C"}

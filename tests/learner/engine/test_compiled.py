@@ -197,6 +197,18 @@ def test_the_learner_compiles_once_for_a_machine(empty_cache: Path) -> None:
 
 
 @needs_compiler
+def test_a_damaged_file_in_the_cache_is_compiled_again(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``CXX`` names a compiler with an option here, as users of ccache do."""
+    monkeypatch.setenv("CXX", f"{' '.join(machine.compiler())} -w")
+    path = compiled.library_file()
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"not a library")
+    assert compiled.available()
+    assert path.read_bytes().startswith(b"\x7fELF")
+    assert list(empty_cache.iterdir()) == [path]
+
+
+@needs_compiler
 @pytest.mark.usefixtures("forgets")
 def test_wrong_compiled_code_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     right = CompiledTD3.update_critics
