@@ -70,7 +70,7 @@ class Bus(Transport):
         self._take: dict[zmq.Socket[bytes], Callable[[float], list[Input]]] = {}  # argument: the time in seconds
         self._read_other: dict[zmq.Socket[bytes], Callable[[float], None]] = {}  # for sockets that carry no messages
         self._gatekeeper: curve.Gatekeeper | None = None
-        self._pins: list[curve.Pin] = []
+        self._dialled: list[curve.Dialled] = []
         self._departures: dict[str, Departures] = {}  # by link
         self._tally = Tally()
         self._receiver = Receiver(_TURN, clock)
@@ -150,9 +150,9 @@ class Bus(Transport):
         client, socket = self.clients[link], self._sockets[link]
         with contextlib.suppress(zmq.ZMQError):  # libzmq may have closed the connection already
             socket.disconnect(client.endpoint)
-        for pin in self._pins:
-            if pin.client is client:
-                pin.moved()
+        for dialled in self._dialled:
+            if dialled.client is client:
+                dialled.moved()
         self._dial(socket, endpoint, client)
         self.join_again(link, client.hello)
 
@@ -192,10 +192,10 @@ class Bus(Transport):
         endpoints.check(endpoint, bind=False, keys=self.keys is not None)
         socket = self._socket(zmq.DEALER, {Welcome, Refused, *client.accepts})
         socket.setsockopt(zmq.IMMEDIATE, immediate)
-        if self.keys and endpoints.is_tcp(endpoint):
-            pin = curve.Pin(socket, client, self.keys, self._tally)
-            self._pins.append(pin)
-            self._register(pin.monitor, pin.read)
+        if endpoints.is_tcp(endpoint):
+            dialled = curve.Dialled(socket, client, self.keys, self._tally)
+            self._dialled.append(dialled)
+            self._register(dialled.monitor, dialled.read)
         try:
             self._dial(socket, endpoint, client)
         except EndpointError:
@@ -328,8 +328,8 @@ class Bus(Transport):
             log.warning("%s", change)
             for server in self.servers.values():
                 self._waiting += server.forget_revoked()
-        for pin in self._pins:
-            pin.turn(now)
+        for dialled in self._dialled:
+            dialled.turn(now)
         for client in self.clients.values():
             client.check()
             self._introduce(client, now)

@@ -1,4 +1,4 @@
-"""CURVE on sockets: options, access control (ZAP, ZeroMQ RFC 27), and retries after failed handshakes.
+"""CURVE on sockets: options, access control (ZAP, ZeroMQ RFC 27), and retries after failed handshakes of TCP clients.
 
 A server accepts only clients with its own key, or with a key that has a client's role on its allow-list. A client
 accepts only the server whose key it has pinned. A change of the list takes effect while nodes run. The ZAP handler runs
@@ -70,13 +70,13 @@ class Gatekeeper:
         return [version, request, b"400", b"key not allowed", b"", b""]
 
 
-class Pin:
-    """A client's connection to a server with a pinned key.
+class Dialled:
+    """A client's TCP connection. With keys, the client has pinned the key of its server.
 
     The client connects again in two cases: its handshake failed, or a changed allow-list requires another server key.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], client: ClientLink, keys: AllowList, tally: Tally) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], client: ClientLink, keys: AllowList | None, tally: Tally) -> None:
         self.client = client
         self._socket, self._keys, self._tally = socket, keys, tally
         self._retry = float("inf")  # time (s) to connect again
@@ -88,7 +88,11 @@ class Pin:
         while self.monitor.poll(0):
             self._retry = min(self._retry, now + _RETRY)
             event, link = monitor.recv_monitor_message(self.monitor)["event"], self.client.link
-            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            if self._keys is None:
+                keys = "set endpoints.keys, or --keys, to this machine's key folder"
+                text = f"link {link}: the server at {self.client.endpoint} requires keys ({keys}), or is not td3-robot"
+                self._tally.note("no-keys", text, now)
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 own = f"td3-robot keys allow {self._keys.identity.name} '{self._keys.identity.public}'"
                 text = f"link {link}: the server does not allow this machine's key; on the server's machine, run: {own}"
                 self._tally.note("not-allowed", text, now)
@@ -99,7 +103,7 @@ class Pin:
 
     def turn(self, now: float) -> None:
         """Connect again if the next attempt is due, or if a changed allow-list requires another server key."""
-        if now < self._retry and self._keys.server(self.client.link) == self._key:
+        if now < self._retry and self._wanted_key() == self._key:
             return
         self._retry = float("inf")
         with contextlib.suppress(zmq.ZMQError):  # libzmq may have closed the connection already
@@ -113,8 +117,12 @@ class Pin:
         """Forget failed handshakes at an earlier endpoint."""
         self._retry = float("inf")
 
+    def _wanted_key(self) -> str | None:
+        return self._keys.server(self.client.link) if self._keys else None
+
     def _set_keys(self) -> None:
-        self._key = self._keys.server(self.client.link)
-        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.identity.public.encode())
-        self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.identity.secret.encode())
-        self._socket.setsockopt(zmq.CURVE_SERVERKEY, self._key.encode())
+        self._key = self._wanted_key()
+        if self._keys and self._key:
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.identity.public.encode())
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.identity.secret.encode())
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, self._key.encode())

@@ -220,10 +220,15 @@ def test_a_client_without_a_key_is_refused(
     pump: Make,
     of: Make,
     stranger: Make,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """The client tries again each second, and its log names the reason."""
     server, robot, bound = linked
     client = make_locked(None)
     client.connect(bound, make_client("sim-8", client=8))
+    got, _ = pump(lambda _: client.dropped()["no-keys"] >= 2, client, server)
+    assert got == []
+    assert f"link policy: the server at {bound} requires keys (set endpoints.keys, or --keys, " in caplog.text
     plain = stranger()
     plain.connect(bound)
     plain.send_multipart([b"hello", codec.encode(make_hello(name="sim-9", client=9))])
