@@ -59,7 +59,7 @@ def train(trial: dict[str, Any], seed: int, folder: Path) -> None:
 
     def goes_on(progress: tr.TrainingProgress) -> bool:
         # A training of all ``total_steps`` ends by itself, after its last evaluation.
-        return progress.env_steps < trial["stops_at"] or trial["stops_at"] == trial["set"]["total_steps"]
+        return progress.env_steps < trial["stops_at"] or trial["stops_at"] == trial["set"].get("total_steps")
 
     if not (folder / "config.yaml").is_file():
         tr.train(trial["config"], seed=seed, out=folder, overrides=trial["set"], callback=goes_on)
