@@ -17,7 +17,7 @@ import numpy as np
 
 from td3_robot.errors import SessionError
 from td3_robot.messages import Action, Step
-from td3_robot.recording import info
+from td3_robot.recording.decoder import Decoder
 from td3_robot.recording.session_file import SessionFile
 
 Result = dict[str, Any]
@@ -93,11 +93,12 @@ def read(recordings: list[Path]) -> tuple[dict[str, list[int]], int]:
     version = 0
     for path in recordings:
         with contextlib.suppress(SessionError):  # a full disk leaves empty files
-            decode = info.decoder_of(path)
+            decode = Decoder(repr(str(path)))
             for entry in SessionFile(path).entries():  # a killed recorder leaves damage: entries() skips it
                 times[entry.topic].append(entry.received)
                 if entry.topic not in (Step.NAME, Action.NAME):
                     continue
+                decode.learn(entry)
                 message = decode(entry)
                 if isinstance(message, Step):
                     sequences[message.source, message.incarnation].add(message.sequence)

@@ -5,21 +5,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import ProtocolError, SessionError
-from td3_robot.messages import MESSAGES, Hello, Message, Step, wire_fields
+from td3_robot.messages import Action, Hello, Message, Step
 from td3_robot.recording.entries import Entry
+from td3_robot.recording.values import robot_of
 from td3_robot.transport import codec
 
 log = logging.getLogger(__name__)
-
-
-def _dimensions(message: type[Message]) -> int:
-    """The number of dimensions of the first array; 0 without an array."""
-    return next((len(wire.shape) for wire in wire_fields(message).values() if wire.kind == "array"), 0)
-
-
-_NEED_SIZES = frozenset(name for name, message in MESSAGES.items() if _dimensions(message) > 1)
 
 
 class Decoder:
@@ -45,7 +37,7 @@ class Decoder:
             SessionError: the entry is not a message of this protocol.
         """
         try:
-            sizes = self.sizes.get(codec.source_of(entry.payload)) if entry.topic in _NEED_SIZES else None
+            sizes = self.sizes.get(codec.source_of(entry.payload)) if entry.topic == Action.NAME else None
             message = codec.decode(entry.topic, entry.payload, sizes)
         except ProtocolError as error:
             raise SessionError(f"{self.label}: {entry.publisher}/{entry.topic} {entry.sequence}: {error}") from None
@@ -58,7 +50,7 @@ class Decoder:
 
     def knows(self, entry: Entry) -> bool:
         """Whether the sizes for this message are known. Also true for malformed bytes: decoding reports the error."""
-        if entry.topic not in _NEED_SIZES:
+        if entry.topic != Action.NAME:
             return True
         source = codec.source_of(entry.payload)
         return not source or source in self.sizes
@@ -68,11 +60,8 @@ class Decoder:
         if entry.publisher in self.sizes or entry.topic not in (Hello.NAME, Step.NAME):
             return
         message = self(entry)
-        if isinstance(message, Hello) and message.role in ROBOT_ROLES:
-            channels = [message.spec.get(kind) for kind in ("observations", "actions")]
-            o, a = (len(channel) if isinstance(channel, list) else 0 for channel in channels)
-            if o and a:
-                self.sizes[entry.publisher] = {"N": message.robots, "O": o, "A": a}
+        if isinstance(message, Hello) and (spec := robot_of(message)):
+            self.sizes[entry.publisher] = {"N": message.robots, "O": spec.observation_size, "A": spec.action_size}
         elif isinstance(message, Step):
             (n, o), a = message.observation.shape, message.action.shape[1]
             self.sizes[entry.publisher] = {"N": n, "O": o, "A": a}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -74,6 +73,7 @@ class Contents:
             self._timeline.add_entry(entry, missing)
         if decode:
             try:
+                decode.learn(entry)
                 self._add_decoded(entry, decode(entry))
             except SessionError as error:
                 self.problems.append(str(error))
@@ -130,7 +130,7 @@ def examine(path: Path, timeline: Timeline | None = None) -> dict[str, Any]:
         UsageError: the file has no Step of the robot that the timeline asks for.
     """
     file = SessionFile(path)
-    contents = Contents(file, decoder_of(path), timeline)
+    contents = Contents(file, Decoder(repr(str(path))), timeline)
     report = contents.report()
     metadata, problems = contents.metadata, contents.problems
     # A deployed robot has no task. Older recorders wrote the default task of the configuration.
@@ -155,15 +155,6 @@ def examine(path: Path, timeline: Timeline | None = None) -> dict[str, Any]:
         "damages": [f"byte {damage.offset}: {damage.why}" for damage in damages] + problems,
         **(timeline.report() if timeline else {}),
     }
-
-
-def decoder_of(path: Path) -> Decoder:
-    """A decoder that knows the sizes of every source in the file."""
-    decoder = Decoder(repr(str(path)))
-    for entry in SessionFile(path).entries():
-        with contextlib.suppress(SessionError):  # the caller decodes the entry again, and reports the error
-            decoder.learn(entry)
-    return decoder
 
 
 def main(arguments: Sequence[str]) -> int:

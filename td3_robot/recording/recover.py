@@ -10,8 +10,9 @@ from typing import Any
 
 from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
 from td3_robot.messages import PROTOCOL_VERSION
+from td3_robot.recording.decoder import Decoder
 from td3_robot.recording.entries import Facts, printable
-from td3_robot.recording.info import Contents, by, decoder_of
+from td3_robot.recording.info import Contents, by
 from td3_robot.recording.session_file import SessionFile
 from td3_robot.recording.writer import write
 from td3_robot.runtime.arguments import Parser
@@ -69,13 +70,9 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
 
 def _protocol(source: Path) -> str:
     """Return the protocol version of this td3-robot if all messages fit it. Otherwise raise a SessionError."""
-    decode = decoder_of(source)
-    try:
-        for entry in SessionFile(source).entries():
-            decode(entry)
-    except SessionError as error:
+    if problems := Contents(SessionFile(source), Decoder(repr(str(source)))).problems:
         words = f"its protocol version was lost, and not all messages fit version {PROTOCOL_VERSION}"
-        raise SessionError(f"{error}; {words}") from None
+        raise SessionError(f"{problems[0]}; {words}")
     return str(PROTOCOL_VERSION)
 
 
