@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from td3_robot.core_types import ROBOT_ROLES
-from td3_robot.errors import ConfigError
 from td3_robot.messages import Hello, Phase, Step
 from td3_robot.recording.poses import Poses, ends, known, radii
+from td3_robot.recording.values import robot_of
 from td3_robot.specs import RobotSpec
 
 FRAMES = 10
@@ -61,13 +60,10 @@ class Drawing:
 
     def learn(self, hello: Hello) -> None:
         """Take the specification of a source from its Hello."""
-        if hello.role not in ROBOT_ROLES:
+        spec = robot_of(hello)
+        if spec is None:  # for example a Hello that a server refused
             return
         self.sources.pop(hello.name, None)
-        try:
-            spec = RobotSpec.from_description(hello.spec)
-        except ConfigError:  # for example a Hello that a server refused
-            return
         if known(spec):
             keep(self.sources, hello.name, _Source(spec))
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import UsageError
-from td3_robot.messages import Command, Hello, LifecycleChange, Message, Start, Step
+from td3_robot.messages import Command, LifecycleChange, Message, Start, Step
 from td3_robot.recording.entries import ON_THE_WAY_NS, Entry
+from td3_robot.recording.values import robot_of
+from td3_robot.specs import Channel, RobotSpec
 
 _EVENTS = 500  # maximum number of events of one kind
 _SOURCES = 200  # maximum number of sources whose robots can be selected
 _POINTS = 2000  # minimum number of points of a long channel; the maximum is twice as many
-_KINDS = (("observation", "observations"), ("action", "actions"))
 
 
 class Timeline:
@@ -30,7 +31,7 @@ class Timeline:
         self._events: list[tuple[int, str, str]] = []  # received time (ns since 1970), kind, text
         self._counts: Counter[str] = Counter()
         self._stamps: dict[tuple[str, str], int] = {}  # by node and state: stamp of the newest change
-        self._specs: dict[str, dict[str, Any]] = {}
+        self._specs: dict[str, RobotSpec] = {}
         self._robots: dict[str, int] = {}  # number of robots of each source
         self._rows: list[tuple[int, list[float | None]]] = []  # time (ns since 1970), values
         self._steps = 0  # Steps of the selected robot
@@ -56,10 +57,10 @@ class Timeline:
             self._note(entry, "command", f"{entry.publisher} sends {message.verb}{about}{reason}")
         elif isinstance(message, Start):
             self._note(entry, "start", f"{entry.publisher} ({message.role}) starts")
-        elif isinstance(message, Hello) and message.role in ROBOT_ROLES and len(self._specs) < _SOURCES:
-            self._specs.setdefault(entry.publisher, message.spec)
         elif isinstance(message, Step):
             self._add_step(entry, message)
+        elif len(self._specs) < _SOURCES and (spec := robot_of(message)):
+            self._specs.setdefault(entry.publisher, spec)
 
     def _add_change(self, entry: Entry, change: LifecycleChange, fault: str | None) -> None:
         """Note a change of state once, although several nodes may publish it."""
@@ -129,12 +130,13 @@ class Timeline:
 
     def _channels(self) -> dict[str, Any]:
         assert self._robot
-        spec = self._specs.get(self._robot.rpartition("/")[0], {})
+        spec = self._specs.get(self._robot.rpartition("/")[0])
         rows = sorted(self._rows, key=lambda row: row[0])
         columns = [list(column) for column in zip(*(values for _, values in rows), strict=True)]
+        described = {"observation": spec.observations if spec else (), "action": spec.actions if spec else ()}
         about = [
-            _about(spec.get(plural), index, kind)
-            for (kind, plural), size in zip(_KINDS, self._sizes or (0, 0), strict=True)
+            _about(channels, index, kind)
+            for (kind, channels), size in zip(described.items(), self._sizes or (0, 0), strict=True)
             for index in range(size)
         ]
         return {
@@ -149,11 +151,10 @@ class Timeline:
         return round((time - self._begin) * 1e-9, 3)
 
 
-def _about(channels: Any, index: int, kind: str) -> dict[str, str]:
+def _about(channels: Sequence[Channel], index: int, kind: str) -> dict[str, str]:
     """The kind, name and unit of a channel. A channel that no Hello describes has its index as its name."""
-    found = channels[index] if isinstance(channels, list) and index < len(channels) else {}
-    found = found if isinstance(found, dict) else {}
-    return {"kind": kind, "name": str(found.get("name", index)), "unit": str(found.get("unit", ""))}
+    name, unit = (channels[index].name, channels[index].unit) if index < len(channels) else (str(index), "")
+    return {"kind": kind, "name": name, "unit": unit}
 
 
 def _some(names: list[str]) -> str:

@@ -14,7 +14,6 @@ from td3_robot.specs import RobotSpec
 
 Names = Mapping[str, Sequence[str]]
 """Channel names by array dimension: O for observations, A for actions."""
-_CHANNELS = {"O": "observations", "A": "actions"}
 
 
 def robot_of(message: Message) -> RobotSpec | None:
@@ -27,15 +26,10 @@ def robot_of(message: Message) -> RobotSpec | None:
 
 
 def names_of(message: Message) -> Names | None:
-    """The channel names in the Hello of a source; None for any other message."""
-    if not isinstance(message, Hello) or message.role not in ROBOT_ROLES:
+    """The channel names in the Hello of a source. None where :func:`robot_of` returns None."""
+    if (spec := robot_of(message)) is None:
         return None
-    described = {size: message.spec.get(kind) for size, kind in _CHANNELS.items()}
-    return {
-        size: [str(channel["name"]) for channel in channels if isinstance(channel, dict) and "name" in channel]
-        for size, channels in described.items()
-        if isinstance(channels, list)
-    }
+    return {size: [it.name for it in channels] for size, channels in (("O", spec.observations), ("A", spec.actions))}
 
 
 def by_topic(entry: Entry, message: Message, names: Names) -> Iterator[tuple[str, dict[str, Any]]]:
