@@ -51,7 +51,7 @@ class Foxglove:
                 schema = draft.schema()
                 channel = self._channels[draft.topic] = foxglove.Channel(
                     draft.topic,
-                    message_encoding=draft.encoding,
+                    message_encoding=schema.message_encoding,
                     schema=foxglove.Schema(name=schema.name, encoding=schema.encoding, data=schema.definition),
                     context=self._context,
                 )

@@ -62,15 +62,11 @@ class Draft(NamedTuple):
     name: str
     message: Any
 
-    @property
-    def encoding(self) -> str:
-        return "json" if isinstance(self.message, dict) else "protobuf"
-
     def schema(self) -> Schema:
         if isinstance(self.message, dict):
-            return Schema(self.name, "jsonschema", json.dumps(_schema(self.message)).encode())
+            return Schema(self.name, "jsonschema", json.dumps(_schema(self.message)).encode(), "json")
         schema = type(self.message).get_schema()
-        return Schema(schema.name, schema.encoding, schema.data)
+        return Schema(schema.name, schema.encoding, schema.data, "protobuf")
 
     def data(self) -> bytes:
         """Return the serialized message. In JSON, NaN and infinity become null."""

@@ -41,12 +41,8 @@ class Draft(NamedTuple):
     message: Any
     latched: bool = False
 
-    @property
-    def encoding(self) -> str:
-        return "cdr"
-
     def schema(self) -> Schema:
-        return Schema(self.type, "ros2msg", _STORE.generate_msgdef(self.type, ros_version=2)[0].encode())
+        return Schema(self.type, "ros2msg", _STORE.generate_msgdef(self.type, ros_version=2)[0].encode(), "cdr")
 
     def data(self) -> bytes:
         return bytes(_STORE.serialize_cdr(self.message, self.type))

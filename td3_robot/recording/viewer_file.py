@@ -19,24 +19,22 @@ from td3_robot.util import files
 
 
 class Schema(NamedTuple):
-    """A message type in an MCAP file: its name, and its definition in ``ros2msg``, ``protobuf`` or ``jsonschema``."""
+    """A message type in an MCAP file: its name, and its definition in ``ros2msg``, ``protobuf`` or ``jsonschema``.
+
+    ``message_encoding`` is the encoding of its messages: ``cdr``, ``protobuf`` or ``json``.
+    """
 
     name: str
     encoding: str
     definition: bytes
+    message_encoding: str
 
 
 class Draft(Protocol):
-    """A message for viewers that is not serialized yet.
-
-    Attributes:
-        encoding: how :meth:`data` serializes the message: ``cdr``, ``protobuf`` or ``json``.
-    """
+    """A message for viewers that is not serialized yet."""
 
     @property
     def topic(self) -> str: ...
-    @property
-    def encoding(self) -> str: ...
     def schema(self) -> Schema: ...
     def data(self) -> bytes: ...
 
@@ -101,7 +99,9 @@ def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[
                     schema = draft.schema()
                     if schema not in schemas:
                         schemas[schema] = writer.register_schema(schema.name, schema.encoding, schema.definition)
-                    channels[draft.topic] = writer.register_channel(draft.topic, draft.encoding, schemas[schema])
+                    channels[draft.topic] = writer.register_channel(
+                        draft.topic, schema.message_encoding, schemas[schema]
+                    )
                 channel, sequence = channels[draft.topic], counts[draft.topic]
                 writer.add_message(channel, entry.received, draft.data(), entry.published, sequence)
                 counts[draft.topic] += 1
