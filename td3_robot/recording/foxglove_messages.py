@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -95,7 +95,8 @@ class Converter(viewer_file.Converter):
             self.learn(message)
         source = self._sources.get(getattr(message, "source", ""))
         for topic, values in by_topic(entry, message, source.names if source else {}):
-            yield Draft(f"/{topic}", f"td3_robot.{type(message).__name__}", _plain(values))
+            shown = {key: len(value) if isinstance(value, bytes) else value for key, value in values.items()}
+            yield Draft(f"/{topic}", f"td3_robot.{type(message).__name__}", shown)
         time = fox.Timestamp(*divmod(entry.published, 1_000_000_000))
         if source and isinstance(message, Step):
             yield from self._drawn(source, message, time)
@@ -248,15 +249,6 @@ def _quaternion(matrix: Float64) -> fox.Quaternion:
     largest = int(np.argmax(squares))
     x, y, z, w = (float(value) / (2 * math.sqrt(squares[largest])) for value in rows[largest])
     return fox.Quaternion(x=x, y=y, z=z, w=w)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value for JSON. Bytes become their length."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return len(value) if isinstance(value, bytes) else value
 
 
 def _schema(value: Any) -> dict[str, Any]:
