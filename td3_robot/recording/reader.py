@@ -19,7 +19,7 @@ from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import SessionError
 from td3_robot.messages import Hello, Message, Start, Turn, Weights
 from td3_robot.recording.decoder import Decoder
-from td3_robot.recording.entries import CONFIG, METADATA, ON_THE_WAY_NS, REPEATED, Attachment, Entry, printable
+from td3_robot.recording.entries import CONFIG, METADATA, ON_THE_WAY_NS, Attachment, Entry, printable
 from td3_robot.recording.policies import head_of
 from td3_robot.recording.session_file import Item, SessionFile, other_protocol
 
@@ -27,17 +27,8 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 def _begins(path: Path) -> int:
-    """The receive time (ns) of the first message of a file, without the topics in REPEATED.
-
-    Messages of these topics may be repetitions from the file before. If the file has no other messages, the result is
-    the receive time of its last message; 0 without messages.
-    """
-    received = 0
-    for entry in SessionFile(path).entries():
-        received = entry.received
-        if entry.topic not in REPEATED:
-            break
-    return received
+    """The receive time (ns) of the first message of a file; 0 without messages."""
+    return next((entry.received for entry in SessionFile(path).entries()), 0)
 
 
 class Session:
