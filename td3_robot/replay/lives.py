@@ -32,7 +32,6 @@ from td3_robot.transport.tap import Deduplicator
 
 _MEMORY = 256_000_000  # maximum size in bytes of the kept messages; later Turns may name these messages
 _OVERHEAD = 2000  # bytes that a message needs in memory in addition to its payload
-_LATER = ("told", "latches")  # topics that older recordings lack; ``offers`` in a Start lists a node's topics
 
 Sent = TypeVar("Sent", bound=Message)
 Key = tuple[str, int]  # name and incarnation of a node
@@ -220,12 +219,8 @@ class Life:
             for number, (message, turn) in enumerate(self.replayed[topic])
             if number in sequences or (number > last and (turn < self.turns or complete))
         ]
-        offers = self.start.settings.get("offers")
-        older = topic in _LATER and not sequences and not (isinstance(offers, list) and topic in offers)
         stream = f"{self.name}/{self.incarnation}"
-        return Replayed(
-            topic, self.packages, self._comparable(topic), got, stream=stream, where=self.where, older=older
-        )
+        return Replayed(topic, self.packages, self._comparable(topic), got, stream=stream, where=self.where)
 
     def last(self, topic: str) -> int:
         """The sequence of the last compared message of a topic; -1 if no message is compared."""

@@ -21,7 +21,6 @@ class Replayed:
         reference: the attachment that ``--update`` writes; only for results that no node sends.
         stream: ``PUBLISHER/INCARNATION``, or ``all``.
         where: maps Python's ``id`` of a message to the Step at which the node sent the message, as text.
-        older: True if the recorded node had an older version, which did not send this topic to the recorder.
         made: metadata of the machine that made the reference, if known.
     """
 
@@ -32,7 +31,6 @@ class Replayed:
     reference: Attachment | None = None
     stream: str = "all"
     where: Mapping[int, str] = field(default_factory=dict)
-    older: bool = False
     made: Mapping[str, str] | None = None
 
 
