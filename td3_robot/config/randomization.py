@@ -9,12 +9,12 @@ The first Step of an episode reports the drawn values.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Annotated
 
-from msgspec import Meta, Struct
+import msgspec
+from msgspec import Meta
 
-from td3_robot.config.section import Section
+from td3_robot.config.section import Section, flat
 
 _Factor = Annotated[float, Meta(gt=0, le=100)]
 _Size = Annotated[float, Meta(ge=0, le=1e6)]
@@ -99,7 +99,7 @@ class RandomizationConfig(Section, frozen=True):
     tilt: tuple[_Angle, _Angle] | None = None
 
     def __post_init__(self) -> None:
-        for key, values in _ranges(self):
+        for key, values in self._set().items():
             low, high = values
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                 raise ValueError(
@@ -120,17 +120,11 @@ class RandomizationConfig(Section, frozen=True):
 
     def ranges(self) -> dict[str, tuple[float, float]]:
         """The name in this section, for example ``push.force``, and the range of every key that is on."""
-        found = dict(_ranges(self))
+        found = self._set()
         if self.push.force is None:
             del found["push.duration"], found["push.interval"]
         return found
 
-
-def _ranges(section: Struct, prefix: str = "") -> Iterator[tuple[str, tuple[float, float]]]:
-    """Yield the name in this section, for example ``push.force``, and the value of every key that is set."""
-    for key in section.__struct_fields__:
-        value = getattr(section, key)
-        if isinstance(value, Struct):
-            yield from _ranges(value, f"{prefix}{key}.")
-        elif value is not None:
-            yield f"{prefix}{key}", value
+    def _set(self) -> dict[str, tuple[float, float]]:
+        """The name in this section and the range of every key that is not null."""
+        return {key: values for key, values in flat(msgspec.to_builtins(self)).items() if values is not None}

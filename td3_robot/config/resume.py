@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from td3_robot.config.schema import Config
+from td3_robot.config.section import flat
 from td3_robot.errors import UsageError
 
 FIXED = {
@@ -42,7 +43,7 @@ FIXED_IN_LOCKSTEP = {
 
 def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     """Return the full names of the keys whose values differ, each with its old and new value."""
-    old, new = _leaves(msgspec.to_builtins(before)), _leaves(msgspec.to_builtins(after))
+    old, new = flat(msgspec.to_builtins(before)), flat(msgspec.to_builtins(after))
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
 
 
@@ -74,16 +75,6 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
             f"to change it, add {' '.join(f'--set {key}={new}' for key, _, new in values)} (in Python: to overrides)"
         )
     return [f"{key}: {_text(old)} → {_text(new)}" for key, (old, new) in changed.items()]
-
-
-def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested maps by their full names."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= _leaves(value, f"{prefix}.{key}" if prefix else key)
-    return found
 
 
 def _text(value: Any) -> str:

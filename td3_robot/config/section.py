@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -15,3 +16,14 @@ Natural = Annotated[int, Meta(ge=0)]
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A map of keys in the YAML file. Unknown keys are errors."""
+
+
+def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested maps by full key, such as ``learner.batch_size``. An empty map has no values."""
+    values: dict[str, Any] = {}
+    for name, value in section.items():
+        if isinstance(value, dict):
+            values |= flat(value, f"{prefix}{name}.")
+        else:
+            values[f"{prefix}{name}"] = value
+    return values

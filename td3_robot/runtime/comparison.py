@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from td3_robot.config.section import flat
 from td3_robot.runtime import metrics
 from td3_robot.runtime.run_folder import RunFolder
 
@@ -108,17 +109,6 @@ def _facts(path: Path) -> dict[str, Any]:
         "curve": _curve(records),
         "videos": [file.name for file in videos_of(path)],
     }
-
-
-def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of nested sections by full key, such as ``learner.batch_size``."""
-    values: dict[str, Any] = {}
-    for name, value in section.items():
-        if isinstance(value, dict) and value:
-            values |= flat(value, f"{prefix}{name}.")
-        else:
-            values[f"{prefix}{name}"] = value
-    return values
 
 
 def _key(value: Any) -> str:
