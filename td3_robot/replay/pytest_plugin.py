@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -68,31 +68,24 @@ class SessionCollector(pytest.File):
         yield SessionItem.from_parent(self, name="replay")
 
 
-class SessionDiffersError(Exception):
-    """The replayed messages differ from the expected messages, or no message could be compared."""
-
-
 class SessionItem(pytest.Item):
     """Replays one recording through every core that is installed."""
 
     def runtest(self) -> None:
+        from td3_robot.errors import Td3RobotError
         from td3_robot.recording.reader import Session
         from td3_robot.replay import check as replay
 
-        session = Session([self.path])
-        reports = replay.check(session)
+        try:
+            session = Session([self.path])
+            reports = replay.check(session)
+        except Td3RobotError as error:
+            pytest.fail(str(error), pytrace=False)
         text = replay.text(session, reports)
         if not replay.passed(reports):
             command = f"td3-robot replay {shlex.quote(str(self.path))} --update"
-            raise SessionDiffersError(f"{text}\nif you changed this on purpose: {command}")
+            pytest.fail(f"{text}\nif you changed this on purpose: {command}", pytrace=False)
         self.add_report_section("call", "replay", text)
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        from td3_robot.errors import Td3RobotError
-
-        if isinstance(excinfo.value, (SessionDiffersError, Td3RobotError)):
-            return str(excinfo.value)
-        return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         return self.path, None, f"replay of {self.path.name}"
