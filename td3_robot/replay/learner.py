@@ -101,7 +101,7 @@ def replay(session: Session) -> Outcome:
         return outcome
     else:
         learner = recording.rebuilt
-    add_transitions(outcome, session, learner.rows(), _PACKAGES, learned=bool(every))
+    add_transitions(outcome, session, learner.rows(), _PACKAGES)
     return outcome
 
 

@@ -45,7 +45,6 @@ _NO_STEPS = "Actions: their Steps are not recorded"
 _NO_WEIGHTS = "Actions: their weights are not recorded"
 _SAFE = "safe actions: their times depend on states and deadlines"
 _OPERATED = "Actions of operators: their times depend on deadlines"
-_LEFT = (_NO_STEPS, _NO_WEIGHTS, _SAFE, _OPERATED)  # Actions that replay cannot rebuild
 
 
 def replay(session: Session) -> Outcome:
@@ -119,7 +118,7 @@ class _LostTurns:
         self._life = life
         self._config = life.config
         self._core = functools.lru_cache(_CORES)(self._make_core)
-        self._left: Counter[str] = Counter()
+        self._left: Counter[str] = Counter()  # Actions that replay cannot rebuild
         self._peers: dict[Key, Peer] = {}
         self._steps: dict[tuple[str, int, int], Step] = {}
         self._weights: dict[int, Weights] = {}
@@ -157,7 +156,7 @@ class _LostTurns:
         if expected := [(entry, message) for entry, message, _ in self._life.recorded[Action.NAME]]:
             got = [message for message, _ in self._life.replayed[Action.NAME]]
             outcome.parts.append(Replayed(Action.NAME, self._life.packages, expected, got))
-        outcome.notes += [f"{self._left[what]} {what}" for what in _LEFT if what in self._left]
+        outcome.notes += [f"{count} {what}" for what, count in self._left.items()]
 
     def _missing(self, action: Action) -> str:
         if (action.source, action.incarnation, action.answers) not in self._steps:

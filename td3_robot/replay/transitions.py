@@ -30,14 +30,12 @@ class Transition(Message, frozen=True):
     next_observation: Annotated[Float32, Shape("O")]
 
 
-def add_transitions(
-    outcome: Outcome, session: Session, got: Sequence[Transition], packages: tuple[str, ...], *, learned: bool
-) -> None:
+def add_transitions(outcome: Outcome, session: Session, got: Sequence[Transition], packages: tuple[str, ...]) -> None:
     """Add the replayed and the expected transitions to the outcome. Without expected ones, only make a reference."""
     expected = _reference(session)
     if expected is None:
-        what = "no reference" if learned else "no learner and no reference"
-        outcome.notes.append(f"transitions: the recording has {what} to compare with; replay --update adds a reference")
+        why = "the recording has no reference to compare with; replay --update adds a reference"
+        outcome.notes.append(f"transitions: {why}")
     names = list(wire_fields(Transition))
     columns = {name: np.stack([getattr(item, name) for item in got]) for name in names if got}
     made = Attachment(REFERENCE, "application/x-safetensors", safetensors.numpy.save(columns))
