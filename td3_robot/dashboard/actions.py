@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from td3_robot.config.schema import Config
 from td3_robot.errors import CommandError, Td3RobotError
-from td3_robot.messages import Reply
-from td3_robot.operators import Answer, Operator, ask_each, connect
+from td3_robot.operators import Answer, ask_each, connect, load_command, make_command
 from td3_robot.runtime.run_folder import RunFolder
 
 LONGEST = 1 << 13
@@ -31,16 +29,6 @@ class Action(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _REASON = "dashboard"
-_VERBS: dict[str, Callable[[Operator, Action], Reply]] = {
-    "estop": lambda operator, _: operator.estop(_REASON),
-    "reset": lambda operator, _: operator.reset(_REASON),
-    "activate": lambda operator, _: operator.activate(_REASON),
-    "deactivate": lambda operator, _: operator.deactivate(_REASON),
-    "load": lambda operator, action: operator.load(action.policy, _REASON),
-    "rollback": lambda operator, _: operator.rollback(reason=_REASON),
-    "freeze": lambda operator, _: operator.freeze(_REASON),
-    "unfreeze": lambda operator, _: operator.unfreeze(_REASON),
-}
 
 
 def act(body: bytes, folder: RunFolder | None, config: Config) -> dict[str, Any]:
@@ -65,7 +53,11 @@ def act(body: bytes, folder: RunFolder | None, config: Config) -> dict[str, Any]
         if not all(servers):
             raise CommandError("the configuration sets no endpoints.policy")
         operators = [connect(server, config.endpoints.keys) for server in servers]
-        answers = ask_each(operators, lambda operator: _VERBS[action.verb](operator, action))
+        if action.verb == "load":
+            command = load_command(action.policy, "", _REASON, force=False)
+        else:
+            command = make_command(action.verb, reason=_REASON)
+        answers = ask_each(operators, lambda operator: operator.ask(command))
     except (Td3RobotError, OSError, ValueError) as error:
         problems.append(str(error))
     problems += [str(answer.error) for answer in answers if answer.error]

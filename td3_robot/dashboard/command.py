@@ -8,7 +8,6 @@ import errno
 import ipaddress
 import os
 import secrets
-import shutil
 import signal
 import socket
 import tempfile
@@ -42,18 +41,6 @@ def main(arguments: Sequence[str]) -> int:
 
     from td3_robot.dashboard.guard import OPERATOR, VIEWER, Guard
 
-    class Server(uvicorn.Server):
-        """Stores the signal that ended the server, for the exit code.
-
-        After Ctrl-C, asyncio does not always raise KeyboardInterrupt.
-        """
-
-        signal = 0
-
-        def handle_exit(self, sig: int, frame: Any) -> None:
-            self.signal = sig
-            super().handle_exit(sig, frame)
-
     with _listening(options.host, options.port) as listener, contextlib.ExitStack() as stack:
         port = listener.getsockname()[1]
         scheme = "https" if options.cert else "http"
@@ -72,18 +59,17 @@ def main(arguments: Sequence[str]) -> int:
             ssl_certfile=options.cert,
             ssl_keyfile=options.key,
         )
-        server = Server(settings)
+        server = uvicorn.Server(settings)
         view, operate = (f"{scheme}://{hosts[0]}/?token={token}" for token in tokens.values())
-        # After its shutdown, uvicorn sends SIGTERM to this process again. The handler then raises SystemExit, so that
-        # the with blocks end.
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        # After its shutdown, uvicorn sends SIGINT or SIGTERM to this process again. The handler then raises SystemExit,
+        # so that the with blocks end.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _leave)
         print(f"operate: {operate}\nview: {view}", flush=True)
         if options.open:
             stack.enter_context(_opened(operate))
-        with contextlib.suppress(KeyboardInterrupt):
-            server.run(sockets=[listener])
-    return exit_code_of(server.signal) if server.signal else EXIT_GOOD
+        server.run(sockets=[listener])
+    return EXIT_GOOD
 
 
 @contextlib.contextmanager
@@ -190,14 +176,11 @@ def _opened(address: str) -> Iterator[None]:
     Other users can read the browser's arguments, so the arguments must not hold the token. The browser gets a private
     file, which redirects to the page.
     """
-    folder = Path(tempfile.mkdtemp(prefix="td3-robot-dashboard-"))
-    try:
-        file = folder / "open.html"
+    with tempfile.TemporaryDirectory(prefix="td3-robot-dashboard-", ignore_cleanup_errors=True) as folder:
+        file = Path(folder) / "open.html"
         file.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">', encoding="utf-8")
         webbrowser.open(file.as_uri())
         yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _leave(number: int, frame: Any) -> None:

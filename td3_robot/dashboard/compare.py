@@ -17,14 +17,6 @@ from td3_robot.runtime.comparison import compare, runs_in, videos_of
 def app(folder: Path, recordings: Recordings) -> Starlette:
     """The pages that compare the runs in a folder, and the page of their recordings."""
 
-    def page(request: Request) -> Response:
-        del request
-        return FileResponse(STATIC / "compare.html")
-
-    def data(request: Request) -> Response:
-        del request
-        return as_json(compare(folder))
-
     def video(request: Request) -> Response:
         wanted = request.path_params["run"], request.path_params["file"]
         for run in runs_in(folder):
@@ -35,8 +27,8 @@ def app(folder: Path, recordings: Recordings) -> Starlette:
 
     return Starlette(
         routes=[
-            Route("/", page),
-            Route("/compare", data),
+            Route("/", lambda _: FileResponse(STATIC / "compare.html")),
+            Route("/compare", lambda _: as_json(compare(folder))),
             Route("/video/{run}/{file}", video),
             *recordings.routes(),
             Mount("/static", StaticFiles(directory=STATIC)),

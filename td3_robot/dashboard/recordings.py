@@ -57,16 +57,12 @@ class Recordings:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/recordings", self._page),
+            Route("/recordings", lambda _: FileResponse(STATIC / "recordings.html")),
             Route("/recordings/list", self._list),
             Route("/recordings/content", self._content),
             Route("/recordings/replay", self._show_replay, methods=["GET"]),
             Route("/recordings/replay", self._start_replay, methods=["POST"]),
         ]
-
-    async def _page(self, request: Request) -> Response:
-        del request
-        return FileResponse(STATIC / "recordings.html")
 
     def _list(self, request: Request) -> Response:
         """The recordings with their sizes. Starlette calls this function in a thread."""

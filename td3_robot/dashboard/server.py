@@ -51,7 +51,7 @@ class Dashboard:
     def app(self) -> Starlette:
         return Starlette(
             routes=[
-                Route("/", self._page),
+                Route("/", lambda _: FileResponse(STATIC / "index.html")),
                 Route("/about", self._about),
                 Route("/events", self._events),
                 Route("/metrics", self._metrics),
@@ -60,10 +60,6 @@ class Dashboard:
                 Mount("/static", StaticFiles(directory=STATIC)),
             ]
         )
-
-    async def _page(self, request: Request) -> Response:
-        del request
-        return FileResponse(STATIC / "index.html")
 
     async def _about(self, request: Request) -> Response:
         limits = {"bins_ms": BINS_MS, "history": HISTORY, "period_s": PERIOD, "drawn": ROBOTS, "listed": LISTED}
