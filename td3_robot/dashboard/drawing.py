@@ -16,15 +16,15 @@ FRAMES = 10
 """The maximum number of pictures of a robot in a snapshot. A page gets two snapshots per second."""
 ROBOTS = 4
 """The maximum number of robots of a source that are drawn."""
-SOURCES = 64
-"""The maximum number of sources and nodes whose newest messages are kept."""
+NAMES = 1024
+"""The maximum number of sources and nodes whose newest messages are kept. A run has fewer."""
 _STEPS = 1000  # maximum number of Steps of a source that are kept for a snapshot
 
 
 def keep(newest: dict[str, Any], name: str, value: Any) -> None:
-    """Set a value, and forget the oldest names if there are more than SOURCES."""
+    """Set a value, and forget the oldest names if there are more than NAMES."""
     newest[name] = value
-    while len(newest) > SOURCES:
+    while len(newest) > NAMES:
         del newest[next(iter(newest))]
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("starlette", reason="needs td3-robot[dashboard], which is no
 from td3_robot_sims import tasks
 
 from td3_robot.config.schema import Config
+from td3_robot.dashboard import drawing
 from td3_robot.dashboard.live import BINS_MS, HISTORY, Live, Pace
 from td3_robot.messages import Status, Step
 from td3_robot.monitor.core import Monitor
@@ -34,7 +35,20 @@ def test_the_times_between_messages_follow_the_clock_of_the_node(make_step: Call
     assert len(pace.counts) == len(BINS_MS) + 1
 
 
-def test_the_server_keeps_a_limited_history_and_a_limited_number_of_nodes(make_step: Callable[..., Step]) -> None:
+def test_each_node_of_the_largest_run_keeps_its_histogram(make_step: Callable[..., Step]) -> None:
+    """64 simulators and a policy server for each of them send three messages each, in turn."""
+    live = Live(None, Config())
+    names = [f"{kind}-{number}" for kind in ("sim", "policy") for number in range(64)]
+    sent = [(name, make_step(number, source=name)) for number in range(3) for name in names]
+    for entry, (_, message) in zip(entries_of(sent), sent, strict=True):
+        live._take(entry, message, {})
+    assert [sum(live._paces[name].counts) for name in names] == [2] * len(names)
+
+
+def test_the_server_keeps_a_limited_history_and_a_limited_number_of_nodes(
+    make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawing, "NAMES", 64)
     live = Live(None, Config())
     for number in range(HISTORY + 5):
         live._publish({"figures": {"steps_per_s": number}})
