@@ -15,8 +15,8 @@ import zmq
 from td3_robot.bench import conformance_wire
 from td3_robot.bench.conformance import Checks, PeerStoppedError
 from td3_robot.bench.conformance_steps import BEYOND, GROWN, NORMAL, StepRules
-from td3_robot.bench.conformance_wire import Wire, bind, read, until
-from td3_robot.errors import ConfigError
+from td3_robot.bench.conformance_wire import Wire, read
+from td3_robot.errors import ConfigError, EndpointError
 from td3_robot.messages import (
     PROTOCOL_VERSION,
     ActionOrigin,
@@ -33,7 +33,7 @@ from td3_robot.messages import (
 )
 from td3_robot.safety.lifecycle import State
 from td3_robot.specs import RobotSpec
-from td3_robot.transport.endpoints import is_tcp
+from td3_robot.transport import endpoints
 
 DEMANDS = {
     "frames": "a message has two frames, topic and payload (section 1)",
@@ -83,22 +83,25 @@ def check(endpoint: str, wait: float, deadline: float) -> Checks:
         EndpointError: the endpoint is busy, malformed or not allowed.
     """
     checks = Checks(DEMANDS)
-    with zmq.Context() as context:
+    context: zmq.Context[Any] = zmq.Context()
+    try:
         wire = Wire(context, zmq.ROUTER)
-        try:
-            bind(wire, endpoint)
-        except BaseException:
-            wire.socket.close()
-            raise
+        with endpoints.binding(endpoint):
+            endpoints.check(endpoint, bind=True)
+            try:
+                wire.socket.bind(endpoint)
+            except zmq.ZMQError as error:
+                raise EndpointError(f"endpoint {endpoint!r} cannot be served: {error}") from None
         try:
             _Examination(wire, checks).run(wait, deadline)
         except PeerStoppedError:
             pass
         finally:
-            wire.socket.close()
-            if not is_tcp(endpoint):
+            if not endpoints.is_tcp(endpoint):
                 with contextlib.suppress(OSError):
                     Path(endpoint.removeprefix("ipc://")).unlink()
+    finally:
+        context.destroy()
     return checks
 
 
@@ -283,10 +286,17 @@ class _Examination:
         self.wire.send(message, self.key, **changes)
 
     def _until(self, seconds: float, done: Callable[[], bool]) -> bool:
-        return until(seconds, done, self._turn)
+        """Receive messages until ``done`` or until ``seconds`` have passed. Return whether ``done``."""
+        end = time.monotonic() + seconds
+        while not done():
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            self._turn(min(left, 0.05))
+        return True
 
     def _turn(self, seconds: float) -> None:
-        frames = self.wire.receive(seconds)
+        frames = self.wire.receive_frames(seconds)
         if frames is None:
             return
         self.key, *frames = frames

@@ -12,7 +12,7 @@ import zmq
 
 from td3_robot.bench import example
 from td3_robot.bench.conformance import Checks, PeerStoppedError
-from td3_robot.bench.conformance_wire import Client, Kind, Wire
+from td3_robot.bench.conformance_wire import Client, Kind
 from td3_robot.bundle import Bundle
 from td3_robot.messages import (
     NO_NOISE,
@@ -82,14 +82,14 @@ def check(endpoint: str, bundle: Bundle, wait: float) -> Checks:
     """
     endpoints.check(endpoint, bind=False)
     checks = Checks(DEMANDS)
-    with zmq.Context() as context:
-        examination = _Examination(context, endpoint, bundle, checks)
-        try:
-            examination.run(wait)
-        except PeerStoppedError:
-            pass
-        finally:
-            examination.close()
+    context: zmq.Context[Any] = zmq.Context()
+    examination = _Examination(context, endpoint, bundle, checks)
+    try:
+        examination.run(wait)
+    except PeerStoppedError:
+        pass
+    finally:
+        context.destroy()
     return checks
 
 
@@ -105,7 +105,7 @@ class _Examination:
         self._context, self._endpoint, self._bundle, self._checks = context, endpoint, bundle, checks
         self._spec = bundle.spec
         self._actor = Actor(bundle)
-        self._wires: list[Wire] = []
+        self._clients: list[Client] = []  # so that their sockets stay open to the end
         self._ids, self._sequences = itertools.count(2**40), itertools.count()
         self._incarnation = time.time_ns() // 1_000_000
 
@@ -131,16 +131,9 @@ class _Examination:
         driver.send(Bye("done"))
         driver.ask("bye", "a Step after the Bye", self._step(driver), Refused, code="hello")
 
-    def close(self) -> None:
-        for wire in self._wires:
-            wire.socket.close()
-
     # -- clients -------------------------------------------------------------------------------------------------
 
     def _client(self, role: str = "driver", name: str = "conformance", robots: int = 1) -> Client:
-        wire = Wire(self._context, zmq.DEALER)
-        self._wires.append(wire)
-        wire.socket.connect(self._endpoint)
         self._incarnation += 1
         robot = role == "driver"
         greeting = hello(
@@ -152,7 +145,10 @@ class _Examination:
             spec=self._spec if robot else None,
         )
         sizes = {"N": robots, "O": self._spec.observation_size, "A": self._spec.action_size}
-        return Client(wire, self._checks, greeting, sizes if robot else {})
+        client = Client(self._context, self._checks, greeting, sizes if robot else {})
+        self._clients.append(client)
+        client.socket.connect(self._endpoint)
+        return client
 
     def _join(self, client: Client, **wanted: Any) -> Welcome:
         what = f"the Hello of a {client.hello.role}"
@@ -304,8 +300,8 @@ class _Examination:
         ]
         for changes in cases:
             driver.send(self._step(driver), **changes)
-        for frames in ((b"step",), (b"step", b"\xc1"), (b"nonsense", b"\x80")):
-            driver.send_frames(*frames)
+        for frames in ([b"step"], [b"step", b"\xc1"], [b"nonsense", b"\x80"]):
+            driver.send_frames(frames)
         wrong = next(self._sequences)
         found = [action.answers for action in driver.all_of(Action) if action.answers < wrong]
         self._checks.expect("wrong steps", not found, f"wrong Steps get Actions: {found}")

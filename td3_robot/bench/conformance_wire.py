@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 import zmq
 
 from td3_robot.bench.conformance import Checks
-from td3_robot.errors import EndpointError, ProtocolError
-from td3_robot.messages import Hello, Message, wire_fields
-from td3_robot.transport import codec, endpoints
+from td3_robot.errors import ProtocolError
+from td3_robot.messages import Hello, Message
+from td3_robot.transport import codec
 
 PATIENCE = 10.0
 """Seconds to wait for an answer."""
@@ -37,21 +36,16 @@ class Wire:
 
     def send(self, message: Message, key: bytes | None = None, **changes: Any) -> None:
         """Send a message; ``changes`` replaces or adds fields, and the value ``...`` removes a field."""
-        fields = {name: value for name, value in {**plain(message), **changes}.items() if value is not ...}
-        self.send_frames([message.NAME.encode(), msgspec.msgpack.encode(fields)], key)
+        fields = {**msgspec.msgpack.decode(codec.encode(message)), **changes}
+        kept = {name: value for name, value in fields.items() if value is not ...}
+        self.send_frames([message.NAME.encode(), msgspec.msgpack.encode(kept)], key)
 
     def send_frames(self, frames: Sequence[bytes], key: bytes | None = None) -> None:
         self.socket.send_multipart([*([] if key is None else [key]), *frames])
 
-    def receive(self, seconds: float) -> list[bytes] | None:
+    def receive_frames(self, seconds: float) -> list[bytes] | None:
         """The frames of the next message; None if no message comes within this time."""
         return self.socket.recv_multipart() if self.socket.poll(max(0, int(seconds * 1e3))) else None
-
-
-def plain(message: Message) -> dict[str, Any]:
-    """The fields of a message as they are on the wire."""
-    fields = {name: getattr(message, name) for name in wire_fields(type(message))}
-    return {name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
 
 
 def read(checks: Checks, frames: Sequence[bytes], dims: Mapping[str, int]) -> Message | None:
@@ -71,24 +65,19 @@ def read(checks: Checks, frames: Sequence[bytes], dims: Mapping[str, int]) -> Me
     return message
 
 
-class Client:
+class Client(Wire):
     """One client of the server: a driver with some robots, or an operator."""
 
-    def __init__(self, wire: Wire, checks: Checks, greeting: Hello, dims: dict[str, int]) -> None:
+    def __init__(self, context: zmq.Context[Any], checks: Checks, greeting: Hello, dims: dict[str, int]) -> None:
+        super().__init__(context, zmq.DEALER)
         self.hello, self.session = greeting, 0
-        self._wire, self._checks, self._dims = wire, checks, dims
-
-    def send(self, message: Message, **changes: Any) -> None:
-        self._wire.send(message, **changes)
-
-    def send_frames(self, *frames: bytes) -> None:
-        self._wire.send_frames(frames)
+        self._checks, self._dims = checks, dims
 
     def receive(self, seconds: float, kind: type[Kind]) -> Kind | None:
         """The next message of a kind; None if no such message comes within this time. Drops other messages."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            frames = self._wire.receive(left)
+            frames = self.receive_frames(left)
             message = read(self._checks, frames, self._dims) if frames else None
             if isinstance(message, kind):
                 return message
@@ -122,24 +111,3 @@ class Client:
         """Send a message with changed fields, and expect the answer."""
         self.send(message, **changes)
         return self.expect(check, what, kind, seconds, **wanted)
-
-
-def bind(wire: Wire, endpoint: str) -> None:
-    """Bind the kit's socket. Raises EndpointError if the endpoint is busy, malformed or not allowed."""
-    with endpoints.binding(endpoint):
-        endpoints.check(endpoint, bind=True)
-        try:
-            wire.socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            raise EndpointError(f"endpoint {endpoint!r} cannot be served: {error}") from None
-
-
-def until(seconds: float, done: Callable[[], bool], turn: Callable[[float], None]) -> bool:
-    """Call ``turn`` with a short time (s) until ``done`` or until ``seconds`` have passed. Return whether ``done``."""
-    end = time.monotonic() + seconds
-    while not done():
-        left = end - time.monotonic()
-        if left <= 0:
-            return False
-        turn(min(left, 0.05))
-    return True
