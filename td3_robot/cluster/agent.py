@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from td3_robot.runtime.hosts import Lifeline
 from td3_robot.runtime.storage import Keeper, retried
@@ -51,22 +51,6 @@ def remover(read_end: int, *folders: Path) -> list[str]:
     other end.
     """
     return [sys.executable, "-c", _REMOVER, str(read_end), *map(str, folders)]
-
-
-class Program(Protocol):
-    """A program to start. :class:`~td3_robot.runtime.hosts.Start` is one."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def environment(self) -> Mapping[str, str]: ...
-
-    @property
-    def log(self) -> Path: ...
-
-    def command(self, run: str) -> list[str]:
-        """Return the command line; ``run`` is a folder on the host."""
 
 
 class Report(NamedTuple):
@@ -123,16 +107,11 @@ class Agent:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             files.write_atomically(path, content, 0o600)
 
-    def start(self, start: Program, run: str) -> None:
-        """Start a process.
-
-        Args:
-            start: the process.
-            run: path of its run folder on this host.
-        """
-        environment = self._lifeline.environment({**self._environment, **start.environment})
-        output = self._folder / f"{start.name}.output"
-        self._nodes[start.name] = _Node(start.command(run), environment, output, self._inherited)
+    def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start Python with these arguments, and with these environment variables in addition."""
+        output = self._folder / f"{name}.output"
+        variables = self._lifeline.environment({**self._environment, **environment})
+        self._nodes[name] = _Node([sys.executable, *arguments], variables, output, self._inherited)
 
     def send_signal(self, name: str, number: int) -> None:
         self._nodes[name].send_signal(number)

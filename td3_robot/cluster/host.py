@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from td3_robot.cluster.agent import KILLED, Agent, Program, Report
+from td3_robot.cluster.agent import KILLED, Agent, Report
 from td3_robot.cluster.question import ANSWER, LOST, Question, first_line
 from td3_robot.errors import NodeError
 from td3_robot.runtime.hosts import Running
@@ -128,11 +128,12 @@ class Host:
             with contextlib.suppress(LOST):
                 self.ask("close")
 
-    def start(self, start: Program, run: str) -> Running:
+    def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Running:
+        """Start a process on this host: Python with these arguments. ``log`` is a file on this machine."""
         self._take(wait=True)  # take an old report now: it may hold the exit code of an earlier process of this name
-        self.ask("start", start, run)
-        self._codes[start.name], self._logs[start.name] = None, start.log
-        return _Remote(self, start.name)
+        self.ask("start", name, arguments, environment)
+        self._codes[name], self._logs[name] = None, log
+        return _Remote(self, name)
 
     @property
     def running(self) -> int:

@@ -265,7 +265,7 @@ class RayHosts:
                 if start.name == server:
                     self._publish(server, _free_endpoint(host))
                 self._write_run(host, server)
-                return host.start(start, f"{host.folder}/{server}")
+                return _start_on(host, start, f"{host.folder}/{server}")
 
     def _publish(self, server: str, endpoint: str | None) -> None:
         """Publish the endpoint at which operators reach a policy server and its simulators.
@@ -281,9 +281,9 @@ class RayHosts:
 
     def _start_learner(self, host: Host, start: Start) -> Running:
         if not self._files:
-            return host.start(start, str(self._run.path.resolve()))
+            return _start_on(host, start, str(self._run.path.resolve()))
         self._write_run(host, LEARNER)
-        return host.start(stored(start), self._files.folder_on(host))
+        return _start_on(host, stored(start), self._files.folder_on(host))
 
     def _write_run(self, host: Host, server: str) -> None:
         """Write the run folder of a learner, or of a policy server and its simulators, on their host.
@@ -361,6 +361,11 @@ def share(count: int, hosts: Sequence[Host], each: float) -> Iterable[Host]:
         host = max(hosts, key=lambda it: it.cpus - given[it.node] * max(each, 1e-9))
         given[host.node] += 1
         yield host
+
+
+def _start_on(host: Host, start: Start, run: str) -> Running:
+    """Start a process on a host, with its run folder there."""
+    return host.start(start.name, start.arguments(run), start.environment, start.log)
 
 
 def _free_endpoint(host: Host) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import ray
 
@@ -19,19 +17,6 @@ from td3_robot.runtime.hosts import Running
 from td3_robot.util.version import __version__
 
 _CORES = 2  # processor cores of one training
-
-
-class Training(NamedTuple):
-    """A training to start on a host."""
-
-    name: str
-    arguments: Sequence[str]
-    log: Path
-    environment: Mapping[str, str] = {}
-
-    def command(self, run: str) -> list[str]:
-        del run
-        return [sys.executable, "-m", "td3_robot.cluster.training", *self.arguments]
 
 
 class SweepHosts:
@@ -79,7 +64,7 @@ class SweepHosts:
             host = max(alive, key=lambda it: it.cpus - _CORES * it.running)
             try:
                 host.begin(host.cpus)
-                return host.start(Training(name, arguments, log), "")
+                return host.start(name, ["-m", "td3_robot.cluster.training", *arguments], {}, log)
             except NodeError as error:
                 reason = str(error)
             except LOST:

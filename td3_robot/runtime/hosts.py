@@ -30,10 +30,9 @@ class Start(NamedTuple):
     incarnation: int
     log: Path
 
-    def command(self, run: Path | str) -> list[str]:
-        """Return the command line of the process, with its run folder."""
-        arguments = ["--run", str(run), "--name", self.name, "--incarnation", str(self.incarnation)]
-        return [sys.executable, "-m", self.module, *arguments]
+    def arguments(self, run: Path | str) -> list[str]:
+        """Return the arguments of Python that start the process. ``run`` is its run folder."""
+        return ["-m", self.module, "--run", str(run), "--name", self.name, "--incarnation", str(self.incarnation)]
 
 
 class Running(Protocol):
@@ -134,7 +133,7 @@ class ThisMachine:
     def start(self, start: Start) -> Running:
         with start.log.open("ab") as output:
             return subprocess.Popen(
-                start.command(self._run),
+                [sys.executable, *start.arguments(self._run)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
