@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Self
 
 import ray
 from ray.util import get_node_ip_address
@@ -28,7 +29,7 @@ from td3_robot.cluster.question import ANSWER, LOST
 from td3_robot.cluster.stored_learner import stored
 from td3_robot.config.schema import Config
 from td3_robot.errors import EXIT_USAGE, NodeError
-from td3_robot.runtime.hosts import Lifeline, NoRoomError, Running, Start, ThisMachine
+from td3_robot.runtime.hosts import Hosts, Lifeline, NoRoomError, Running, Start
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import LISTENERS
@@ -41,7 +42,7 @@ _LOOK = 2.0  # seconds between two searches for hosts that have joined
 _JOIN = 5.0  # seconds to wait for answers of new hosts when a process must move, and a known host can take it
 
 
-class RayHosts:
+class RayHosts(Hosts):
     """Starts the processes of a run on the hosts of a Ray cluster.
 
     Args:
@@ -53,13 +54,12 @@ class RayHosts:
     """
 
     def __init__(self, address: str, run: RunFolder, config: Config, resume: str, say: Callable[[str], None]) -> None:
+        super().__init__(run.path)
         self._address = address
         self._resume = resume
         self._run = run
         self._config = config
         self._say = say
-        self._here = ThisMachine(run.path)
-        self.stopped: Callable[[], int] = lambda: 0
         self._where: dict[str, Host] = {}  # hosts of the learner and of the policy servers, by process name
         self._policy_of: dict[str, str] = {}  # maps a simulator to its policy server, and a server to itself
         self._endpoints: dict[str, str] = {}
@@ -72,9 +72,10 @@ class RayHosts:
         self._members = Members(config, run.path, self._keys.public_file, say)
         self._files = LearnerFiles(config.cluster.storage, run, say) if config.cluster.storage else None
 
-    def __enter__(self) -> RayHosts:
+    def __enter__(self) -> Self:
         with contextlib.ExitStack() as resources:
-            resources.enter_context(self._here)
+            super().__enter__()
+            resources.callback(super().__exit__)
             resources.callback(ray.shutdown)
             connect(self._address)
             shutil.rmtree(self._keys.path, ignore_errors=True)  # an earlier command may have ended by a crash
@@ -248,7 +249,7 @@ class RayHosts:
         """
         server = self._policy_of.get(start.name, start.name)
         if server not in self._where:
-            return self._here.start(start)
+            return super().start(start)
         while True:
             with contextlib.suppress(LOST):  # if the chosen host is lost, too, choose again
                 moves = self._where[server].lost and server not in self._given_up

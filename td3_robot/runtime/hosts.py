@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.process import LIFELINE
@@ -48,41 +48,6 @@ class Running(Protocol):
         """Send a signal."""
 
 
-class Hosts(Protocol):
-    """The hosts of a run, as a context manager. When the supervisor leaves the context, all processes on them end.
-
-    Attributes:
-        stopped: returns the number of the signal that asked the run to stop, or 0. The supervisor sets this function
-            before it enters the context.
-    """
-
-    stopped: Callable[[], int]
-
-    def __enter__(self) -> Hosts: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def place(self, processes: Sequence[Process]) -> list[Process]:
-        """Return the processes to start on these hosts."""
-
-    def endpoints(self) -> Mapping[str, str]:
-        """Return, by link, the endpoints that processes on other hosts must reach.
-
-        A link that is not in the map gets its configured endpoint, or else a socket on this machine.
-        """
-
-    def start(self, start: Start) -> Running:
-        """Start a process.
-
-        Raises:
-            NoRoomError: no host has room for the process, and the run continues without it.
-            NodeError: no host can run the process, and the run cannot continue without it.
-        """
-
-    def joined(self) -> Sequence[Process]:
-        """Return the processes to start on hosts that have joined since the last call."""
-
-
 class NoRoomError(Exception):
     """The host of a process was lost, and no other host has room. The run continues without this process."""
 
@@ -103,18 +68,24 @@ class Lifeline:
         os.close(self._write_end)
 
 
-class ThisMachine:
-    """Starts the processes of a run on this machine.
+class Hosts:
+    """The hosts of a run, as a context manager. When the supervisor leaves the context, all processes on them end.
+
+    This class starts all processes on this machine.
 
     Args:
         run: path of the run folder.
+
+    Attributes:
+        stopped: returns the number of the signal that asked the run to stop, or 0. The supervisor sets this function
+            before it enters the context.
     """
 
     def __init__(self, run: Path) -> None:
         self.stopped: Callable[[], int] = lambda: 0
-        self._run = run
+        self._path = run
 
-    def __enter__(self) -> ThisMachine:
+    def __enter__(self) -> Self:
         self._lifeline = Lifeline()
         return self
 
@@ -122,18 +93,30 @@ class ThisMachine:
         self._lifeline.close()
 
     def place(self, processes: Sequence[Process]) -> list[Process]:
+        """Return the processes to start on these hosts."""
         return list(processes)
 
     def endpoints(self) -> Mapping[str, str]:
+        """Return, by link, the endpoints that processes on other hosts must reach.
+
+        A link that is not in the map gets its configured endpoint, or else a socket on this machine.
+        """
         return {}
 
     def joined(self) -> Sequence[Process]:
+        """Return the processes to start on hosts that have joined since the last call."""
         return ()
 
     def start(self, start: Start) -> Running:
+        """Start a process.
+
+        Raises:
+            NoRoomError: no host has room for the process, and the run continues without it.
+            NodeError: no host can run the process, and the run cannot continue without it.
+        """
         with start.log.open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, *start.arguments(self._run)],
+                [sys.executable, *start.arguments(self._path)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

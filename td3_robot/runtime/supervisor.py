@@ -19,7 +19,7 @@ from td3_robot.core_types import Peer
 from td3_robot.errors import EXIT_USAGE, NodeError, exit_code_of
 from td3_robot.messages import Status
 from td3_robot.runtime.child import STOPPED_CODES, Child, ChildState
-from td3_robot.runtime.hosts import Hosts, NoRoomError, ThisMachine
+from td3_robot.runtime.hosts import Hosts, NoRoomError
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import LINKS
@@ -69,7 +69,7 @@ class Supervisor:
         self.config = config
         self.children: list[Child] = []
         self._processes = processes
-        self._hosts = hosts or ThisMachine(run.path)
+        self._hosts = hosts or Hosts(run.path)
         self._say = say
         self.signal = 0
         self._interrupts = 0

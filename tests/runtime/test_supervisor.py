@@ -14,7 +14,7 @@ import pytest
 from td3_robot.config.schema import Config
 from td3_robot.messages import Status
 from td3_robot.runtime.child import Child, ChildState
-from td3_robot.runtime.hosts import NoRoomError, Start, ThisMachine
+from td3_robot.runtime.hosts import Hosts, NoRoomError, Start
 from td3_robot.runtime.launch import Process, ProcessRow, RestartRule
 from td3_robot.runtime.prepare import Prepared
 from td3_robot.runtime.progress import Progress
@@ -23,7 +23,7 @@ from td3_robot.runtime.supervisor import Supervisor
 from td3_robot.runtime.training import train
 
 
-class OneLostHost(ThisMachine):
+class OneLostHost(Hosts):
     """The simulator has lost its host. With ``room``, another host has joined and can start the simulator."""
 
     def __init__(self, run: Path, simulator: Process) -> None:
@@ -99,7 +99,7 @@ def test_a_ready_process_that_reports_its_failure_still_counts_as_ready(tmp_path
     The supervisor ends a run if a process is not ready READY_TIMEOUT after its start.
     """
     run = RunFolder.create(tmp_path / "run", Config())
-    child = Child(Process("sim-0", ProcessRow(module="sims")), run, ThisMachine(run.path))
+    child = Child(Process("sim-0", ProcessRow(module="sims")), run, Hosts(run.path))
     for state, ready in (("starting", False), ("failed", False), ("ready", True), ("failed", True)):
         child.report(Status("sim-0", state, "", {}, {}))
         assert child.ready is ready
