@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,7 +157,10 @@ def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: 
     if done:
         print(f"{done} of {len(trainings)} runs are finished already", flush=True)
     running: dict[Training, Running] = {}
-    with _caught_signals() as caught:
+    caught: list[int] = []
+    with contextlib.ExitStack() as stack:
+        for number in _SIGNALS:  # a signal raises no exception, which could interrupt the start of a training
+            stack.callback(signal.signal, number, signal.signal(number, lambda number, _: caught.append(number)))
         while (waiting or running) and not caught:
             here = max(1, available_cores() // 2)
             slots = options.at_once or (max(1, hosts.slots) if hosts else here)
@@ -184,21 +187,6 @@ def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: 
         print(f"stopped; the runs are saved in {out}; the same command continues the sweep", file=sys.stderr)
         raise SystemExit(exit_code_of(caught[0]))
     return failed
-
-
-@contextlib.contextmanager
-def _caught_signals() -> Iterator[list[int]]:
-    """Yield a list that collects the signals SIGINT (Ctrl-C) and SIGTERM.
-
-    The signals raise no exception, because an exception could interrupt the start of a training.
-    """
-    caught: list[int] = []
-    handlers = {number: signal.signal(number, lambda it, _: caught.append(it)) for number in _SIGNALS}
-    try:
-        yield caught
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def _start(training: Training, options: argparse.Namespace, out: Path, hosts: SweepHosts | None) -> Running:
