@@ -11,7 +11,7 @@ import ray
 from td3_robot.cluster.host import Host
 from td3_robot.cluster.question import LOST, first_line
 from td3_robot.runtime.run_folder import RunFolder
-from td3_robot.runtime.storage import LONGEST, Repeated, Storage, retried
+from td3_robot.runtime.storage import LONGEST, Storage, repeated, retried
 
 
 class LearnerFiles:
@@ -45,7 +45,7 @@ class LearnerFiles:
         storage.push(run.path, {})
         storage.remember(run, newer=True)
         self._following.enter_context(
-            Repeated(lambda: storage.pull(run.path, checkpoints=False, copied=copied), last, self._say)
+            repeated(lambda: storage.pull(run.path, checkpoints=False, copied=copied), last, self._say)
         )
 
     def folder_on(self, host: Host) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from td3_robot.errors import Td3RobotError
 from td3_robot.runtime.hosts import Start
 from td3_robot.runtime.process import unblock_signals
-from td3_robot.runtime.storage import Keeper, Repeated
+from td3_robot.runtime.storage import Keeper, repeated
 
 MODULE = "TD3_ROBOT_LEARNER"
 
@@ -35,7 +35,7 @@ def main() -> int:
     except Td3RobotError as error:
         print(f"learner: {error}", file=sys.stderr)
         return error.exit_code
-    with Repeated(keeper.copy, keeper.copy, logging.getLogger(__name__).warning):
+    with repeated(keeper.copy, keeper.copy, logging.getLogger(__name__).warning):
         runpy.run_module(os.environ.pop(MODULE), run_name="__main__", alter_sys=True)
     return 0
 

@@ -226,52 +226,44 @@ class Keeper:
         files.write_atomically(self._file, json.dumps(copied).encode())
 
 
-class Repeated:
-    """Calls a function every :data:`PERIOD` seconds in a thread, and another function at the end of the block.
+@contextlib.contextmanager
+def repeated(action: Callable[[], None], last: Callable[[], None], report: Callable[[str], None]) -> Iterator[None]:
+    """Call a function every :data:`PERIOD` seconds in a thread, and another function at the end of the block.
 
-    A failed call is tried again. At the end, the block waits for at most :data:`LONGEST` seconds.
+    The thread tries a failed call again. At the end, the block waits for at most :data:`LONGEST` seconds.
 
     Args:
         action: the function.
         last: the function to call at the end.
         report: gets one line at the first failure, one when the function works again, and one if ``last`` fails.
     """
+    stop = threading.Event()
 
-    def __init__(self, action: Callable[[], None], last: Callable[[], None], report: Callable[[str], None]) -> None:
-        self._action = action
-        self._last = last
-        self._report = report
-        self._failures = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True, name="storage")
-
-    def __enter__(self) -> Repeated:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(LONGEST)
-
-    def _work(self) -> None:
-        while not self._stop.wait(PERIOD):
-            self._try()
+    def work() -> None:
+        failures = 0
+        while not stop.wait(PERIOD):
+            try:
+                action()
+            except _FAILURES as error:
+                failures += 1
+                if failures == 1:
+                    report(f"{error}; the training continues, and tries to copy every {PERIOD:g} s")
+            else:
+                if failures:
+                    report(f"cluster.storage works again after {failures} failures")
+                failures = 0
         try:
-            retried(self._last)
+            retried(last)
         except _FAILURES as error:
-            self._report(f"{error}; the last copy failed, after {self._failures} earlier failures")
+            report(f"{error}; the last copy failed, after {failures} earlier failures")
 
-    def _try(self) -> None:
-        try:
-            self._action()
-        except _FAILURES as error:
-            self._failures += 1
-            if self._failures == 1:
-                self._report(f"{error}; the training continues, and tries to copy every {PERIOD:g} s")
-        else:
-            if self._failures:
-                self._report(f"cluster.storage works again after {self._failures} failures")
-            self._failures = 0
+    thread = threading.Thread(target=work, daemon=True, name="storage")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(LONGEST)
 
 
 def retried(action: Callable[[], None]) -> None:

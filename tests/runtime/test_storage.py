@@ -19,7 +19,7 @@ from td3_robot.learner.checkpointing import checkpoint
 from td3_robot.runtime import storage
 from td3_robot.runtime.prepare import new_run, resumed_run
 from td3_robot.runtime.run_folder import RunFolder
-from td3_robot.runtime.storage import Keeper, NotOwnerError, Repeated, Storage, retried, stamps
+from td3_robot.runtime.storage import Keeper, NotOwnerError, Storage, repeated, retried, stamps
 from tests.conftest import poll_until
 
 pytest.importorskip("fsspec")
@@ -254,7 +254,7 @@ def test_a_storage_that_fails_for_a_while_is_reported_once(monkeypatch: pytest.M
         if calls < 4:
             raise NodeError("cluster.storage is 's3://b': no route")
 
-    with Repeated(action, lambda: lines.append("last"), lines.append):
+    with repeated(action, lambda: lines.append("last"), lines.append):
         poll_until(lambda: calls > 5, lambda: f"only {calls} calls")
     assert lines == [
         "cluster.storage is 's3://b': no route; the training continues, and tries to copy every 0.01 s",
@@ -272,7 +272,7 @@ def test_the_last_copy_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
         if len(calls) < 3:
             raise OSError("no route")
 
-    with Repeated(lambda: None, last, calls.append):  # type: ignore[arg-type]
+    with repeated(lambda: None, last, calls.append):  # type: ignore[arg-type]
         pass
     assert calls == [0, 1, 2]
 
