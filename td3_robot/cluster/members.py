@@ -71,26 +71,12 @@ class Members:
                 continue
             del self._asked[number]
             try:
-                self._hosts[number] = self._examined(node, question)
+                self._hosts[number] = examined(node, question, self._cluster.addresses)
             except NodeError as error:
                 if strict and not isinstance(error.__cause__, LOST):
                     raise
                 self._refused.add(number)
                 self._say(f"{error}; the run does not use it")
-
-    def _examined(self, node: Mapping[str, Any], question: Question) -> Host:
-        """Check the version of a host, and return the host. Raise NodeError if the run cannot use it."""
-        has, shown = node["Resources"], node["NodeManagerAddress"]
-        address = self._cluster.addresses.get(shown, shown)
-        try:
-            version, sees = question.answer()
-        except RayTaskError as error:  # for example, this program is not installed there
-            raise NodeError(f"host {address} of the cluster: {first_line(error)}") from None
-        except LOST as error:  # Ray has not yet noticed that the host died
-            raise NodeError(f"host {address} of the cluster does not answer") from error
-        if version != __version__:
-            raise NodeError(f"host {address} of the cluster has td3-robot {version}; this machine has {__version__}")
-        return Host(node["NodeID"], address, has.get("CPU", 0.0), has.get("GPU", 0.0), sees)
 
     def wait_for_cores(self, stopped: Callable[[], int]) -> None:
         """Ask Ray's autoscaler for all cores that the run can use. Wait for those that the run needs at least.
@@ -167,3 +153,21 @@ class Members:
         if self._requested and self.alive:
             with contextlib.suppress(Exception):  # Ray's head may be dead
                 request_resources()
+
+
+def examined(node: Mapping[str, Any], question: Question, addresses: Mapping[str, str]) -> Host:
+    """Check the version of a host in Ray's list, and return the host. Raise NodeError if a run cannot use it.
+
+    ``question`` is the settled question of :func:`ask_probe`; ``addresses`` is like ``cluster.addresses``.
+    """
+    has, shown = node["Resources"], node["NodeManagerAddress"]
+    address = addresses.get(shown, shown)
+    try:
+        version, sees = question.answer()
+    except RayTaskError as error:  # for example, this program is not installed there
+        raise NodeError(f"host {address} of the cluster: {first_line(error)}") from None
+    except LOST as error:  # Ray has not yet noticed that the host died
+        raise NodeError(f"host {address} of the cluster does not answer") from error
+    if version != __version__:
+        raise NodeError(f"host {address} of the cluster has td3-robot {version}; this machine has {__version__}")
+    return Host(node["NodeID"], address, has.get("CPU", 0.0), has.get("GPU", 0.0), sees)

@@ -11,10 +11,10 @@ import ray
 
 from td3_robot.cluster.connection import ask_probe, check_address, connect
 from td3_robot.cluster.host import Host
-from td3_robot.cluster.question import ANSWER, LOST, first_line
+from td3_robot.cluster.members import examined
+from td3_robot.cluster.question import ANSWER, LOST
 from td3_robot.errors import NodeError
 from td3_robot.runtime.hosts import Running
-from td3_robot.util.version import __version__
 
 _CORES = 2  # processor cores of one training
 
@@ -83,19 +83,14 @@ class SweepHosts:
         try:
             asked = [(node, ask_probe(node["NodeID"], marker, content)) for node in ray.nodes() if node["Alive"]]
             for node, question in asked:
-                address = node["NodeManagerAddress"]
+                question.settled(ANSWER)
                 try:
-                    question.settled(ANSWER)
-                    version, sees = question.answer()
-                except LOST as error:
-                    reasons.append(f"{address}: {first_line(error)}")
-                    continue
-                if version != __version__ or not sees:
-                    reasons.append(
-                        f"{address}: td3-robot {version}, " + ("sees" if sees else "does not see") + " the folder"
-                    )
-                    continue
-                self._hosts.append(Host(node["NodeID"], address, node["Resources"].get("CPU", 0.0), 0.0, sees))
+                    host = examined(node, question, {})
+                    if not host.sees_run:
+                        raise NodeError(f"host {host.address} of the cluster does not see the folder")
+                    self._hosts.append(host)
+                except NodeError as error:
+                    reasons.append(str(error))
         finally:
             marker.unlink()
         if not self._hosts:
