@@ -87,14 +87,6 @@ class Agent:
         return str(self._folder)
 
     @staticmethod
-    def sees(file: str, content: str) -> bool:
-        """Return whether this host can read a file, and the file has this content."""
-        try:
-            return Path(file).read_text(encoding="utf-8") == content
-        except OSError:
-            return False
-
-    @staticmethod
     def free_port() -> int:
         """Return a TCP port that is free now."""
         with socket.create_server(("", 0)) as probe:

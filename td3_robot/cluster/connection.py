@@ -11,7 +11,6 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from td3_robot.cluster.agent import Agent
 from td3_robot.cluster.question import Question, first_line
 from td3_robot.errors import NodeError, UsageError
 from td3_robot.util.version import __version__
@@ -62,4 +61,7 @@ def ask_probe(node: str, file: Path, content: str) -> Question:
 
 def probe(file: str, content: str) -> tuple[str, bool]:
     """Return the version of td3-robot on this host, and whether this host can read ``content`` in ``file``."""
-    return __version__, Agent.sees(file, content)
+    try:
+        return __version__, Path(file).read_text(encoding="utf-8") == content
+    except OSError:
+        return __version__, False

@@ -50,9 +50,8 @@ class Host:
     folder: str = ""
     _opening: Question | None = None
     _reservations: list[Any] = field(default_factory=list)
-    _codes: dict[str, int | None] = field(default_factory=dict)
-    _logs: dict[str, Path] = field(default_factory=dict)
-    _asked: Any = None
+    _processes: dict[str, _Remote] = field(default_factory=dict)
+    _asked: Question | None = None
     _asked_at: float = float("-inf")
 
     def ask(self, method: str, *arguments: Any) -> Any:
@@ -130,65 +129,58 @@ class Host:
 
     def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Running:
         """Start a process on this host: Python with these arguments. ``log`` is a file on this machine."""
-        self._take(wait=True)  # take an old report now: it may hold the exit code of an earlier process of this name
+        self.take(wait=True)  # take an old report now: it may hold the exit code of an earlier process of this name
         self.ask("start", name, arguments, environment)
-        self._codes[name], self._logs[name] = None, log
-        return _Remote(self, name)
+        self._processes[name] = _Remote(self, name, log)
+        return self._processes[name]
 
     @property
     def running(self) -> int:
         """Number of processes that run."""
-        return sum(code is None for code in self._codes.values())
+        return sum(process.code is None for process in self._processes.values())
 
-    def code(self, name: str) -> int | None:
-        """Return the exit code of a process; None while it runs."""
-        self._take()
-        if self.lost and self._codes[name] is None:
-            self._codes[name] = KILLED
-        return self._codes[name]
-
-    def send_signal(self, name: str, number: int) -> None:
-        if self.lost:
-            raise ProcessLookupError
-        self.agent.send_signal.remote(name, int(number))
-
-    def _take(self, *, wait: bool = False) -> None:
+    def take(self, *, wait: bool = False) -> None:
         """Take the newest reports if they have come, and ask for the next ones.
 
         With ``wait``, wait for the reports that an earlier call asked for, and ask for no new ones.
         """
         if self.lost:
             return
-        now = time.monotonic()
-        late = self._asked is not None and now - self._asked_at > ANSWER
-        if self._asked is not None and (wait or late or ray.wait([self._asked], timeout=0)[0]):
+        if self._asked and self._asked.settled(ANSWER if wait else 0.0):
             asked, self._asked = self._asked, None
             try:
-                reports: Mapping[str, Report] = ray.get(asked, timeout=0 if late else ANSWER)
+                reports: Mapping[str, Report] = asked.answer()
             except LOST:
                 self._lose()
                 return
             for name, report in reports.items():
-                self._codes[name] = report.code
-                with contextlib.suppress(OSError), self._logs[name].open("ab") as log:  # the disk may be full
+                process = self._processes[name]
+                process.code = report.code
+                with contextlib.suppress(OSError), process.log.open("ab") as log:  # the disk may be full
                     log.write(report.output)
+        now = time.monotonic()
         if not wait and self._asked is None and now - self._asked_at >= _PERIOD:
-            self._asked, self._asked_at = self.agent.reports.remote(), now
+            self._asked, self._asked_at = Question(self.agent.reports.remote()), now
 
 
 class Reservation:
     """An actor that only holds cores and GPUs."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class _Remote:
-    """A process on another host."""
+    """A process on another host. ``code`` is its exit code, or None until a report of the host has it."""
 
     host: Host
     name: str
+    log: Path
+    code: int | None = None
 
     def poll(self) -> int | None:
-        return self.host.code(self.name)
+        self.host.take()
+        if self.code is None and self.host.lost:
+            self.code = KILLED
+        return self.code
 
     def wait(self) -> int:
         while (code := self.poll()) is None:
@@ -196,4 +188,6 @@ class _Remote:
         return code
 
     def send_signal(self, sig: int) -> None:
-        self.host.send_signal(self.name, sig)
+        if self.host.lost:
+            raise ProcessLookupError
+        self.host.agent.send_signal.remote(self.name, int(sig))

@@ -265,8 +265,7 @@ class RayHosts(Hosts):
                     return running
                 if start.name == server:
                     self._publish(server, _free_endpoint(host))
-                self._write_run(host, server)
-                return _start_on(host, start, f"{host.folder}/{server}")
+                return _start_on(host, start, self._write_run(host, server))
 
     def _publish(self, server: str, endpoint: str | None) -> None:
         """Publish the endpoint at which operators reach a policy server and its simulators.
@@ -283,11 +282,12 @@ class RayHosts(Hosts):
     def _start_learner(self, host: Host, start: Start) -> Running:
         if not self._files:
             return _start_on(host, start, str(self._run.path.resolve()))
-        self._write_run(host, LEARNER)
-        return _start_on(host, stored(start), self._files.folder_on(host))
+        folder = self._write_run(host, LEARNER)
+        self._files.place = host, folder
+        return _start_on(host, stored(start), folder)
 
-    def _write_run(self, host: Host, server: str) -> None:
-        """Write the run folder of a learner, or of a policy server and its simulators, on their host.
+    def _write_run(self, host: Host, server: str) -> str:
+        """Write the run folder of a learner, or of a policy server and its simulators, on their host. Return its path.
 
         The folder gets configuration, endpoints, keys and storage.
         """
@@ -306,6 +306,7 @@ class RayHosts(Hosts):
                 **{f"{folder}/keys/{file.name}": file.read_bytes() for file in (secret, public)},
             },
         )
+        return folder
 
     def _move(self, server: str) -> None:
         """Choose another host for the learner, or for a policy server and its simulators."""

@@ -21,14 +21,17 @@ class LearnerFiles:
         url: value of ``cluster.storage``.
         run: the run folder.
         say: prints one line for the user.
+
+    Attributes:
+        place: the newest host of the learner, and the learner's folder there; None before the first start.
     """
+
+    place: tuple[Host, str] | None = None
 
     def __init__(self, url: str, run: RunFolder, say: Callable[[str], None]) -> None:
         self._storage = Storage(url)
         self._run = run
         self._say = say
-        self._host: Host | None = None  # the newest host of the learner
-        self._folder = ""  # of the learner on this host
         self._complete = True  # whether the storage has everything that the learner learned
         self._following = contextlib.ExitStack()  # copies files from the storage to the run folder
 
@@ -48,11 +51,6 @@ class LearnerFiles:
             repeated(lambda: storage.pull(run.path, checkpoints=False, copied=copied), last, self._say)
         )
 
-    def folder_on(self, host: Host) -> str:
-        """Return the folder for the files of a learner that starts on a host."""
-        self._host, self._folder = host, f"{host.folder}/learner"
-        return self._folder
-
     def claim(self) -> None:
         """Become the owner of the storage again, so that the learner of a lost host cannot write there."""
         retried(partial(self._storage.claim, self._run, newer=True))
@@ -63,12 +61,13 @@ class LearnerFiles:
         Returns:
             the reason why the storage lacks the last files; empty if the copy succeeded, or if the host is lost.
         """
-        problem, host = "", self._host
+        problem = ""
+        host, folder = self.place or (None, "")
         if host and not host.lost:
             self._say(f"copying the last files of the learner to {self._storage.url}")
             kept = ""
             try:
-                kept = host.ask("keep", self._folder)
+                kept = host.ask("keep", folder)
                 ray.get(host.agent.copy.remote(kept), timeout=LONGEST)
             except LOST as error:
                 problem = f"host {host.address} could not copy the learner's last files: {first_line(error)}"
