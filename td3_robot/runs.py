@@ -102,8 +102,7 @@ class Run:
         """
         if kind not in _KINDS:
             raise ValueError(f"kind is {kind!r}; allowed: {', '.join(_KINDS)}")
-        file = RunFolder(self.path).metrics_file
-        return metrics.read(file, kind) if file.exists() else []
+        return metrics.read(RunFolder(self.path).metrics_file, kind)
 
     def resume(
         self,

@@ -94,8 +94,7 @@ def finished(row: dict[str, Any], folder: Path) -> bool:
 
 def ended(folder: Path) -> int:
     """Return the steps of the newest final evaluation; 0 if the training has not ended yet."""
-    file = RunFolder(folder).metrics_file
-    evaluations = metrics.read(file, "evaluation") if file.is_file() else []
+    evaluations = metrics.read(RunFolder(folder).metrics_file, "evaluation")
     return max((item["env_steps"] for item in evaluations if item.get("final")), default=0)
 
 

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
 
             hosts = stack.enter_context(SweepHosts(options.cluster, out))
         failed = _train_all(trainings, options, out, hosts)
-    _report([training for training in trainings if final_of(out / training.name)], options, out)
+    _report({training: final for training in trainings if (final := _final(out, training))}, options, out)
     return 1 if failed else EXIT_GOOD
 
 
@@ -152,7 +152,7 @@ def _overrides(options: argparse.Namespace, training: Training) -> list[str]:
 
 def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: Path, hosts: SweepHosts | None) -> bool:
     """Train all unfinished runs, and print a line when each one ends. Return whether a run failed."""
-    waiting = [training for training in trainings if not final_of(out / training.name)]
+    waiting = [training for training in trainings if not _final(out, training)]
     done, failed = len(trainings) - len(waiting), False
     if done:
         print(f"{done} of {len(trainings)} runs are finished already", flush=True)
@@ -173,7 +173,7 @@ def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: 
                     continue
                 del running[training]
                 done += 1
-                final = final_of(out / training.name)
+                final = _final(out, training)
                 failed |= code != EXIT_GOOD or not final
                 problem = f"failed with exit code {code}" if code else "ended without a final evaluation"
                 result = f"mean return {final['eval_return_mean']:.1f}" if final else problem
@@ -212,23 +212,20 @@ def _config(options: argparse.Namespace) -> str:
     return str(file.resolve()) if file.exists() else str(options.config)
 
 
-def final_of(folder: Path) -> dict[str, Any] | None:
+def _final(out: Path, training: Training) -> dict[str, Any] | None:
     """Return the record of the final evaluation of a run; None if the run is not finished."""
-    run = RunFolder(folder)
-    records = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.exists() else []
-    return records[-1] if records and records[-1].get("final") else None
+    return metrics.final(RunFolder(out / training.name).metrics_file)
 
 
-def _report(trainings: Sequence[Training], options: argparse.Namespace, out: Path) -> None:
+def _report(finals: dict[Training, dict[str, Any]], options: argparse.Namespace, out: Path) -> None:
     """Print the returns of each combination of values. Write each finished run to ``sweep.csv``; draw ``sweep.png``."""
-    if not trainings:
+    if not finals:
         return
     import numpy as np
 
     from td3_robot.runtime import comparison, learning_curve  # import late: matplotlib loads slowly
 
     keys = [key for key, _ in options.vary]
-    finals = {training: final_of(out / training.name) or {} for training in trainings}
     with (out / "sweep.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["run", *keys, "seed", "env_steps", "mean_return", "std_return"])
@@ -236,7 +233,7 @@ def _report(trainings: Sequence[Training], options: argparse.Namespace, out: Pat
             figures = (final[key] for key in ("env_steps", "eval_return_mean", "eval_return_std"))
             writer.writerow([training.name, *training.values.values(), training.seed, *figures])
     groups: dict[str, list[Training]] = {}
-    for training in trainings:
+    for training in finals:
         label = ", ".join(f"{key}={value}" for key, value in training.values.items()) or options.config
         groups.setdefault(label, []).append(training)
     width = max(map(len, groups))

@@ -102,7 +102,7 @@ class Dashboard:
         del request
         file = self.folder.metrics_file if self.folder else None
         kinds = ("train", "evaluation")
-        return as_json({kind: columns(metrics.read(file, kind) if file and file.exists() else []) for kind in kinds})
+        return as_json({kind: columns(metrics.read(file, kind) if file else []) for kind in kinds})
 
 
 def columns(records: list[dict[str, Any]]) -> dict[str, list[Any]]:

@@ -76,8 +76,7 @@ def videos_of(run: Path) -> list[Path]:
 
 
 def _evaluations(path: Path) -> list[dict[str, Any]]:
-    run = RunFolder(path)
-    records = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.exists() else []
+    records = metrics.read(RunFolder(path).metrics_file, "evaluation")
     return [record for record in records if isinstance(record.get("eval_return_mean"), int | float)]
 
 

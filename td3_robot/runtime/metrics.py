@@ -8,12 +8,14 @@ from typing import Any
 
 
 def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
-    """Read the records of one kind, sorted by rising ``env_steps``. Skip a line that a crash cut off.
+    """Read the records of one kind, sorted by rising ``env_steps``; [] without a file. Skip a line that a crash cut.
 
     All records of the kind ``offline`` are before the first step. They are sorted by rising ``updates``.
 
     After a resume the learner repeats some steps or updates. For these, return only the newer records.
     """
+    if not metrics.exists():
+        return []
     axis = "updates" if kind == "offline" else "env_steps"
     records: list[dict[str, Any]] = []
     for text in metrics.read_text(encoding="utf-8").splitlines():
@@ -26,3 +28,9 @@ def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
                 records.pop()
             records.append(record)
     return records
+
+
+def final(metrics: Path) -> dict[str, Any] | None:
+    """Return the evaluation of the final policy; None if the newest evaluation is of another policy."""
+    evaluations = read(metrics, "evaluation")
+    return evaluations[-1] if evaluations and evaluations[-1].get("final") else None

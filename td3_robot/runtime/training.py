@@ -76,10 +76,9 @@ def finished(prepared: Prepared) -> dict[str, Any] | None:
     If the configuration has changed, and asks for more steps than the run has made, the run is not finished.
     """
     run, config, _ = prepared
-    evaluations = metrics.read(run.metrics_file, "evaluation") if run.metrics_file.is_file() else []
-    if not evaluations or not evaluations[-1]["final"] or run.steps_made() > evaluations[-1]["env_steps"]:
+    final = metrics.final(run.metrics_file)
+    if not final or run.steps_made() > final["env_steps"]:
         return None
-    final = evaluations[-1]
     return None if config != run.trained_with() and config.total_steps > final["env_steps"] else final
 
 
