@@ -20,13 +20,12 @@ from td3_robot.errors import ArgumentError, CommandError, Td3RobotError, UsageEr
 from td3_robot.messages import LARGEST, LONGEST_PAYLOAD, Command, LifecycleChange, Reply, Teleop
 from td3_robot.operator_replies import FOLLOWED, LONGEST_ERROR, confirmed, messages_of, with_faults
 from td3_robot.policies import Policy, load_policy
-from td3_robot.runtime.arguments import NAME, NAME_RULE
 from td3_robot.transport import endpoints
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import AllowList, open_keys
 from td3_robot.transport.link import ClientLink, hello
 from td3_robot.util import arguments
-from td3_robot.util.text import one_line
+from td3_robot.util.text import NAME, NAME_RULE, one_line
 
 _LONGEST_REASON = 1000  # characters
 # Seconds without a message after which the server counts as silent. This client sends a Heartbeat after 1 s of silence,

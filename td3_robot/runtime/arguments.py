@@ -17,14 +17,11 @@ from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
 from td3_robot.errors import EXIT_USAGE, RunFolderError, UsageError
 from td3_robot.runtime.run_folder import RunFolder
-from td3_robot.util.text import did_you_mean, similar
+from td3_robot.util.text import NAME, NAME_RULE, did_you_mean, similar
 
 POLICY_HELP = "a policy file, a run folder (its best policy, else its final one), or a shipped policy such as walker2d"
 COMPLETING = "_ARGCOMPLETE"
 """Environment variable that a shell sets when it asks for completions, see argcomplete."""
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-"""Names of processes and robots."""
-NAME_RULE = "1 to 64 letters, digits, '_', '-' and '.'"
 _ALLOWED = "; allowed: "
 _LARGEST = 2**63 - 1  # default limit of whole numbers
 

@@ -30,6 +30,7 @@ from td3_robot.errors import KeysError
 from td3_robot.topics import LINKS
 from td3_robot.util import files
 from td3_robot.util.process_lock import locked
+from td3_robot.util.text import NAME, NAME_RULE
 
 OPERATOR = "operator"
 ROLES = ("simulator", "driver", "policy", "evaluator", "node", OPERATOR)
@@ -37,7 +38,6 @@ ROLES = ("simulator", "driver", "policy", "evaluator", "node", OPERATOR)
 CLIENT = "client"
 """Every role except operator, which commands robots and ends emergency stops."""
 SERVER = "server:"
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _OLDEST = (4, 3, 3)  # older versions: one stranger can block all clients, even with CURVE (CVE-2020-15166)
 
@@ -144,7 +144,7 @@ class KeyFolder:
         known: dict[str, Entry] = {}
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()
-            if len(words) != 3 or not _NAME.fullmatch(words[0]) or not _KEY.fullmatch(words[1]) or words[0] in known:
+            if len(words) != 3 or not NAME.fullmatch(words[0]) or not _KEY.fullmatch(words[1]) or words[0] in known:
                 raise KeysError(f"{what}, line {number}: needs a new NAME, a KEY and ROLES")
             entry = Entry(words[0], words[1], tuple(words[2].split(",")))
             if problem := _problem(entry, known.values()):
@@ -314,5 +314,5 @@ def read_public(text: str) -> str:
 
 def check_name(name: str) -> None:
     """Raise KeysError if a key may not have this name."""
-    if not _NAME.fullmatch(name):
-        raise KeysError(f"name {name!r} is not allowed; allowed: 1 to 64 letters, digits, '_', '-' and '.'")
+    if not NAME.fullmatch(name):
+        raise KeysError(f"name {name!r} is not allowed; allowed: {NAME_RULE}")

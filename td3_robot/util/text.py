@@ -1,12 +1,16 @@
-"""Text for a terminal: makes values from files and peers safe to print, and suggests corrections of typing errors."""
+"""The rule for names, and text for a terminal: makes values from others safe to print, and suggests corrections."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+"""Names of processes, robots and keys."""
+NAME_RULE = "1 to 64 letters, digits, '_', '-' and '.'"
 _LONGEST = 100  # characters
 _ALIKE = 0.5  # difflib's ratio, which is 1 for equal words
 _LISTED = 32  # words
