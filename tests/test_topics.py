@@ -10,7 +10,7 @@ from td3_robot.topics import LINKS, LISTENERS, QUEUE_LENGTH, TOPICS, Topic
 from td3_robot.transport import codec
 from td3_robot.transport import link as handshake
 from td3_robot.transport.link import HEARTBEAT_PERIOD, HELLO_PERIOD, PEER_TIMEOUT, ClientLink
-from td3_robot.transport.tap import Tap
+from td3_robot.transport.tap import Copies
 from tests.golden.regenerate import samples
 
 HANDSHAKE = {"hello", "welcome", "refused", "heartbeat", "bye"}
@@ -40,7 +40,8 @@ class Records:
         hello = handshake.hello("node", "n", client=1)
         client = ClientLink("recorder", hello, (), state="welcome")
         client.sent_at = 0.0
-        self.tap = Tap(client, self._take)
+        self.copies = Copies()
+        self.tap = self.copies.tap(client, self._take)
 
     def _take(self, name: str, payload: bytes) -> bool:
         assert name == Record.NAME
@@ -59,13 +60,13 @@ def test_taps_record_exactly_the_topics_of_the_table(topic: Topic) -> None:
     sample = next(message for message in samples() if type(message) is topic.message)
     publisher, subscriber = Records(), Records()
     if topic.publisher != "operator":
-        publisher.tap.offer(topic.link, sample, codec.encode(sample))
+        publisher.copies.offer(topic.link, sample, codec.encode(sample))
     assert publisher.recorded_topics() == ([sample.NAME] if topic.recorded == "sent" else [])
     if topic.link in LISTENERS:  # the cores of listeners are not recorded
         return
     role = topic.publisher if topic.publisher in ("operator", "driver", "simulator", "evaluator") else "policy"
     peer = Peer(topic.link, b"k", handshake.hello(role, "p", client=2), {})
-    subscriber.tap.record_turn(0.0, [(peer, sample)])
+    subscriber.copies.record_turn(0.0, [(peer, sample)])
     assert subscriber.recorded_topics() == ["turn", *([sample.NAME] if topic.recorded == "taken" else [])]
 
 

@@ -31,7 +31,7 @@ from td3_robot.replay import check as replay
 from td3_robot.transport import codec, turns
 from td3_robot.transport import link as handshake
 from td3_robot.transport.link import ClientLink
-from td3_robot.transport.tap import Tap
+from td3_robot.transport.tap import Copies
 
 RATE = 60.0  # Steps per second of recorded time
 _PACKAGES = ("numpy", "msgspec", "mcap")
@@ -171,12 +171,13 @@ def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) 
     """
     link = ClientLink("recorder", handshake.hello("node", "bench", client=0), ())
     link.state = "welcome" if recorder else "connecting"
-    tap = Tap(link, lambda name, payload: bool(name) and bool(payload))
+    copies = Copies()
+    tap = copies.tap(link, lambda name, payload: bool(name) and bool(payload))
     begin = time.perf_counter()
     for number, ((_, message), payload) in enumerate(zip(published, payloads, strict=True)):
         if number % (3 * RATE) == 0:  # once per second of recorded time, as if the link sent a Heartbeat
             link.sent_at = number / 3 / RATE
-        tap.offer("learner", message, payload)
+        copies.offer("learner", message, payload)
         tap.flush(number / 3 / RATE)
     return time.perf_counter() - begin
 

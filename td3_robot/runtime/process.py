@@ -96,13 +96,13 @@ def _connect_listeners(node: Node, bus: Bus) -> None:
         bus.connect(node.endpoint("supervisor"), ClientLink("supervisor", node.hello("node"), ()))
         node.supervised = True
     for link in LISTENERS if node.role not in LISTENERS else ():
-        tap = None
+        named = False
         with contextlib.suppress(RunFolderError, ConfigError):  # the listener has no endpoint
-            expected = link == RECORDER and node.config.record.enabled
-            tap = bus.record(node.endpoint(link), ClientLink(link, node.hello("node"), ()), expected=expected)
+            endpoint, expected = node.endpoint(link), link == RECORDER and node.config.record.enabled
+            bus.record(endpoint, ClientLink(link, node.hello("node"), ()), expected=expected)
+            named = not is_tcp(endpoint)
         if place := node.listeners(link):
-            named = tap is not None and not is_tcp(node.endpoint(link))
-            bus.attach(Search(place, skip=named), partial(ClientLink, link, node.hello("node"), ()), tap)
+            bus.attach(Search(place, skip=named), partial(ClientLink, link, node.hello("node"), ()))
 
 
 def _report_failure(node: Node | None, reason: str) -> None:

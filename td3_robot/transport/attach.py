@@ -101,20 +101,13 @@ class Search:
 
 @dataclass(eq=False)
 class Attaching:
-    """The listeners of one link that attach and detach while a node runs.
-
-    Attributes:
-        model: a :class:`Tap`. Each new tap continues the sequence numbers of this tap, and copies its kept messages.
-        owned: True if the model has no listener, and only counts and keeps messages.
-    """
+    """The listeners of one link that attach and detach while a node runs."""
 
     search: Search
     client: Callable[[], ClientLink]
-    model: Tap
-    owned: bool
     taps: dict[str, Tap] = field(default_factory=dict)
 
-    def turn(self, connect: Callable[..., Tap], detach: Callable[[Tap], None]) -> None:
+    def turn(self, connect: Callable[[str, ClientLink], Tap], detach: Callable[[Tap], None]) -> None:
         """Connect to the listeners that have attached, and forget those that have detached."""
         served = self.search.look()
         if served is None:
@@ -123,7 +116,7 @@ class Attaching:
             detach(self.taps.pop(place))
         for place in served - self.taps.keys():
             with contextlib.suppress(EndpointError):  # for example, the absolute path is too long for a socket
-                self.taps[place] = connect(place, self.client(), like=self.model)
+                self.taps[place] = connect(place, self.client())
 
 
 def _folder() -> Path:

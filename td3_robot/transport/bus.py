@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from td3_robot.transport.interface import Transport
 from td3_robot.transport.keys import REVOCATION_TIME, AllowList
 from td3_robot.transport.link import HEARTBEAT_PERIOD, PEER_TIMEOUT, ClientLink, ServerLink
 from td3_robot.transport.tally import Tally
-from td3_robot.transport.tap import Tap
+from td3_robot.transport.tap import Copies, Tap
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,8 @@ class Bus(Transport):
         self._departures: dict[str, Departures] = {}  # by link
         self._tally = Tally()
         self._receiver = Receiver(_TURN, clock)
-        self._taps: list[tuple[zmq.Socket[bytes], Tap]] = []
+        self._copies: Copies | None = None  # None until the first call of record or attach
+        self._taps: dict[Tap, zmq.Socket[bytes]] = {}
         self._attaching: list[Attaching] = []
         self._next_look = float("-inf")
         self._lost: Counter[str] = Counter()  # counts of the taps of detached listeners
@@ -156,13 +157,12 @@ class Bus(Transport):
         self._dial(socket, endpoint, client)
         self.join_again(link, client.hello)
 
-    def record(self, endpoint: str, client: ClientLink, *, expected: bool = False, like: Tap | None = None) -> Tap:
+    def record(self, endpoint: str, client: ClientLink, *, expected: bool = False) -> Tap:
         """Give the recorder or monitor at an endpoint one copy of each message that this bus sends, except Heartbeats.
 
         Args:
             client: the handshake with the recorder or monitor.
             expected: whether the configuration enables this recorder, see :class:`~td3_robot.transport.tap.Tap`.
-            like: an existing tap. The new tap gets the existing tap's kept messages and continues its sequence numbers.
 
         Raises:
             EndpointError: the endpoint is malformed or not allowed.
@@ -172,20 +172,21 @@ class Bus(Transport):
         def post(name: str, payload: bytes) -> bool:
             return self._write(socket, [name.encode(), payload])
 
-        tap = like.fork(client, post) if like else Tap(client, post, expected)
-        self._taps.append((socket, tap))
+        self._copies = self._copies or Copies()
+        tap = self._copies.tap(client, post, expected)
+        self._taps[tap] = socket
         self._take[socket] = lambda now: tap.receive(self._receiver.frames(socket), now)
         return tap
 
-    def attach(self, search: Search, client: Callable[[], ClientLink], like: Tap | None = None) -> None:
+    def attach(self, search: Search, client: Callable[[], ClientLink]) -> None:
         """Send copies of the messages to each recorder or monitor on this machine while it listens. See :meth:`record`.
 
         Args:
             search: finds the listeners, that is, the recorders and monitors.
             client: makes the handshake with one listener.
-            like: the tap of the listener that the configuration names, if there is one.
         """
-        self._attaching.append(Attaching(search, client, like or Tap(client(), lambda *_: False), owned=like is None))
+        self._copies = self._copies or Copies()
+        self._attaching.append(Attaching(search, client))
 
     def _connected(self, endpoint: str, client: ClientLink, *, immediate: bool = False) -> zmq.Socket[bytes]:
         """A connected DEALER socket. With ``immediate``, the socket accepts messages only while a connection exists."""
@@ -224,7 +225,7 @@ class Bus(Transport):
         while True:
             inputs, self._waiting = self._waiting, []
             now = self._clock()
-            for _, tap in self._taps:  # the core's outputs must go out before their copies
+            for tap in self._taps:  # the core's outputs must go out before their copies
                 tap.flush(now)
             wait = 0.0 if inputs or self._unreachable else max(0.0, min(end, self._next_timer) - now)
             for socket, _ in self._readable(now + wait, now):
@@ -251,32 +252,26 @@ class Bus(Transport):
         return self._poller.poll(math.ceil(max(0.0, end - now) * 1e3))
 
     def flush(self) -> None:
-        for _, tap in self._taps:
+        for tap in self._taps:
             tap.flush(self._clock(), at_once=True)
 
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
-        for tap in self._all_taps():
-            tap.record_turn(now, inputs)
-
-    def _all_taps(self) -> Iterator[Tap]:
-        for _, tap in self._taps:
-            yield tap
-        for attaching in self._attaching:
-            if attaching.owned:
-                yield attaching.model
+        if self._copies:
+            self._copies.record_turn(now, inputs)
 
     def _detach(self, tap: Tap) -> None:
         """Close the connection to a listener, and keep the counts of its tap."""
-        socket = next(socket for socket, other in self._taps if other is tap)
+        assert self._copies
+        self._copies.taps.remove(tap)
+        socket = self._taps.pop(tap)
         self._lost += tap.counts()
-        self._taps.remove((socket, tap))
         self._poller.unregister(socket)
         del self._take[socket]
         socket.close(linger=0)
 
     def dropped(self) -> Counter[str]:
         total = super().dropped() + self._lost
-        for _, tap in self._taps:
+        for tap in self._taps:
             total += tap.counts()
         return total
 
@@ -289,7 +284,7 @@ class Bus(Transport):
                 self._post(link, Bye(reason))
         for socket in self._read_other:
             socket.close(linger=0)
-        for socket, tap in self._taps:
+        for tap, socket in self._taps.items():
             tap.leave(reason, self._clock())
             socket.close(linger=_FAREWELL)
         for link, socket in self._sockets.items():
@@ -333,7 +328,7 @@ class Bus(Transport):
         for client in self.clients.values():
             client.check()
             self._introduce(client, now)
-        for _, tap in self._taps:
+        for tap in self._taps:
             tap.turn(now)
         if now >= self._next_look:
             self._next_look = now + LOOK_PERIOD
@@ -420,15 +415,13 @@ class Bus(Transport):
                 raise
             self._unreachable.add((link, key))
             return False
-        if sent:
-            for tap in self._all_taps():
-                tap.offer(link, message, payload)
+        if sent and self._copies:
+            self._copies.offer(link, message, payload)
         return sent
 
     def _offer(self, message: Message) -> None:
-        payload = codec.encode(message) if any(tap.needs(message) for tap in self._all_taps()) else b""
-        for tap in self._all_taps():
-            tap.offer(RECORDER, message, payload)
+        if self._copies:
+            self._copies.offer(RECORDER, message)
 
     @staticmethod
     def _write(socket: zmq.Socket[bytes], frames: list[bytes]) -> bool:

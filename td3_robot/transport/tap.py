@@ -1,4 +1,4 @@
-"""Copies a node's messages to a listener: a recorder or a monitor.
+"""Copies a node's messages to its listeners, which are recorders and monitors.
 
 The node never waits for a listener. It counts the messages that a recorder misses.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from td3_robot.core_types import Input
 from td3_robot.messages import Bye, Hello, LifecycleChange, Message, Record, Start, Step, Turn, Weights
-from td3_robot.topics import MONITOR, QUEUE_LENGTH, RECORDER, TOPICS
+from td3_robot.topics import QUEUE_LENGTH, RECORDER, TOPICS
 from td3_robot.transport import codec, turns
 from td3_robot.transport.codec import Frames
 from td3_robot.transport.link import ClientLink
@@ -21,13 +21,12 @@ from td3_robot.transport.link import ClientLink
 log = logging.getLogger(__name__)
 
 RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded != "no")
-_KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2}
-"""Number of newest messages that a tap keeps for a late recorder or monitor, by type.
+_KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2, LifecycleChange: 64}
+"""Number of newest messages that a node keeps for a late recorder or monitor, by type.
 
-A replay needs these messages to make the core and to read the Steps.
+A replay needs these messages to make the core and to read the Steps. Only a monitor gets the LifecycleChanges, because
+it must show the state of every node.
 """
-_KEPT_FOR: dict[str, dict[type[Message], int]] = {MONITOR: {LifecycleChange: 64}}
-"""Types that a tap keeps in addition, by link. A new monitor must show the state of every node."""
 _MOST = 1024  # maximum number of gathered messages, between two sends or until a recorder connects
 _MOST_BYTES = 1 << 25  # maximum size of the gathered messages; a policy can have several MB
 _RESEND_S = 2.0
@@ -39,11 +38,12 @@ _GATHERED_BYTES = 1 << 16  # bytes after which a tap sends at once
 _STEPS = 2 * QUEUE_LENGTH  # number of Steps to remember, because a source repeats Steps when a learner reconnects
 _DEAF_S = 3.0  # seconds of silence after which a monitor gets no messages, so that a suspended monitor takes no memory
 _RECENT = 4  # number of newest messages of a topic to compare with a new message
+_Kept = dict[type[Message], deque[tuple[int, Record]]]  # the newest Records with their numbers, by type of message
 
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """A Record, its number among all Records of the tap, and whether the tap has sent it."""
+    """A Record, its number among all Records of the node, and whether the tap has sent it."""
 
     number: int
     record: Record
@@ -56,13 +56,6 @@ class Deduplicator:
     def __init__(self) -> None:
         self._recent: dict[type[Message], deque[Message]] = {kind: deque(maxlen=_RECENT) for kind in RECORDED}
         self._steps: dict[tuple[int, int], None] = {}  # newest Steps, oldest first, by incarnation and sequence
-
-    def copy(self) -> Deduplicator:
-        """A Deduplicator that knows the same messages."""
-        result = Deduplicator()
-        result._recent = {kind: recent.copy() for kind, recent in self._recent.items()}
-        result._steps = dict(self._steps)
-        return result
 
     def is_new(self, message: Message) -> bool:
         """Whether this message is new and of a recorded type."""
@@ -86,95 +79,104 @@ class Deduplicator:
         return False
 
 
-class Tap:
+class Copies:
     """Makes one Record of each message that a node sends, even if the node sends it to several subscribers.
+
+    Args:
+        wall: returns the time in ns for the stamps of the Records.
+
+    Attributes:
+        taps: each gets the Records for one listener.
+    """
+
+    def __init__(self, wall: Callable[[], int] = time.time_ns) -> None:
+        self.taps: list[Tap] = []
+        self._wall = wall
+        self._sequence: Counter[str] = Counter()
+        self._duplicates = Deduplicator()
+        self._kept: _Kept = {kind: deque(maxlen=size) for kind, size in _KEPT.items()}
+        self._newest = 0  # number of the newest Record
+
+    def tap(self, session: ClientLink, post: Callable[[str, bytes], bool], expected: bool = False) -> Tap:
+        """Add a tap for one more listener. It gets the kept messages first. For the arguments see :class:`Tap`."""
+        result = Tap(session, post, self._kept, expected)
+        self.taps.append(result)
+        return result
+
+    def offer(self, link: str, message: Message, payload: bytes | None = None) -> None:
+        """Record a message that this node has sent on a link. Without a payload, encode the message if necessary."""
+        if self._duplicates.is_new(message):
+            self._add(link, type(message), lambda: codec.encode(message) if payload is None else payload)
+
+    def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
+        """Record the inputs of a core's turn at ``now`` (s), before the turn runs.
+
+        Only recorders get the Turn. Recorders and monitors get the inputs that no other node records.
+        """
+        self._add(RECORDER, Turn, lambda: codec.encode(turns.turn(now, inputs)))
+        for message in turns.only_here(inputs):
+            self.offer(RECORDER, message)
+
+    def _add(self, link: str, kind: type[Message], payload: Callable[[], bytes]) -> None:
+        """Count a message. Make its Record only if a tap takes it, or if a late listener gets it."""
+        sequence = self._sequence[kind.NAME]
+        self._sequence[kind.NAME] = sequence + 1
+        taps, kept = [tap for tap in self.taps if tap.takes(kind)], self._kept.get(kind)
+        if not taps and kept is None:
+            return
+        self._newest += 1
+        record = Record(kind.NAME, link, sequence, self._wall(), payload())
+        for tap in taps:
+            tap.add(self._newest, record)
+        if kept is not None:
+            kept.append((self._newest, record))
+
+
+class Tap:
+    """Sends the Records of a node to one listener.
 
     Args:
         session: the handshake with the listener. If the listener refuses a node, the node runs without this listener.
         post: sends a topic name and a payload to the listener. It returns False if there is no listener or no room.
+        kept: the newest Records of some types, for a new listener.
         expected: whether the run has a recorder. If True, the first messages wait until the recorder connects, and the
             tap counts missed messages from the start.
     """
 
-    def __init__(
-        self,
-        session: ClientLink,
-        post: Callable[[str, bytes], bool],
-        expected: bool = False,
-        wall: Callable[[], int] = time.time_ns,
-    ) -> None:
+    def __init__(self, session: ClientLink, post: Callable[[str, bytes], bool], kept: _Kept, expected: bool) -> None:
         self._session = session
         self._to_recorder = session.link == RECORDER
         self._post = post
+        self._kept = {kind: kept[kind] for kind in kept if kind is not LifecycleChange or not self._to_recorder}
         self._expected = expected
-        self._wall = wall
-        self._sequence: Counter[str] = Counter()
-        self._duplicates = Deduplicator()
-        kept = {**_KEPT, **_KEPT_FOR.get(session.link, {})}
-        self._kept: dict[type[Message], deque[_Entry]] = {kind: deque(maxlen=size) for kind, size in kept.items()}
         self._gathered: list[_Entry] = []
         self._gathered_bytes = 0
         self._sent: deque[tuple[float, list[_Entry]]] = deque()  # time of sending (s) and Records, newest last
         self._sent_bytes = 0
         self._reconnect_until: float | None = None  # time (s) until which the tap waits for the recorder to reconnect
-        self._offered = 0
         self._newest = 0  # number of the newest sent Record
         self._deaf = False  # the monitor is connected and silent
         self._before_first = expected  # the tap expects a recorder, and none has connected yet
         self._due = float("-inf")
         self._missed = 0
 
-    def fork(self, session: ClientLink, post: Callable[[str, bytes], bool]) -> Tap:
-        """A tap for one more listener of this link. It copies the kept messages and continues the sequence numbers."""
-        result = Tap(session, post, wall=self._wall)
-        result._sequence = self._sequence.copy()
-        result._duplicates = self._duplicates.copy()
-        result._offered = self._offered
-        for kind, entries in self._kept.items():
-            result._kept[kind].extend(_Entry(entry.number, entry.record) for entry in entries)
-        return result
+    def takes(self, kind: type[Message]) -> bool:
+        """Whether to :meth:`add` a new message of this type. If not, count the message if a recorder misses it.
 
-    def needs(self, message: Message) -> bool:
-        """Whether :meth:`offer` needs the payload of this message."""
-        return self._gathers or type(message) in self._kept
-
-    def offer(self, link: str, message: Message, payload: bytes) -> None:
-        """Record a message that this node has sent on a link."""
-        if not self._duplicates.is_new(message):
-            return
-        sequence = self._sequence[message.NAME]
-        self._sequence[message.NAME] = sequence + 1
-        gathers, kept = self._gathers, self._kept.get(type(message))
-        if not gathers and kept is None:
-            self._missed += self._expected
-            return
-        self._offered += 1
-        entry = _Entry(self._offered, Record(message.NAME, link, sequence, self._wall(), payload))
-        if gathers:
-            self._gathered.append(entry)
-            self._gathered_bytes += len(payload)
-        if kept is not None:
-            kept.append(entry)
-
-    def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
-        """Record the inputs of a core's turn at ``now`` (s), before the turn runs.
-
-        Only a recorder gets the Turn. Recorders and monitors get the inputs that no other node records.
+        There must be room. A listener must take the messages, or they must wait for a recorder.
         """
-        if self._to_recorder and not self._gathers:  # count the Turn without making it
-            self._sequence[Turn.NAME] += 1
-            self._missed += self._expected
-        elif self._to_recorder:
-            turn = turns.turn(now, inputs)
-            self.offer(RECORDER, turn, codec.encode(turn))
-        for message in turns.only_here(inputs):
-            self.offer(RECORDER, message, codec.encode(message))
-
-    @property
-    def _gathers(self) -> bool:
-        """Whether to gather messages: there is room, and a listener takes them or they wait for a recorder."""
+        if kind is Turn and not self._to_recorder:
+            return False
         room = len(self._gathered) < _MOST and self._gathered_bytes < _MOST_BYTES
-        return room and (self._waits or (self._session.state == "welcome" and not self._deaf))
+        if room and (self._waits or (self._session.state == "welcome" and not self._deaf)):
+            return True
+        self._missed += self._expected and kind not in self._kept
+        return False
+
+    def add(self, number: int, record: Record) -> None:
+        """Gather a Record for the next message to the listener."""
+        self._gathered.append(_Entry(number, record))
+        self._gathered_bytes += len(record.payload)
 
     @property
     def _waits(self) -> bool:
@@ -189,15 +191,13 @@ class Tap:
         state, server = self._session.state, self._session.session
         if self._deaf:  # the monitor missed kept messages while it was suspended
             self._deaf = False
-            self._gathered = [e for kept in self._kept.values() for e in kept if e.number > self._newest]
-            self._gathered.sort(key=lambda entry: entry.number)
+            self._merge(entry for entry in self._kept_entries() if entry.number > self._newest)
         if self._session.receive(frames, now):
             # A recorder drops repeated messages. A monitor does not drop them, so it must get each message only once.
             new = self._to_recorder or server != self._session.session
-            kept = [entry for entries in self._kept.values() for entry in entries if new]
             self._forget_sent(now)
             again = [entry for _, entries in self._sent for entry in entries]
-            self._gathered = sorted({*kept, *again, *self._gathered}, key=lambda entry: entry.number)
+            self._merge([*(self._kept_entries() if new else ()), *again])
             self._expected, self._before_first, self._reconnect_until = True, False, None
             self._sent.clear()
             self._sent_bytes = 0
@@ -207,6 +207,14 @@ class Tap:
             reason = self._session.refusal.reason
             log.warning("the %s refuses this node and gets none of its messages: %s", self._session.link, reason)
         return []
+
+    def _kept_entries(self) -> Iterator[_Entry]:
+        return (_Entry(number, record) for kept in self._kept.values() for number, record in kept)
+
+    def _merge(self, entries: Iterable[_Entry]) -> None:
+        """Add earlier entries to the gathered entries, in the order of their numbers, each once."""
+        merged = {entry.number: entry for entry in (*entries, *self._gathered)}
+        self._gathered = [merged[number] for number in sorted(merged)]
 
     def flush(self, now: float, *, at_once: bool = False) -> None:
         """Send the gathered messages if they are due at ``now`` (s). Call this while no peer waits for this process."""

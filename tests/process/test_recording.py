@@ -250,7 +250,7 @@ def test_last_messages_of_a_crashed_node_are_recorded(
     monkeypatch.setattr(process, "_catch_signals", lambda _: None)
 
     def body(node: Node) -> None:
-        ((_, tap),) = node.bus._taps
+        (tap,) = node.bus._taps
         deadline = time.monotonic() + 30
         while tap._session.state != "welcome" and time.monotonic() < deadline:
             node.bus.receive(0.01)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from td3_robot.bundle import Bundle, layer_shapes
 from td3_robot.config.schema import Config
-from td3_robot.core_types import Core, Origin
+from td3_robot.core_types import Core, Input, Origin
 from td3_robot.driver import core as driver_core
 from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
 from td3_robot.messages import Bye, Hello, LifecycleChange, Message, Phase, Record, Reply, Start, Status, Weights
@@ -31,18 +31,22 @@ from td3_robot.transport import codec
 from td3_robot.transport.codec import Frames
 from td3_robot.transport.link import ClientLink, ServerLink, hello
 from td3_robot.transport.memory import Connection, MemoryBus, Network
-from td3_robot.transport.tap import RECORDED, Tap
+from td3_robot.transport.tap import RECORDED, Copies
 from tests.in_process import InProcess
 
 OFFERS = {"offers": sorted(kind.NAME for kind in RECORDED)}  # every node announces these topics
 
 
-class _AtOnce(Tap):
-    """A tap that sends each message to the recorder immediately, so that the last message is recorded too."""
+class _AtOnce(Copies):
+    """Sends each message to the recorder immediately, so that the last message is recorded too."""
 
-    def offer(self, link: str, message: Message, payload: bytes) -> None:
+    def offer(self, link: str, message: Message, payload: bytes | None = None) -> None:
         super().offer(link, message, payload)
-        self.flush(0.0, at_once=True)
+        self.taps[0].flush(0.0, at_once=True)
+
+    def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
+        super().record_turn(now, inputs)
+        self.taps[0].flush(0.0, at_once=True)
 
 
 class Tape:
@@ -53,13 +57,13 @@ class Tape:
         self.writer = SessionWriter(target, facts_of_this_machine(config), 0.0)
         self._begin = time.time_ns()
 
-    def of(self, publisher: str, incarnation: int = 0) -> Tap:
-        """Return the tap that records the named node with this incarnation."""
+    def of(self, publisher: str, incarnation: int = 0) -> Copies:
+        """Return the copies that record the named node with this incarnation."""
         session = ClientLink("recorder", hello("node", publisher, client=0), (), state="welcome")
         session.sent_at = 0.0
-        return _AtOnce(
-            session, lambda name, payload: self._write(publisher, incarnation, name, payload), wall=self._wall
-        )
+        result = _AtOnce(self._wall)
+        result.tap(session, lambda name, payload: self._write(publisher, incarnation, name, payload))
+        return result
 
     def _wall(self) -> int:
         return self._begin + self.now
@@ -74,16 +78,16 @@ class Tape:
         return True
 
 
-class TapSink:
-    """Passes the records of a RecordedCore to a tap."""
+class CopiesSink:
+    """Passes the records of a RecordedCore to the Copies of its node."""
 
-    def __init__(self, tap: Tap) -> None:
-        self._tap = tap
-        self.record_turn = tap.record_turn
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+        self.record_turn = copies.record_turn
 
     def send(self, to: Origin, message: Message) -> bool:
         assert to == RECORDER
-        self._tap.offer(RECORDER, message, codec.encode(message))
+        self._copies.offer(RECORDER, message)
         return True
 
 
@@ -94,20 +98,20 @@ class Stage:
         self.tape = Tape(target, config)
         self._run = InProcess(config, lambda: self.now)
         self.learner, self.policy, (self.robot,) = self._run.learner, self._run.policy, self._run.simulators
-        self._taps = {name: self.tape.of(name) for name in ("learner", "policy", "sim-0")}
-        for (_, bus), tap in zip(self._run.nodes, self._taps.values(), strict=True):
-            bus.tap = tap.offer
+        self._copies = {name: self.tape.of(name) for name in ("learner", "policy", "sim-0")}
+        for (_, bus), copies in zip(self._run.nodes, self._copies.values(), strict=True):
+            bus.tap = copies.offer
         for name, role, settings in (
             ("learner", "learner", {"provenance": {}, "new": True}),
             ("policy", "policy", {"exploring": True, "frozen": False}),
             ("sim-0", "simulator", {}),
         ):
             start = Start(role, config.to_yaml(), {**settings, **OFFERS})
-            self._taps[name].offer(RECORDER, start, codec.encode(start))
+            self._copies[name].offer(RECORDER, start)
         observers = {"policy": PolicyObserver(self.policy)}
         self._cores = [
-            RecordedCore(core, TapSink(tap), observers.get(name))
-            for (core, _), (name, tap) in zip(self._run.nodes, self._taps.items(), strict=True)
+            RecordedCore(core, CopiesSink(copies), observers.get(name))
+            for (core, _), (name, copies) in zip(self._run.nodes, self._copies.items(), strict=True)
         ]
 
     @property
@@ -138,7 +142,7 @@ class Stage:
     def close(self) -> None:
         """Record the learner's last Status and close the recording."""
         last = Status("learner", "finished", "", self.learner.reports.figures(0.0), self.learner.counts())
-        self._taps["learner"].offer("supervisor", last, codec.encode(last))
+        self._copies["learner"].offer("supervisor", last, codec.encode(last))
         self._run.close()
         self.tape.writer.close()
 
@@ -248,7 +252,7 @@ class Deployed:
         if learner:
             introduction = hello("policy", "policy", client=100 + start, incarnation=start)
             self.server.connect("learner", ClientLink("learner", introduction, (Weights,)))
-        tap = self._tap("policy", self.server)
+        copies = self._tap("policy", self.server)
         if bundle:
             loaded = weights(bundle.version, bundle)
             core.load(loaded.version, bundle)
@@ -257,21 +261,21 @@ class Deployed:
         if safety_state:
             core.resume(safety_state, now)
             settings |= {"resumed": now, "latches": safety_state.stored()}
-        recorded = RecordedCore(core, TapSink(tap), PolicyObserver(core))
+        recorded = RecordedCore(core, CopiesSink(copies), PolicyObserver(core))
         self._begin("policy", "policy", self._config, settings, (recorded, self.server))
 
     def drive(self) -> None:
         body: Any = RecordedBody(RobotBody(ScriptedLeg(self._script, lambda: self.ms)))
         core = driver_core.make(body, self._of_driver, "leg", self._starts["leg"], learner=False)
-        bus, tap = self._client("leg", 3 + 100 * self._starts["leg"])
-        recorded = RecordedCore(core, TapSink(tap), body.observe)
+        bus, copies = self._client("leg", 3 + 100 * self._starts["leg"])
+        recorded = RecordedCore(core, CopiesSink(copies), body.observe)
         self._begin("leg", "driver", self._of_driver, {"learner": False, "spec": LEG.describe()}, (recorded, bus))
 
     def join(self, name: str) -> None:
         """Connect a second driver, which has no core. The caller sends the driver's messages with :meth:`send`."""
         self._nodes[name] = None, self._client(name, 7)[0]
 
-    def _client(self, name: str, client: int) -> tuple[MemoryBus, Tap]:
+    def _client(self, name: str, client: int) -> tuple[MemoryBus, Copies]:
         bus = self._bus()
         introduction = hello("driver", name, client=client, incarnation=self._starts[name], robots=1, spec=LEG)
         bus.connect("policy", ClientLink("policy", introduction, driver_core.ACCEPTS["policy"]))
@@ -288,10 +292,10 @@ class Deployed:
         assert self._learning_peer
         self._learner.send(self._learning_peer, learnt)
 
-    def _tap(self, name: str, bus: MemoryBus) -> Tap:
-        tap = self.tape.of(name, self._starts[name])
-        bus.tap = tap.offer
-        return tap
+    def _tap(self, name: str, bus: MemoryBus) -> Copies:
+        copies = self.tape.of(name, self._starts[name])
+        bus.tap = copies.offer
+        return copies
 
     def _begin(self, name: str, role: str, config: Config, settings: dict[str, Any], node: Any) -> None:
         _, bus = self._nodes[name] = node

@@ -15,7 +15,7 @@ from td3_robot.messages import Action, Bye, Command, Heartbeat, Hello, Lifecycle
 from td3_robot.transport import codec
 from td3_robot.transport.link import LONG_SILENCE, PEER_TIMEOUT, ClientLink, ServerLink, hello
 from td3_robot.transport.memory import MemoryBus, Network
-from td3_robot.transport.tap import GATHERED_S, Tap
+from td3_robot.transport.tap import GATHERED_S, Copies
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")
 
@@ -32,7 +32,8 @@ class Recorder:
         self.room = True
         self.there = True
         self.now = 0.0
-        self.tap = Tap(client, self._take, wall=wall, **options)
+        self.copies = Copies(wall)
+        self.tap = self.copies.tap(client, self._take, **options)
 
     def _take(self, name: str, payload: bytes) -> bool:
         if not (self.room and self.there):
@@ -46,7 +47,7 @@ class Recorder:
     def offer(self, *messages: Any, link: str = "learner") -> None:
         """Offer messages in one turn, and advance the clock until the batch is due."""
         for message in messages:
-            self.tap.offer(link, message, codec.encode(message))
+            self.copies.offer(link, message, codec.encode(message))
         self.now += GATHERED_S
         self.tap.flush(self.now)
 
@@ -147,7 +148,7 @@ def test_commands_are_recorded_by_the_node_that_receives_them(make_client: Make,
     listener = Recorder(make_client(link=link))
     listener.tap.turn(0.0)
     operator = Peer("policy", b"o", hello("operator", "operator", client=7), {})
-    listener.tap.record_turn(0.0, [(operator, Command(1, "", "estop", "enough", 0, "", b""))])
+    listener.copies.record_turn(0.0, [(operator, Command(1, "", "estop", "enough", 0, "", b""))])
     listener.tap.flush(0.0)
     assert [record.topic for record in listener.got] == topics
 
@@ -158,10 +159,10 @@ def test_a_lost_command_and_its_turn_are_counted(make_client: Make) -> None:
     full.tap.turn(0.0)
     full.tap._gathered_bytes = 1 << 25  # no room
     operator = Peer("policy", b"o", hello("operator", "operator", client=7), {})
-    full.tap.record_turn(0.0, [(operator, Command(1, "", "estop", "enough", 0, "", b""))])
+    full.copies.record_turn(0.0, [(operator, Command(1, "", "estop", "enough", 0, "", b""))])
     assert full.tap.counts() == {"not_recorded": 2}
     full.tap._gathered_bytes = 0
-    full.tap.record_turn(1.0, [(operator, Command(2, "", "reset", "enough", 0, "", b""))])
+    full.copies.record_turn(1.0, [(operator, Command(2, "", "reset", "enough", 0, "", b""))])
     full.tap.flush(1.0)
     assert full.topics() == [("turn", 1), ("command", 1)]
 
@@ -171,7 +172,7 @@ def test_messages_are_sent_in_batches(recorder: Recorder, make_step: Make) -> No
     recorder.tap._post = lambda name, payload: bool(posted.append((name, payload)) or True)
     # The tap sends the first message immediately, and then a batch every 0.1 s.
     for number, now in enumerate((1.0, 1.04, 1.08, 1.12)):
-        recorder.tap.offer("policy", make_step(number), codec.encode(make_step(number)))
+        recorder.copies.offer("policy", make_step(number), codec.encode(make_step(number)))
         recorder.tap.flush(now)
     batches = [codec.decode_records(payload) for _, payload in posted]
     assert [[record.sequence for record in records] for records in batches] == [[0], [1, 2, 3]]
@@ -184,7 +185,7 @@ def test_a_batch_is_limited_in_records_and_a_long_record_is_sent_alone(recorder:
     recorder.tap._post = lambda _, payload: bool(sizes.append(len(codec.decode_records(payload))) or True)
     recorder.offer(*(make_step(number) for number in range(300)), Weights(1, 0, 0, "", bytes(70_000)), STATUS)
     assert sizes == [256, 44, 1, 1]
-    recorder.tap.offer("learner", weights := Weights(2, 0, 0, "", bytes(70_000)), codec.encode(weights))
+    recorder.copies.offer("learner", weights := Weights(2, 0, 0, "", bytes(70_000)), codec.encode(weights))
     recorder.tap.flush(0.0)  # the batch is not due yet, but the tap sends it because it is large
     assert sizes == [256, 44, 1, 1, 1]
 
@@ -205,7 +206,7 @@ def test_a_paused_node_is_recorded_without_a_gap(
     assert recorder.topics() == [("step", 0), ("step", 1), ("step", 2)]
     recorder.now += PEER_TIMEOUT + 1
     recorder.server.expire(recorder.now)
-    recorder.tap.offer("learner", make_step(3), codec.encode(make_step(3)))
+    recorder.copies.offer("learner", make_step(3), codec.encode(make_step(3)))
     if flushed:  # a node flushes its tap before it ends
         recorder.tap.flush(recorder.now, at_once=True)
     recorder.tap.leave("stopped", recorder.now)
@@ -225,7 +226,7 @@ def test_a_restarted_recorder_gets_recently_sent_messages_again(recorder: Record
     recorder.got.clear()
     recorder.offer(make_step(2))  # the new recorder refuses the Step, because it has received no Hello
     assert recorder.topics() == []
-    recorder.tap.offer("learner", make_step(3), codec.encode(make_step(3)))
+    recorder.copies.offer("learner", make_step(3), codec.encode(make_step(3)))
     recorder.now += 0.3
     recorder.tap.turn(recorder.now)
     assert recorder.topics() == [("step", 1), ("step", 2), ("step", 3)]  # Step 0 is older than 2 s
@@ -268,7 +269,7 @@ def test_a_monitor_gets_each_message_immediately(make_client: Make, make_step: M
     monitor = Recorder(make_client(link="monitor"))
     monitor.tap.turn(0.0)
     for number in range(3):
-        monitor.tap.offer("policy", make_step(number), codec.encode(make_step(number)))
+        monitor.copies.offer("policy", make_step(number), codec.encode(make_step(number)))
         monitor.tap.flush(1.0)
         assert len(monitor.got) == number + 1
 
@@ -281,7 +282,7 @@ def test_a_suspended_monitor_takes_no_memory_and_later_gets_the_states(make_clie
     monitor.tap.turn(monitor.now)  # no Heartbeat has been answered for 10 s
     state = LifecycleChange("policy", "active", "fault", "", 1)
     for message in (make_step(1), state, make_step(2)):
-        monitor.tap.offer("policy", message, codec.encode(message))
+        monitor.copies.offer("policy", message, codec.encode(message))
     assert monitor.tap._gathered == []
     monitor.room = True
     monitor.tap.receive([Heartbeat.NAME.encode(), codec.encode(Heartbeat(1, 1))], monitor.now)
@@ -293,7 +294,8 @@ def test_a_tap_for_one_more_listener_continues_the_numbers(make_client: Make, ma
     first = Recorder(make_client(link="recorder"))
     first.offer(Weights(1, 0, 0, "", b"w"), make_step(0), make_step(1))
     second = Recorder(make_client(link="recorder"))
-    second.tap = first.tap.fork(second.tap._session, second._take)
+    second.copies = first.copies
+    second.tap = first.copies.tap(second.tap._session, second._take)
     second.tap.turn(0.0)
     second.offer(make_step(1), make_step(2))
     assert second.topics() == [("weights", 0), ("step", 2)]
@@ -301,7 +303,7 @@ def test_a_tap_for_one_more_listener_continues_the_numbers(make_client: Make, ma
 
 def test_pending_messages_are_sent_before_the_bye(recorder: Recorder, make_step: Make) -> None:
     recorder.offer(make_step(0))
-    recorder.tap.offer("policy", make_step(1), codec.encode(make_step(1)))
+    recorder.copies.offer("policy", make_step(1), codec.encode(make_step(1)))
     recorder.tap.leave("stopped", recorder.now)
     assert recorder.topics() == [("step", 0), ("step", 1)]
     assert not recorder.server.peers
