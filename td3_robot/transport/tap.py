@@ -215,6 +215,7 @@ class Tap:
         """Add earlier entries to the gathered entries, in the order of their numbers, each once."""
         merged = {entry.number: entry for entry in (*entries, *self._gathered)}
         self._gathered = [merged[number] for number in sorted(merged)]
+        self._gathered_bytes = _size(self._gathered)
 
     def flush(self, now: float, *, at_once: bool = False) -> None:
         """Send the gathered messages if they are due at ``now`` (s). Call this while no peer waits for this process."""

@@ -290,6 +290,23 @@ def test_a_suspended_monitor_takes_no_memory_and_later_gets_the_states(make_clie
     assert monitor.topics() == [("step", 0), ("lifecycle", 0), ("step", 3)]
 
 
+def test_the_kept_messages_for_a_monitor_that_was_suspended_count_toward_its_memory_limit(
+    make_client: Make, make_step: Make
+) -> None:
+    """The limit is 32 MiB. After the suspension, two Weights of 16 MiB reach it, so the tap drops the next Step."""
+    monitor = Recorder(make_client(link="monitor"))
+    monitor.tap.turn(0.0)
+    monitor.room, monitor.now = False, 10.0
+    monitor.tap.turn(monitor.now)
+    for version in (1, 2):
+        monitor.copies.offer("learner", Weights(version, 0, 0, "", b""), bytes(1 << 24))
+    monitor.room = True
+    monitor.tap.receive([Heartbeat.NAME.encode(), codec.encode(Heartbeat(1, 1))], monitor.now)
+    monitor.offer(make_step(0))
+    monitor.offer(make_step(1))
+    assert monitor.topics() == [("weights", 0), ("weights", 1), ("step", 1)]
+
+
 def test_a_tap_for_one_more_listener_continues_the_numbers(make_client: Make, make_step: Make) -> None:
     first = Recorder(make_client(link="recorder"))
     first.offer(Weights(1, 0, 0, "", b"w"), make_step(0), make_step(1))
