@@ -96,13 +96,14 @@ def _connect_listeners(node: Node, bus: Bus) -> None:
         bus.connect(node.endpoint("supervisor"), ClientLink("supervisor", node.hello("node"), ()))
         node.supervised = True
     for link in LISTENERS if node.role not in LISTENERS else ():
+        client = partial(ClientLink, link, node.hello("node"), ())
         named = False
         with contextlib.suppress(RunFolderError, ConfigError):  # the listener has no endpoint
             endpoint, expected = node.endpoint(link), link == RECORDER and node.config.record.enabled
-            bus.record(endpoint, ClientLink(link, node.hello("node"), ()), expected=expected)
+            bus.record(endpoint, client(), expected=expected)
             named = not is_tcp(endpoint)
         if place := node.listeners(link):
-            bus.attach(Search(place, skip=named), partial(ClientLink, link, node.hello("node"), ()))
+            bus.attach(Search(place, client, skip=named))
 
 
 def _report_failure(node: Node | None, reason: str) -> None:

@@ -13,7 +13,6 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from td3_robot.errors import EndpointError
@@ -68,14 +67,18 @@ def prepare(endpoint: str) -> None:
 
 
 class Search:
-    """Looks for the listeners that serve the places of an endpoint.
+    """Looks for the listeners that serve the places of an endpoint. They attach and detach while a node runs.
 
-    ``skip``: leave out the first place, because the configuration names it and the node connects to it anyway.
+    Args:
+        client: makes the handshake with one listener.
+        skip: leave out the first place, because the configuration names it and the node connects to it anyway.
     """
 
-    def __init__(self, endpoint: str, *, skip: bool) -> None:
+    def __init__(self, endpoint: str, client: Callable[[], ClientLink], *, skip: bool) -> None:
         self._paths = {place: Path(place.removeprefix(_IPC)) for place in places(endpoints.absolute(endpoint))[skip:]}
         self._folder = Path(endpoint.removeprefix(_IPC)).absolute().parent
+        self._client = client
+        self._taps: dict[str, Tap] = {}  # taps of the attached listeners, by place
 
     def look(self) -> set[str]:
         """Return the places with a socket file of this user."""
@@ -84,23 +87,14 @@ class Search:
             return set()
         return {place for place, path in self._paths.items() if _is_ours(path)}
 
-
-@dataclass(eq=False)
-class Attaching:
-    """The listeners of one link that attach and detach while a node runs."""
-
-    search: Search
-    client: Callable[[], ClientLink]
-    taps: dict[str, Tap] = field(default_factory=dict)
-
     def turn(self, connect: Callable[[str, ClientLink], Tap], detach: Callable[[Tap], None]) -> None:
         """Connect to the listeners that have attached, and forget those that have detached."""
-        served = self.search.look()
-        for place in self.taps.keys() - served:
-            detach(self.taps.pop(place))
-        for place in served - self.taps.keys():
+        served = self.look()
+        for place in self._taps.keys() - served:
+            detach(self._taps.pop(place))
+        for place in served - self._taps.keys():
             with contextlib.suppress(EndpointError):  # for example, the absolute path is too long for a socket
-                self.taps[place] = connect(place, self.client())
+                self._taps[place] = connect(place, self._client())
 
 
 def _folder() -> Path:

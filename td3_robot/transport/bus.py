@@ -19,7 +19,7 @@ from td3_robot.errors import EndpointError
 from td3_robot.messages import Bye, Hello, Message, Refused, Welcome
 from td3_robot.topics import QUEUE_LENGTH, RECORDER
 from td3_robot.transport import codec, curve, endpoints
-from td3_robot.transport.attach import LOOK_PERIOD, Attaching, Search
+from td3_robot.transport.attach import LOOK_PERIOD, Search
 from td3_robot.transport.departures import Departures
 from td3_robot.transport.frames import Receiver
 from td3_robot.transport.interface import Transport
@@ -76,7 +76,7 @@ class Bus(Transport):
         self._receiver = Receiver(_TURN, clock)
         self._copies: Copies | None = None  # None until the first call of record or attach
         self._taps: dict[Tap, zmq.Socket[bytes]] = {}
-        self._attaching: list[Attaching] = []
+        self._searches: list[Search] = []
         self._next_look = float("-inf")
         self._lost: Counter[str] = Counter()  # counts of the taps of detached listeners
         self._paths: dict[Path, int] = {}  # socket files that this process serves, with their inodes
@@ -178,15 +178,10 @@ class Bus(Transport):
         self._take[socket] = lambda now: tap.receive(self._receiver.frames(socket), now)
         return tap
 
-    def attach(self, search: Search, client: Callable[[], ClientLink]) -> None:
-        """Send copies of the messages to each recorder or monitor on this machine while it listens. See :meth:`record`.
-
-        Args:
-            search: finds the listeners, that is, the recorders and monitors.
-            client: makes the handshake with one listener.
-        """
+    def attach(self, search: Search) -> None:
+        """Send copies of the messages to each listener that the search finds, while it listens. See :meth:`record`."""
         self._copies = self._copies or Copies()
-        self._attaching.append(Attaching(search, client))
+        self._searches.append(search)
 
     def _connected(self, endpoint: str, client: ClientLink, *, immediate: bool = False) -> zmq.Socket[bytes]:
         """A connected DEALER socket. With ``immediate``, the socket accepts messages only while a connection exists."""
@@ -332,8 +327,8 @@ class Bus(Transport):
             tap.turn(now)
         if now >= self._next_look:
             self._next_look = now + LOOK_PERIOD
-            for attaching in self._attaching:
-                attaching.turn(self.record, self._detach)
+            for search in self._searches:
+                search.turn(self.record, self._detach)
         self._expire(now)
 
     def _expire(self, now: float) -> None:

@@ -12,6 +12,7 @@ import pytest
 from td3_robot.errors import EndpointError
 from td3_robot.transport import attach
 from td3_robot.transport.attach import Search, beside
+from td3_robot.transport.link import ClientLink, hello
 
 
 def bound(path: Path) -> socket.socket:
@@ -20,15 +21,19 @@ def bound(path: Path) -> socket.socket:
     return result
 
 
+def search_for(endpoint: str, *, skip: bool = False) -> Search:
+    return Search(endpoint, lambda: ClientLink("monitor", hello("node", "leg", client=0), ()), skip=skip)
+
+
 def test_a_search_finds_sockets_only_while_their_files_exist(tmp_path: Path) -> None:
     endpoint = beside(f"ipc://{tmp_path}/policy", "monitor")
-    search = Search(endpoint, skip=False)
+    search = search_for(endpoint)
     assert search.look() == set()
-    assert Search(f"ipc://{tmp_path}/missing/monitor", skip=False).look() == set()
+    assert search_for(f"ipc://{tmp_path}/missing/monitor").look() == set()
     with closing(bound(tmp_path / "policy.monitor")), closing(bound(tmp_path / "policy.monitor.7")):
         (tmp_path / "policy.monitor.2").touch()  # a file, not a socket
         assert search.look() == {endpoint, f"{endpoint}.7"}
-        assert Search(endpoint, skip=True).look() == {f"{endpoint}.7"}
+        assert search_for(endpoint, skip=True).look() == {f"{endpoint}.7"}
     (tmp_path / "policy.monitor").unlink()
     assert search.look() == {f"{endpoint}.7"}
 
@@ -36,7 +41,7 @@ def test_a_search_finds_sockets_only_while_their_files_exist(tmp_path: Path) -> 
 def test_a_socket_of_another_user_is_no_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(bound(tmp_path / "monitor")):
         monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
-        assert Search(f"ipc://{tmp_path}/monitor", skip=False).look() == set()
+        assert search_for(f"ipc://{tmp_path}/monitor").look() == set()
 
 
 def test_listeners_of_a_tcp_server_use_a_folder_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,13 +53,13 @@ def test_listeners_of_a_tcp_server_use_a_folder_of_this_user(tmp_path: Path, mon
     (folder,) = tmp_path.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     with closing(bound(folder / "5601.monitor")):
-        assert Search(endpoint, skip=False).look() == {endpoint}
+        assert search_for(endpoint).look() == {endpoint}
         folder.chmod(0o777)
-        assert Search(endpoint, skip=False).look() == set()
+        assert search_for(endpoint).look() == set()
         with pytest.raises(EndpointError, match="another user can write"):
             attach.prepare(endpoint)
         monkeypatch.setattr(Path, "lstat", lambda _: os.lstat(tmp_path / "missing"))
-        assert Search(endpoint, skip=False).look() == set()  # the folder disappears during the search
+        assert search_for(endpoint).look() == set()  # the folder disappears during the search
 
 
 def test_listeners_attach_again_after_their_folder_was_writable_for_others(
@@ -65,7 +70,7 @@ def test_listeners_attach_again_after_their_folder_was_writable_for_others(
     attach.prepare(endpoint)
     (folder,) = tmp_path.iterdir()
     with closing(bound(folder / "5601.monitor")):
-        search = Search(endpoint, skip=False)
+        search = search_for(endpoint)
         folder.chmod(0o777)
         assert search.look() == set()
         folder.chmod(0o700)
