@@ -41,9 +41,7 @@ def beside(policy: str, link: str) -> str:
 
 
 def places(endpoint: str) -> list[str]:
-    """All places of an endpoint, in the order of use. A TCP endpoint has only one place."""
-    if endpoints.is_tcp(endpoint):
-        return [endpoint]
+    """All places of an ``ipc://`` endpoint or of a socket file, in the order of use."""
     return [endpoint, *(f"{endpoint}.{number}" for number in range(2, PLACES + 1))]
 
 
