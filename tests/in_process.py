@@ -6,6 +6,7 @@ A lock-step run over several processes must give exactly the same results.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from td3_robot_sims import core as sims_core
 from td3_robot_sims import simulator
@@ -29,9 +30,15 @@ class InProcess:
 
     Args:
         clock: returns the time in seconds; None for a clock that advances 1 ms per turn.
+        make_bus: makes the bus of each node.
     """
 
-    def __init__(self, config: Config, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        clock: Callable[[], float] | None = None,
+        make_bus: Callable[[Network, Callable[[], float]], Any] = MemoryBus,
+    ) -> None:
         selection.use_threads(config.learner)
         self.config = config
         self._time = -1  # ms
@@ -43,20 +50,20 @@ class InProcess:
         warm_start.begin(self.learner)
         self.policy = policy_core.make(config, "policy", exploring=True)
         accepts = {**learning, "policy": (), "evaluator": (Evaluation,)}
-        learner_bus = MemoryBus(self.network, self.clock)
+        learner_bus = make_bus(self.network, self.clock)
         learner_bus.serve("learner", ServerLink("learner", "learner", accepts, agreement, 1))
-        policy_bus = MemoryBus(self.network, self.clock)
+        policy_bus = make_bus(self.network, self.clock)
         policy_bus.serve("policy", ServerLink("policy", "policy", policy_core.ACCEPTS, agreement, 2))
         introduction = hello("policy", "policy", client=0, agreement=agreement)
         policy_bus.connect("learner", ClientLink("learner", introduction, (Weights,)))
-        self.nodes: list[tuple[LearnerCore | PolicyCore | SimulatorCore, MemoryBus]] = [
+        self.nodes: list[tuple[LearnerCore | PolicyCore | SimulatorCore, Any]] = [
             (self.learner, learner_bus),
             (self.policy, policy_bus),
         ]
         self.simulators: list[SimulatorCore] = []
         for index in range(config.simulators):
             name = f"sim-{index}"
-            core, bus = simulator.make(config, name, 0), MemoryBus(self.network, self.clock)
+            core, bus = simulator.make(config, name, 0), make_bus(self.network, self.clock)
             spec = core.envs.spec
             introduction = hello("simulator", name, client=index, robots=config.robots, spec=spec, agreement=agreement)
             for link in ("policy", "learner"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from td3_robot.core_types import Input, Origin
 from td3_robot.errors import EndpointError
 from td3_robot.messages import Bye, Message
-from td3_robot.topics import QUEUE_LENGTH, RECORDER
+from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport import codec
 from td3_robot.transport.codec import Frames
 from td3_robot.transport.interface import Transport
@@ -59,14 +59,10 @@ class MemoryBus(Transport):
     Args:
         network: shared by the buses that connect to each other.
         clock: a clock in seconds. All connected buses share it.
-
-    Attributes:
-        tap: a function, or None. The bus calls it with the link, message and payload of every message that it sends.
     """
 
     def __init__(self, network: Network, clock: Callable[[], float]) -> None:
         super().__init__(clock)
-        self.tap: Callable[[str, Message, bytes], None] | None = None
         self._network = network
         self._endpoints: dict[str, str] = {}  # names of the served links, by endpoint
         self._connections: dict[str, Connection] = {}  # connections as a client, by name of the link
@@ -150,20 +146,11 @@ class MemoryBus(Transport):
         self._queued[connection] += 1
 
     def _post(self, link: str, message: Message, key: bytes | None = None) -> bool:
-        payload = codec.encode(message)
-        frames = [message.NAME.encode(), payload]
+        frames = [message.NAME.encode(), codec.encode(message)]
         if key is None:
-            sent = self._network.to_server(self._connections[link], frames)
-        else:
-            connection = self._network.connections[key]
-            if connection.closed:
-                self._unreachable.add((link, key))
-                return False
-            sent = connection.client.offered(connection, frames)
-        if sent and self.tap:
-            self.tap(link, message, payload)
-        return sent
-
-    def _offer(self, message: Message) -> None:
-        if self.tap:
-            self.tap(RECORDER, message, codec.encode(message))
+            return self._network.to_server(self._connections[link], frames)
+        connection = self._network.connections[key]
+        if connection.closed:
+            self._unreachable.add((link, key))
+            return False
+        return connection.client.offered(connection, frames)

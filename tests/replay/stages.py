@@ -49,6 +49,22 @@ class _AtOnce(Copies):
         self.taps[0].flush(0.0, at_once=True)
 
 
+class RecordedBus(MemoryBus):
+    """A bus that gives each message that it sends to ``copies``."""
+
+    copies: Copies | None = None
+
+    def _post(self, link: str, message: Message, key: bytes | None = None) -> bool:
+        sent = super()._post(link, message, key)
+        if sent and self.copies:
+            self.copies.offer(link, message)
+        return sent
+
+    def _offer(self, message: Message) -> None:
+        if self.copies:
+            self.copies.offer(RECORDER, message)
+
+
 class Tape:
     """Records the buses of one process with a simulated clock (``now``, in ns)."""
 
@@ -96,11 +112,11 @@ class Stage:
 
     def __init__(self, target: Path, config: Config) -> None:
         self.tape = Tape(target, config)
-        self._run = InProcess(config, lambda: self.now)
+        self._run = InProcess(config, lambda: self.now, RecordedBus)
         self.learner, self.policy, (self.robot,) = self._run.learner, self._run.policy, self._run.simulators
         self._copies = {name: self.tape.of(name) for name in ("learner", "policy", "sim-0")}
         for (_, bus), copies in zip(self._run.nodes, self._copies.values(), strict=True):
-            bus.tap = copies.offer
+            bus.copies = copies
         for name, role, settings in (
             ("learner", "learner", {"provenance": {}, "new": True}),
             ("policy", "policy", {"exploring": True, "frozen": False}),
@@ -218,16 +234,16 @@ class Deployed:
         self._began = self.tape.now
         self._config, self._of_driver, self._script = config, of_driver, script
         self._starts: Counter[str] = Counter()
-        self._nodes: dict[str, tuple[Core | None, MemoryBus]] = {}
+        self._nodes: dict[str, tuple[Core | None, RecordedBus]] = {}
         self._policy: PolicyCore | None = None
         self._learning_peer: Origin | None = None
         self._network = Network()
         self.server, self._learner, self._operator = self._bus(), self._bus(), self._bus()
         self._learner.serve("learner", ServerLink("learner", "learner", {"policy": ()}, {}, 1))
-        self._learner.tap = self.tape.of("learner").offer
+        self._learner.copies = self.tape.of("learner")
 
-    def _bus(self) -> MemoryBus:
-        return MemoryBus(self._network, lambda: self.tape.now * 1e-9)
+    def _bus(self) -> RecordedBus:
+        return RecordedBus(self._network, lambda: self.tape.now * 1e-9)
 
     @property
     def ms(self) -> int:
@@ -275,7 +291,7 @@ class Deployed:
         """Connect a second driver, which has no core. The caller sends the driver's messages with :meth:`send`."""
         self._nodes[name] = None, self._client(name, 7)[0]
 
-    def _client(self, name: str, client: int) -> tuple[MemoryBus, Copies]:
+    def _client(self, name: str, client: int) -> tuple[RecordedBus, Copies]:
         bus = self._bus()
         introduction = hello("driver", name, client=client, incarnation=self._starts[name], robots=1, spec=LEG)
         bus.connect("policy", ClientLink("policy", introduction, driver_core.ACCEPTS["policy"]))
@@ -292,9 +308,9 @@ class Deployed:
         assert self._learning_peer
         self._learner.send(self._learning_peer, learnt)
 
-    def _tap(self, name: str, bus: MemoryBus) -> Copies:
+    def _tap(self, name: str, bus: RecordedBus) -> Copies:
         copies = self.tape.of(name, self._starts[name])
-        bus.tap = copies.offer
+        bus.copies = copies
         return copies
 
     def _begin(self, name: str, role: str, config: Config, settings: dict[str, Any], node: Any) -> None:

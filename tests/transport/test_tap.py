@@ -6,15 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from td3_robot.core_types import Peer
-from td3_robot.messages import Action, Bye, Command, Heartbeat, Hello, LifecycleChange, Record, Status, Step, Weights
+from td3_robot.messages import Bye, Command, Heartbeat, Hello, LifecycleChange, Record, Status, Step, Weights
 from td3_robot.transport import codec
 from td3_robot.transport.link import LONG_SILENCE, PEER_TIMEOUT, ClientLink, ServerLink, hello
-from td3_robot.transport.memory import MemoryBus, Network
 from td3_robot.transport.tap import GATHERED_S, Copies
 
 pytestmark = pytest.mark.usefixtures("nobody_expires")
@@ -446,18 +444,3 @@ def test_the_last_messages_are_recorded(
     client.close("stopped")
     got = pump(lambda got: any(of(got[1], Bye)), server, recording)
     assert [r.topic for r in of(got[1], Record)][-1] == "bye"
-
-
-def test_the_in_memory_bus_has_a_tap(make_server: Make, make_client: Make, make_step: Make) -> None:
-    network = Network()
-    server, client = MemoryBus(network, lambda: 0.0), MemoryBus(network, lambda: 0.0)
-    sent: list[tuple[str, str]] = []
-    server.tap = client.tap = lambda link, message, _: sent.append((link, message.NAME))
-    server.serve("policy", make_server())
-    client.connect("policy", make_client())
-    client.receive(0.0)
-    ((peer, _),) = server.receive(0.0)
-    client.receive(0.0)
-    client.send("policy", make_step(0))
-    server.send(peer, Action("sim-0", 0, 0, 0, np.zeros((1, 2), np.float32), 1, 0, 0))
-    assert sent == [("policy", name) for name in ("hello", "welcome", "step", "action")]
