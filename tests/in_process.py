@@ -82,6 +82,8 @@ class InProcess:
         for core, bus in self.nodes:
             for to, message in core.step(bus.receive(0.0), self.clock()):
                 bus.send(to, message)
+        if self.learner.scheduler.snapshot_ready:
+            self.learner.scheduler.snapshot_saved()
 
     def close(self) -> None:
         for core in self.simulators:

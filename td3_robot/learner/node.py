@@ -81,7 +81,7 @@ def _learn(node: Node) -> None:
                 best_policy.keep(node.run.best_file, evaluations.best, evaluations.best_return)
                 evaluations.best = None
             saver()
-            return core.done and saver.settled
+            return core.done and not core.scheduler.unsaved
 
         def report() -> Figures:
             figures: dict[str, float] = {}

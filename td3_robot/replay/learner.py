@@ -201,7 +201,6 @@ class _Learner:
             self.core = make_core(life.config, provenance=life.setting("provenance", dict))
             if isinstance(self.core.scheduler, FreeRunning):
                 self.core.scheduler.equal_shares = "equal_shares" in life.start.settings
-            self.core.scheduler.keep_snapshots()
         self._storing = _storing(life.config, rows)
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:

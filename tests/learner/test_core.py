@@ -21,7 +21,7 @@ from td3_robot.learner.checkpointing import state
 from td3_robot.learner.evaluations import Evaluations
 from td3_robot.learner.factory import make_core
 from td3_robot.learner.warm_start import prefill
-from td3_robot.messages import Bye, Evaluation, Step
+from td3_robot.messages import Bye, Evaluation, SimulatorState, Step
 from td3_robot.policy.actor import Actor
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import RobotSpec
@@ -169,6 +169,9 @@ def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, ma
     assert sent.version == 1  # in lock-step the server accepts an older version
     first = throttles(world.join(b))
     assert [(item.source, item.answers, item.weights_version) for item in first] == [("a", 0, 1), ("b", 0, 1)]
+    for peer in (a, b):
+        world.give(peer, SimulatorState(peer.name, 0, 0, b"state"))
+    world.core.scheduler.snapshot_saved()
     for sequence in range(4):
         assert throttles(world.give(b, make_step(sequence, source="b"))) == []  # half a round
         outputs = world.give(a, make_step(sequence, source="a"))

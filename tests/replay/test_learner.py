@@ -33,7 +33,6 @@ def test_a_lock_step_session_with_a_replay_file_and_n_step_returns_replays(tmp_p
     stage = Stage(target, configuration.load("walker2d", [*PENDULUM, *overrides, "total_steps=60"]))
     scheduler = stage.learner.scheduler
     assert isinstance(scheduler, LockStep)
-    scheduler.keep_snapshots()
     for _ in stage.turns():
         stage.play([])
         if scheduler.snapshot_ready:

@@ -70,7 +70,6 @@ class Saver:
         self._next = self._after_now()
         self._saved_at = core.env_steps if core.scheduler.simulator_states else -1
         self._stop_by: float | None = None
-        self._scheduler.keep_snapshots()
 
     def __call__(self) -> None:
         """Save a checkpoint if it is due. Restore the newest snapshot if the scheduler asks for it."""
@@ -122,17 +121,12 @@ class Saver:
         """The value of ``_made`` at which the next checkpoint is due."""
         return self._made + (self._node.config.checkpoint.every or sys.maxsize)
 
-    @property
-    def settled(self) -> bool:
-        """Whether :meth:`finish` can run without waiting for a new snapshot."""
-        return not self._scheduler.unsaved
-
     def stops(self) -> bool:
         """Whether a stopping learner can exit.
 
-        It can exit if it is :attr:`settled`, if no source is connected, or if the simulators did not answer in time.
+        It can exit if nothing is unsaved, if no source is connected, or if the simulators did not answer in time.
         """
-        if self.settled or not self._core.sources.live():
+        if not self._scheduler.unsaved or not self._core.sources.live():
             return True
         now = time.monotonic()
         if self._stop_by is None:

@@ -22,9 +22,8 @@ class Scheduler(ABC):
 
     A snapshot is a state of the learner from which a run can continue. By default the state at any moment is a
     snapshot, and the learner never rolls back. A scheduler that also restores simulators overrides the snapshot
-    methods. The code that writes checkpoints calls :meth:`keep_snapshots` first. For each checkpoint it calls
-    :meth:`request_snapshot`, waits until :attr:`snapshot_ready` is true, and saves. If the run continues, the code then
-    calls :meth:`snapshot_saved`.
+    methods. For each checkpoint, the code that writes checkpoints calls :meth:`request_snapshot`, waits until
+    :attr:`snapshot_ready` is true, and saves. If the run continues, the code then calls :meth:`snapshot_saved`.
 
     Attributes:
         counters: numbers of dropped messages.
@@ -91,10 +90,6 @@ class Scheduler(ABC):
         return False
 
     # -- snapshots -----------------------------------------------------------------------------------------------
-
-    def keep_snapshots(self) -> None:
-        """Take snapshots from now on, because a caller will save them."""
-        return
 
     def request_snapshot(self) -> None:
         """Take a snapshot as soon as possible."""

@@ -49,6 +49,8 @@ class LockStep(Scheduler):
 
     All sources wait until the policy servers use the newest weights. On-policy algorithms rely on this.
 
+    The scheduler takes a snapshot at the beginning of a new run, on request, and at the end of the run.
+
     Attributes:
         rounds: number of rounds since the newest snapshot.
     """
@@ -61,7 +63,6 @@ class LockStep(Scheduler):
         self.rounds = 0
         self._sources = core.sources
         self._needed = core.config.simulators
-        self._keeps_snapshots = False
         self._saved: dict[str, bytes] = {}  # simulator states of the newest snapshot; empty before the first
         self._arriving: dict[str, bytes | None] = {}  # simulator states of the unfinished snapshot; None until received
 
@@ -137,8 +138,6 @@ class LockStep(Scheduler):
             self._enter(State.GATHERING)
         outputs = self.core.publisher.publish_if_due()
         if self.core.done:
-            if not self._keeps_snapshots:
-                return outputs
             self._snapshot_requested = True
         return outputs + self._release(self._sources.live())
 
@@ -160,7 +159,7 @@ class LockStep(Scheduler):
             return []
         if self.state is State.GATHERING:
             sources = live
-            if self._snapshot_requested:
+            if self._snapshot_requested or not self._saved:
                 self._snapshot_requested = False
                 self._arriving = dict.fromkeys(source.name for source in live)
                 self._enter(State.SNAPSHOT)
@@ -170,10 +169,6 @@ class LockStep(Scheduler):
         return throttles(sources, core.publisher.version, to_save)
 
     # -- snapshots -----------------------------------------------------------------------------------------------
-
-    def keep_snapshots(self) -> None:
-        """Take a snapshot at the beginning of a new run, and later at the end of the run and on request."""
-        self._keeps_snapshots, self._snapshot_requested = True, not self._saved
 
     @property
     def snapshot_ready(self) -> bool:

@@ -29,10 +29,8 @@ def lockstep_config() -> Any:
 
 @pytest.fixture
 def world(spec: RobotSpec, make_step: Callable[..., Step]) -> World:
-    """A learner in lock-step that takes snapshots."""
-    world = World(make_core(lockstep_config()), spec, make_step)
-    world.core.scheduler.keep_snapshots()
-    return world
+    """A learner in lock-step."""
+    return World(make_core(lockstep_config()), spec, make_step)
 
 
 def peers(world: World, incarnation: int = 0) -> tuple[Peer, Peer]:
@@ -282,6 +280,7 @@ def test_an_on_policy_update_follows_each_rollout_while_the_sources_wait(
     base = changed(base, learner=learner, evaluation=changed(base.evaluation, every=0))
     world = World(LearnerCore(base, Rollouts, {}), spec, make_step)  # type: ignore[arg-type]
     a, b, _ = begin(world)
+    first_snapshot(world, a, b)
     versions = []
     for sequence in range(10):
         outputs = a_round(world, a, b, sequence)
