@@ -96,14 +96,10 @@ class LearnerCore:
         outputs += self._learn_offline(now) if self.learning.offline else self.scheduler.learn(now)
         return outputs + self.scheduler.grant(now)
 
-    def begin(self, spec: RobotSpec, bundle: Bundle | None = None) -> None:
-        """Start the training for a robot. With a bundle, the training starts from the bundle's policy."""
+    def start(self, spec: RobotSpec, bundle: Bundle | None = None) -> list[Output]:
+        """Start the training for a robot, and publish the first weights. See :meth:`Learning.begin`."""
         self.learning.begin(spec, bundle)
         self.recover()
-
-    def start(self, spec: RobotSpec, bundle: Bundle | None = None) -> list[Output]:
-        """Start the training for a robot, and publish the first weights."""
-        self.begin(spec, bundle)
         return self.publisher.publish()
 
     def recover(self) -> None:

@@ -88,7 +88,7 @@ def restore(core: LearnerCore, arrays: Arrays, scalars: Mapping[str, Any]) -> No
     with reading(what):
         spec = RobotSpec.from_description(scalars["spec"])
     if core.spec is None:
-        core.begin(spec)
+        core.learning.begin(spec)
     elif difference := core.spec.difference(spec):
         raise BundleError(f"checkpoint of another robot: {difference}")
     with reading(what):
