@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -14,29 +15,22 @@ from torch import Tensor
 from td3_robot.learner import compute
 from td3_robot.learner.algorithms import state
 from td3_robot.learner.algorithms.base import Algorithm
-from td3_robot.learner.algorithms.td3 import TD3
+from td3_robot.learner.algorithms.td3 import LOSSES, TD3
 from td3_robot.learner.engine.graph import CapturedUpdate
 from td3_robot.learner.engine.metrics import EngineMetrics
 from td3_robot.learner.engine.networks import Adam, Layer, Network, joined
-from td3_robot.learner.engine.threads import second_thread
+from td3_robot.learner.engine.threads import has_second_thread, prepare_thread
 from td3_robot.learner.replay_buffer.buffer import Batch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Result = TypeVar("Result")
 
 
-def _huber(error: Tensor) -> Tensor:
-    """δ²/2 if |δ| ≤ 1, else |δ| - 1/2. With c = min(|δ|, 1), both cases are c (|δ| - c/2)."""
-    size = error.abs()
-    quadratic = size.clamp(max=1.0)
-    return quadratic * (size - quadratic / 2)
-
-
-LOSSES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "mse": (lambda error: error.square(), lambda error: 2 * error),
-    "huber": (_huber, lambda error: error.clamp(-1.0, 1.0)),
+DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "mse": lambda error: 2 * error,
+    "huber": lambda error: error.clamp(-1.0, 1.0),
 }
-"""Maps ``learner.critic_loss`` to two functions of the error: the loss, and the derivative of the loss."""
+"""Maps ``learner.critic_loss`` to the derivative of the loss, as a function of the error Q(s, a) - y."""
 
 
 class FastTD3(Algorithm):
@@ -76,8 +70,9 @@ class FastTD3(Algorithm):
         self.actor_adam = self.optimiser(self.actor, rate, config.gradient_clip)
         self.critics_adam = self.optimiser(self.critics, rate, config.gradient_clip)
         self.measured = EngineMetrics(self)
-        self._loss = LOSSES[config.critic_loss]
-        self.second = second_thread(config.thread_count, config.threads_in) if device.type == "cpu" else None
+        self.second: ThreadPoolExecutor | None = None
+        if device.type == "cpu" and has_second_thread(config.thread_count, config.threads_in):
+            self.second = ThreadPoolExecutor(1, "learner", prepare_thread, (torch.get_num_threads(),))
         self._captured: CapturedUpdate | None = None
 
     def prepare(self) -> None:
@@ -136,7 +131,7 @@ class FastTD3(Algorithm):
         s2a2, sa = torch.cat((s2, a2), 1), torch.cat((s, a), 1)
         next_q = self._each_critic(lambda head: self.critics_target.forward(s2a2, head)[0])
         y = r + discount * reduce(torch.minimum, next_q)
-        loss, derivative = self._loss
+        loss, derivative = LOSSES[config.critic_loss], DERIVATIVES[config.critic_loss]
 
         def fit(head: int) -> tuple[Tensor, Tensor, list[Layer]]:
             q, trace = self.critics.forward(sa, head)
@@ -144,10 +139,9 @@ class FastTD3(Algorithm):
             return q, error, self.critics.backward(trace, derivative(error) / len(y))
 
         each = self._each_critic(fit)
-        errors, gradients = [error for _, error, _ in each], [gradient for _, _, gradient in each]
-        means = torch.stack((reduce(torch.add, map(loss, errors)).mean(), each[0][0].mean(), y.mean()))
-        self.critics_adam.step(joined([gradients]))
-        return errors, y, means
+        means = torch.stack((reduce(torch.add, [loss(q, y) for q, _, _ in each]), each[0][0].mean(), y.mean()))
+        self.critics_adam.step(joined([[gradient for _, _, gradient in each]]))
+        return [error for _, error, _ in each], y, means
 
     def update_actor(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Update the actor. Returns π(s) and the actor's loss, which is the mean of -Q1(s, π(s))."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import torch
@@ -33,13 +32,6 @@ def use_threads(threads: int, where: ThreadsIn) -> None:
 def has_second_thread(threads: int, where: ThreadsIn) -> bool:
     """Whether a second thread of the engine computes in parallel with the caller's thread."""
     return threads >= 2 and where == "critics"
-
-
-def second_thread(threads: int, where: ThreadsIn) -> ThreadPoolExecutor | None:
-    """The second thread if there is one, see :func:`has_second_thread`."""
-    if not has_second_thread(threads, where):
-        return None
-    return ThreadPoolExecutor(1, "learner", prepare_thread, (torch.get_num_threads(),))
 
 
 def prepare_thread(threads_in_operators: int) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner import compute
 from td3_robot.learner.engine import threads
+from td3_robot.learner.engine.td3 import FastTD3
 
 
 def test_the_calling_thread_flushes_denormals_only_during_an_update() -> None:
@@ -19,7 +21,7 @@ def test_the_calling_thread_flushes_denormals_only_during_an_update() -> None:
     The second thread always flushes denormals.
     """
     normal, vanishing = torch.tensor(2e-37), torch.tensor(2e-38)
-    second = threads.second_thread(2, "critics")
+    second = FastTD3(3, 2, (4,), LearnerConfig(threads=2), seed=0).second
     assert second
 
     def tenths() -> tuple[float, float]:
@@ -36,11 +38,13 @@ def test_the_calling_thread_flushes_denormals_only_during_an_update() -> None:
 
 FOUR_THREADS = """
 import torch
+from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner import compute
 from td3_robot.learner.engine import threads
+from td3_robot.learner.engine.td3 import FastTD3
 
 threads.use_threads(4, "critics")
-second = threads.second_thread(4, "critics")
+second = FastTD3(3, 2, (4,), LearnerConfig(threads=4), seed=0).second
 vanishing = torch.full((1 << 20,), 2e-38)
 
 def tenths():
@@ -61,7 +65,7 @@ print(tenths())
 def test_threads_run_critics_or_operators(count: int, where: Any, inside: int, second: bool) -> None:
     threads.use_threads(count, where)
     assert torch.get_num_threads() == inside
-    assert (threads.second_thread(count, where) is not None) == second
+    assert threads.has_second_thread(count, where) == second
 
 
 def test_denormals_are_also_flushed_in_the_threads_of_operators() -> None:
