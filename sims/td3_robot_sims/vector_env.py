@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from td3_robot.driver.body import Body
 from td3_robot.errors import BundleError
 from td3_robot.messages import Phase
-from td3_robot.specs import Float32, RobotSpec, UInt8, UInt32, UInt64
+from td3_robot.specs import Float32
 from td3_robot.util.machine import available_cores
 from td3_robot_sims.backends import saved_episode
 from td3_robot_sims.backends.base import Environment, Outcome
@@ -23,7 +24,7 @@ _OVER = int(Phase.TERMINATED)  # comparing with a plain integer takes a quarter 
 _SAVED = ("phase", "episode", "episode_step", "observation", "reward", "action")
 
 
-class VectorEnvironment:
+class VectorEnvironment(Body):
     """Independent robots of one task. The step after the end of a robot's episode resets the robot.
 
     If the environments allow it, several threads step them. The number of threads does not change the results.
@@ -50,15 +51,8 @@ class VectorEnvironment:
     ) -> None:
         sequence = np.random.SeedSequence([seed, zlib.crc32(source.encode()), incarnation])
         self._environments = [make(int(word)) for word in sequence.generate_state(robots, np.uint32)]
-        self.spec: RobotSpec = self._environments[0].spec
-        self.phase: UInt8 = np.full(robots, Phase.TRUNCATED, np.uint8)
-        self.episode: UInt64 = np.zeros(robots, np.uint64)
-        self.episode_step: UInt32 = np.zeros(robots, np.uint32)
-        self.observation: Float32 = np.zeros((robots, self.spec.observation_size), np.float32)
-        self.reward: Float32 = np.zeros(robots, np.float32)
-        self.action: Float32 = np.zeros((robots, self.spec.action_size), np.float32)
-        self.world: dict[str, dict[str, float]] = {}
-        self.problem = self.stop = ""  # only real robots report problems and emergency stops
+        super().__init__(self._environments[0].spec, robots)
+        self.commanded = self.action  # one array, which each step changes in place
         self.not_finite = 0
         self._begun = 0
         concurrent = all(environment.concurrent for environment in self._environments)
@@ -67,13 +61,6 @@ class VectorEnvironment:
 
     def __len__(self) -> int:
         return len(self._environments)
-
-    @property
-    def commanded(self) -> Float32:
-        return self.action
-
-    def command(self, action: Float32) -> None:
-        """Do nothing: a simulator applies an action when it steps."""
 
     def step(self, action: Float32) -> int:
         """Apply ``action``, float32[N, A], to the robots whose episodes are running. Reset the other robots.

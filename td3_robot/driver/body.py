@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from td3_robot.messages import Phase
 from td3_robot.specs import Float32, RobotSpec, UInt8, UInt32, UInt64
 
 
-class Body(Protocol):
+class Body(ABC):
     """N simulated robots, or one real robot (N = 1).
 
     Attributes:
@@ -28,44 +28,29 @@ class Body(Protocol):
         stop: why the robots ask for an emergency stop of all robots; empty if they do not. The core clears this text.
     """
 
-    spec: RobotSpec
-    phase: UInt8
-    episode: UInt64
-    episode_step: UInt32
-    observation: Float32
-    reward: Float32
-    action: Float32
-    world: dict[str, dict[str, float]]
-    stop: str
+    def __init__(self, spec: RobotSpec, robots: int = 1) -> None:
+        self.spec = spec
+        self.phase: UInt8 = np.full(robots, Phase.TRUNCATED, np.uint8)
+        self.episode: UInt64 = np.zeros(robots, np.uint64)
+        self.episode_step: UInt32 = np.zeros(robots, np.uint32)
+        self.observation: Float32 = np.zeros((robots, spec.observation_size), np.float32)
+        self.reward: Float32 = np.zeros(robots, np.float32)
+        self.action: Float32 = np.zeros((robots, spec.action_size), np.float32)
+        self.world: dict[str, dict[str, float]] = {}
+        self.stop = ""
+        self.commanded: Float32 = np.clip(np.zeros_like(self.action), spec.action_low, spec.action_high)
 
     @property
-    def problem(self) -> str: ...
+    def problem(self) -> str:
+        return ""
 
-    @property
-    def commanded(self) -> Float32: ...
-
-    def command(self, action: Float32) -> None:
+    def command(self, action: Float32) -> None:  # noqa: B027
         """Apply ``action``, float32[N, A], from now on. A simulator ignores this: it applies the action of ``step``."""
 
+    @abstractmethod
     def step(self, action: Float32) -> int | None:
         """End a control period with the applied ``action``, float32[N, A]. Reset each robot whose episode ended before.
 
         Returns:
             The number of transitions: one for each robot within an episode; None if there is no observation to publish.
         """
-
-
-class OneRobot:
-    """The attributes of a :class:`Body` with one robot, before its first episode."""
-
-    def __init__(self, spec: RobotSpec) -> None:
-        self.spec = spec
-        self.phase: UInt8 = np.full(1, Phase.TRUNCATED, np.uint8)
-        self.episode: UInt64 = np.zeros(1, np.uint64)
-        self.episode_step: UInt32 = np.zeros(1, np.uint32)
-        self.observation: Float32 = np.zeros((1, spec.observation_size), np.float32)
-        self.reward: Float32 = np.zeros(1, np.float32)
-        self.action: Float32 = np.zeros((1, spec.action_size), np.float32)
-        self.world: dict[str, dict[str, float]] = {}
-        self.stop = ""
-        self.commanded: Float32 = np.clip(np.zeros_like(self.action), spec.action_low, spec.action_high)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from td3_robot.driver.body import OneRobot
+from td3_robot.driver.body import Body
 from td3_robot.driver.hang import HangWatch
 from td3_robot.messages import Phase
 from td3_robot.specs import Float32, RobotSpec
@@ -91,7 +91,7 @@ class Robot(ABC):
         """
 
 
-class RobotBody(OneRobot):
+class RobotBody(Body):
     """Adapts a :class:`Robot` to :class:`td3_robot.driver.body.Body`, and turns its exceptions into problems.
 
     A missing or invalid observation ends the episode as TRUNCATED, with the last valid observation. The next valid

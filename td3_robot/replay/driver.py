@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from td3_robot.driver import core as driver_core
-from td3_robot.driver.body import OneRobot
+from td3_robot.driver.body import Body
 from td3_robot.errors import ConfigError, SessionError
 from td3_robot.messages import Command, LifecycleChange, Message, MotorCommand, Phase, Reply, RobotReport, Step
 from td3_robot.recording.boundary import RecordedBody, RecordedCore
@@ -23,7 +23,7 @@ from td3_robot.specs import Float32, RobotSpec
 TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, RobotReport.NAME, MotorCommand.NAME)
 
 
-class ReplayedBody(OneRobot):
+class ReplayedBody(Body):
     """A robot with the recorded observations and failures. Actions change only ``commanded`` and ``action``.
 
     Args:
