@@ -60,10 +60,9 @@ def _simulate(node: Node) -> None:
         node.connect(link, accepts, spec=envs.spec, robots=config.robots)
 
     def report() -> Figures:
-        figures = {"transitions": core.transitions, **core.pacing.figures()}
         return Figures(
             detail=guard.lifecycle.trouble,
-            figures=figures,
+            figures=core.figures(),
             counters={**core.counters, "not_finite": envs.not_finite},
         )
 

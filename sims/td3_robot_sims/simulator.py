@@ -6,7 +6,7 @@ import msgspec
 
 from td3_robot.config.schema import Config
 from td3_robot.driver.guard import Guard
-from td3_robot.driver.pacing import make_pacing
+from td3_robot.driver.pacing import RealTime
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Environment
 from td3_robot_sims.core import SimulatorCore
@@ -20,15 +20,16 @@ def make(config: Config, name: str, incarnation: int) -> SimulatorCore:
         return tasks.make(config.task, seed, config.randomization)
 
     envs = VectorEnvironment(environment, config.robots, config.seed, name, incarnation)
-    # At full speed, no action deadline is needed, because the simulation does not advance without Actions.
-    safety = config.safety
-    if config.pacing.mode == "fast":
+    safety, pacing = config.safety, None
+    if config.pacing.mode == "realtime":
+        pacing = RealTime(envs.spec, config.pacing.fallback)
+    else:  # no action deadline is needed, because the simulation does not advance without Actions
         safety = msgspec.structs.replace(safety, action_deadline_ms=None)
     return SimulatorCore(
         envs,
         name,
         incarnation,
         lockstep=config.timing == "lockstep",
-        pacing=make_pacing(config.pacing, envs.spec),
+        pacing=pacing,
         guard=Guard(envs.spec, name, safety),
     )

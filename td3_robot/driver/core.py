@@ -6,7 +6,7 @@ The core joins six parts, each with its own state:
 :mod:`td3_robot.driver.contact`     whether the source may move robots, from the server's messages
 :mod:`td3_robot.driver.guard`       limits, deadline, stops and faults that protect the robots
 :mod:`td3_robot.driver.actuator`    applies actions and the safe action, and takes the robots' reports
-:mod:`td3_robot.driver.pacing`      when to step: at full speed, or at the deadlines of real time
+:mod:`td3_robot.driver.pacing`      in real time: when to step, and what to apply without an Action
 :mod:`td3_robot.driver.allowance`   how many Steps the learner allows
 :mod:`td3_robot.driver.exchange`    the newest Step and its Action
 =================================== ============================================================
@@ -27,7 +27,7 @@ from td3_robot.driver.body import Body
 from td3_robot.driver.contact import HOLD_OFF, Contact, ServerContact
 from td3_robot.driver.exchange import Exchange, Progress
 from td3_robot.driver.guard import Guard
-from td3_robot.driver.pacing import Fast, RealTime
+from td3_robot.driver.pacing import RealTime
 from td3_robot.messages import (
     NO_NOISE,
     Action,
@@ -70,7 +70,8 @@ class SourceCore:
 
     Args:
         lockstep: wait for the Throttle that answers each Step. The next Step then needs the weights version that the
-            Throttle names. Only allowed with the pacing :class:`Fast`.
+            Throttle names. Not allowed with a pacing.
+        pacing: the deadlines of real time; None for full speed: step as soon as the source is ready.
         guard: the default guard has no settings and accepts every action within the specification.
         learner: whether there is a learner to publish to.
         waits: do not begin before the learner's first Throttle.
@@ -84,7 +85,7 @@ class SourceCore:
         incarnation: int,
         *,
         lockstep: bool,
-        pacing: Fast | RealTime | None = None,
+        pacing: RealTime | None = None,
         guard: Guard | None = None,
         learner: bool = True,
         waits: bool = True,
@@ -93,7 +94,7 @@ class SourceCore:
         self.body = body
         self.source = source
         self.incarnation = incarnation
-        self.pacing = pacing or Fast()
+        self.pacing = pacing
         self.guard = guard or Guard(body.spec, source)
         self.contact = ServerContact(rivals=holds_off)
         self.transitions = 0
@@ -109,7 +110,8 @@ class SourceCore:
         """The time (s) at which the core needs a turn even without new messages; None if no deadline is running."""
         if not self.contact.may_move:
             return self.contact.due
-        return min((due for due in (self.pacing.deadline, self.guard.due) if due is not None), default=None)
+        dues = (self.pacing.deadline if self.pacing else None, self.guard.due)
+        return min((due for due in dues if due is not None), default=None)
 
     @property
     def newest(self) -> Step | None:
@@ -121,6 +123,10 @@ class SourceCore:
         """``sequence`` of the next Step."""
         step = self._exchange.step
         return step.sequence + 1 if step else 0
+
+    def figures(self) -> dict[str, float]:
+        """Return the number of transitions, and the figures of the pacing."""
+        return {"transitions": self.transitions, **(self.pacing.figures() if self.pacing else {})}
 
     def rewind(self, incarnation: int, transitions: int, newest: Step | None) -> None:
         """Continue after an earlier Step: ``newest`` waits for its Action, the next Step waits for a Throttle."""
@@ -231,10 +237,11 @@ class SourceCore:
 
     def _resume(self, now: float) -> list[Output]:
         self._actuator.follow_guard()
-        if self._allowance.begun and self.pacing.may_step(now, ready=self._ready()):
+        may_step = self.pacing.may_step(now) if self.pacing else self._ready()
+        if self._allowance.begun and may_step:
             return self._advance(now)
         step = self._exchange.step
-        if step and self.pacing.deadline is None and self._exchange.ask_again(now):
+        if step and not self.pacing and self._exchange.ask_again(now):
             self.counters["asked_again"] += 1
             return [("policy", step)]
         return []
@@ -251,7 +258,7 @@ class SourceCore:
         if not actuator.made_safe and (body.phase >= Phase.TERMINATED).all():
             actuator.make_safe()  # the policy's last action must not apply during a reset
         stepped = body.step(applied)
-        if missed := self.pacing.stepped(now):
+        if self.pacing and (missed := self.pacing.stepped(now)):
             self.counters["overruns"] += missed
         actuator.listen(now)
         if self.guard.safe and not actuator.made_safe:
@@ -269,7 +276,9 @@ class SourceCore:
         action, use = self._exchange.action, self._exchange.use
         if action and use is not None:
             return use, _origin(action)
-        return self.pacing.substitute(self.body.commanded)
+        if self.pacing:
+            return self.pacing.substitute(self.body.commanded)
+        return self.body.commanded, ActionOrigin.NONE  # at full speed, only before the first Step
 
     def _publish(self, stepped: int, origin: ActionOrigin, now: float) -> list[Output]:
         """Publish a Step, which ends ``stepped`` transitions. ``origin`` tells where the applied action comes from."""
@@ -281,7 +290,7 @@ class SourceCore:
             self.counters[f"actions_{origin.name.lower()}"] += 1
         if (body.phase == Phase.FIRST).all():
             self.guard.begin()
-            if self.pacing.loop:
+            if self.pacing:
                 self.pacing.loop.pause()  # the loop rate must not count the reset of this turn
         step = Step(
             source=self.source,

@@ -81,7 +81,8 @@ def _drive_alone(node: Node, robot: Robot, follow: Callable[[SourceCore], None] 
     learner = bool(node.folder or config.endpoints.learner)
     observed: Any = RecordedBody(body)
     core = make(observed, config, node.name, node.incarnation, learner=learner)
-    guard = core.guard
+    guard, pacing = core.guard, core.pacing
+    assert pacing, "a driver works in real time"
     node.outbox.patient = False
     recorded = node.recorded(core, {"learner": learner, "spec": robot.spec.describe()}, observed.observe)
     policy = node.connect("policy", ACCEPTS["policy"], spec=robot.spec, robots=1)
@@ -89,17 +90,15 @@ def _drive_alone(node: Node, robot: Robot, follow: Callable[[SourceCore], None] 
         node.connect("learner", ACCEPTS["learner"], spec=robot.spec, robots=1, essential=False)
 
     def report() -> Figures:
-        figures = {"transitions": core.transitions, **core.pacing.figures()}
-        return Figures("ready", guard.lifecycle.trouble, figures, {**core.counters, **guard.counters})
+        return Figures("ready", guard.lifecycle.trouble, core.figures(), {**core.counters, **guard.counters})
 
     def after() -> bool:
         if follow:
             follow(core)
-        if core.pacing.loop:
-            core.pacing.loop.report(log, node.name, config.realtime.missed_share)
+        pacing.loop.report(log, node.name, config.realtime.missed_share)
         return guard.finished
 
-    sift = partial(node.tell_core, lambda: Figures("running", figures=core.pacing.figures()))
+    sift = partial(node.tell_core, lambda: Figures("running", figures=pacing.figures()))
     try:
         node.spin(recorded, busy=lambda: False, report=report, after=after, deadline=lambda: core.due, sift=sift)
     except HandshakeError:

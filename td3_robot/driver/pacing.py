@@ -1,6 +1,6 @@
-"""Pacing at full speed or in real time: decides when a source steps, and what it applies if no Action has arrived.
+"""Pacing in real time: decides when a source steps, and what it applies if no Action has arrived.
 
-The classes do not read a clock. Callers pass the time.
+The class does not read a clock. Callers pass the time.
 """
 
 from __future__ import annotations
@@ -9,37 +9,9 @@ import math
 
 import numpy as np
 
-from td3_robot.config.schema import PacingConfig
 from td3_robot.messages import ActionOrigin
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.util.rate import LoopRate
-
-
-class Fast:
-    """Full speed: steps as soon as the source is ready, see :meth:`may_step`."""
-
-    deadline: float | None = None
-    loop: LoopRate | None = None
-
-    def may_step(self, now: float, *, ready: bool) -> bool:
-        """Return whether to step now.
-
-        ``ready``: whether the source is active, waits for no Action, and has the learner's allowance.
-        """
-        del now
-        return ready
-
-    def stepped(self, now: float) -> int:
-        """Register a step at ``now`` (s). Return how many deadlines passed without a step."""
-        del now
-        return 0
-
-    def substitute(self, last: Float32) -> tuple[Float32, ActionOrigin]:
-        """Return the action to apply if no Action has come. At full speed this happens only before the first Step."""
-        return last, ActionOrigin.NONE
-
-    def figures(self) -> dict[str, float]:
-        return {}
 
 
 class RealTime:
@@ -69,11 +41,12 @@ class RealTime:
         self._steps = 0
         self._lag_sum = 0.0
 
-    def may_step(self, now: float, *, ready: bool) -> bool:
-        del ready
+    def may_step(self, now: float) -> bool:
+        """Whether a step is due at ``now`` (s)."""
         return self.deadline is None or now >= self.deadline
 
     def stepped(self, now: float) -> int:
+        """Register a step at ``now`` (s). Return how many deadlines passed without a step."""
         missed = 0
         if self.deadline is None:
             self._begin = now
@@ -98,7 +71,3 @@ class RealTime:
         """Return the mean and longest delay of steps after their deadlines in seconds, and the figures of ``loop``."""
         lags = {"lag_mean_s": self._lag_sum / max(1, self._steps), "lag_max_s": self.lag_max}
         return {**lags, **self.loop.figures}
-
-
-def make_pacing(config: PacingConfig, spec: RobotSpec) -> Fast | RealTime:
-    return RealTime(spec, config.fallback) if config.mode == "realtime" else Fast()

@@ -130,7 +130,7 @@ class Desk:
         figures = before.figures
         if now >= self._next_figures:
             self._next_figures = now + _FIGURES_PERIOD
-            figures = {"transitions": core.transitions, **core.pacing.figures(), **core.counters, **core.guard.counters}
+            figures = {**core.figures(), **core.counters, **core.guard.counters}
         safe = core.guard.safe
         origin = ActionOrigin.SAFE if safe else step.origin if step else ActionOrigin.NONE
         self.condition = before._replace(

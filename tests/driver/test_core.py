@@ -264,6 +264,6 @@ def test_the_time_of_a_reset_does_not_count_as_missed_deadlines(make_core: Make,
     for number in range(252):  # 5 s
         core.step([], 2.041 + number * PERIOD)
     assert core.counters["overruns"] == 99
-    figures = core.pacing.figures()
+    figures = core.figures()
     assert figures["missed_share"] == 0
     assert figures["rate_hz"] == pytest.approx(50.0)

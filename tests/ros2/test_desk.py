@@ -31,8 +31,7 @@ def test_a_held_action_moves_the_robot_only_if_a_policy_or_an_operator_chose_it(
             guard=SimpleNamespace(lifecycle=Lifecycle("leg"), safe=False, counters={}),
             newest=SimpleNamespace(origin=int(origin), weights_version=0),
             contact=SimpleNamespace(welcomed=True),
-            pacing=SimpleNamespace(figures=dict),
-            transitions=0,
+            figures=dict,
             counters={},
         )
         desk.follow(core)

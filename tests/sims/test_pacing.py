@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+from td3_robot_sims import simulator
 from td3_robot_sims.vector_env import VectorEnvironment
 
-from td3_robot.config.schema import PacingConfig
+from td3_robot.config.schema import Config, PacingConfig
 from td3_robot.core_types import Output
 from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
-from td3_robot.driver.pacing import Fast, RealTime, make_pacing
+from td3_robot.driver.pacing import RealTime
 from td3_robot.messages import Action, ActionOrigin, Command, Message, Phase, Step, Throttle, Welcome
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import Channel, RobotSpec
@@ -51,13 +52,13 @@ def test_late_steps_shift_no_deadline(spec: RobotSpec) -> None:
     """
     pacing = RealTime(spec, "hold")
     assert pacing.deadline is None
-    assert pacing.may_step(10.0, ready=False)
+    assert pacing.may_step(10.0)
     rows = []
     for now in (10.0, 10.02, 10.045, 10.105, 10.12):
         rows.append((pacing.stepped(now), round(pacing.deadline or 0, 9)))
     assert rows == [(0, 10.02), (0, 10.04), (0, 10.06), (2, 10.12), (0, 10.14)]
-    assert not pacing.may_step(10.1399, ready=True)
-    assert pacing.may_step(10.1401, ready=False)
+    assert not pacing.may_step(10.1399)
+    assert pacing.may_step(10.1401)
     figures = pacing.figures()
     assert figures["lag_max_s"] == pytest.approx(0.045)
     assert figures["lag_mean_s"] == pytest.approx((0 + 0.005 + 0.045 + 0) / 4)
@@ -78,6 +79,7 @@ def test_an_action_is_applied_at_the_deadline_and_not_before(make_core: Callable
     assert core.step([], 0.5) == []  # the core starts with the learner's first Throttle
     first = one(core.step([THROTTLE], 1.0))
     assert (first.sequence, first.phase[0], first.origin) == (0, Phase.FIRST, ActionOrigin.NONE)
+    assert core.pacing
     assert core.pacing.deadline == pytest.approx(1.02)
     assert core.step([action(0, 0.25, 0.125)], 1.01) == []
     second = one(core.step([], 1.02))
@@ -185,6 +187,8 @@ def test_an_emergency_stop_holds_at_full_speed(scripted: Callable[..., Any]) -> 
     one(core.step([action(1, 1.5, 0)], 1.5))
 
 
-def test_configuration_selects_the_pacing(spec: RobotSpec) -> None:
-    assert isinstance(make_pacing(PacingConfig(), spec), Fast)
-    assert isinstance(make_pacing(PacingConfig(mode="realtime"), spec), RealTime)
+@pytest.mark.parametrize(("mode", "kind"), [("fast", type(None)), ("realtime", RealTime)])
+def test_configuration_selects_the_pacing(mode: Literal["fast", "realtime"], kind: type) -> None:
+    core = simulator.make(Config(task="Hopper", pacing=PacingConfig(mode=mode)), "sim-0", 1)
+    core.envs.close()
+    assert type(core.pacing) is kind
