@@ -9,39 +9,39 @@ from td3_robot.topics import QUEUE_LENGTH
 
 
 class Allowance:
-    """The steps that the learner allows in a free-running training.
+    """The steps that the learner allows.
 
     Args:
         waits: allow no Step before the learner's first Throttle, so that no Step is lost while processes start.
+        lockstep: allow no Step before the learner has answered the Step before it.
 
     Attributes:
         begun: whether the source may publish Steps. After the start and a rewind, it may have to wait for a Throttle.
+        needs_version: version of the weights that must answer the next Step; 0: any version.
         kept: the Steps that the learner has not processed, and the Step before them.
     """
 
-    def __init__(self, *, waits: bool) -> None:
+    def __init__(self, *, waits: bool, lockstep: bool) -> None:
         self.begun = not waits
+        self.needs_version = 0
         self.kept: deque[Step] = deque()
         self._answered = 0  # number of Steps that the learner has processed
         self._transitions = 0
-        self._version = 0
-
-    @property
-    def needs_version(self) -> int:
-        """Version of the weights that must answer the next Step; 0: any version."""
-        return 0
+        self._lockstep = lockstep
 
     def permits(self, transitions: int, newest: Step | None) -> bool:
         """Whether the learner allows the Step after ``newest``. The source has made ``transitions`` so far."""
-        del newest
-        return transitions < self._transitions and len(self.kept) <= QUEUE_LENGTH
+        answered = not self._lockstep or newest is None or self._answered > newest.sequence
+        return answered and transitions < self._transitions and len(self.kept) <= QUEUE_LENGTH
 
     def throttle(self, throttle: Throttle) -> None:
         """Process a Throttle of the learner."""
         self.begun = True
         self._transitions = max(self._transitions, throttle.transitions_allowed)
         if throttle.answers >= self._answered:
-            self._answered, self._version = throttle.answers, throttle.weights_version
+            self._answered = throttle.answers
+            if self._lockstep:  # a free-running training needs no version
+                self.needs_version = throttle.weights_version
         while self.kept and self.kept[0].sequence < throttle.answers - 1:
             self.kept.popleft()
 
@@ -65,16 +65,3 @@ class Allowance:
         self.begun = False
         self.kept = deque([step] if step else [])
         self._answered = self._transitions = 0
-
-
-class LockStep(Allowance):
-    """The steps that the learner allows in lock-step. The learner answers every Step, and names the weights
-    version for the next Step.
-    """
-
-    @property
-    def needs_version(self) -> int:
-        return self._version
-
-    def permits(self, transitions: int, newest: Step | None) -> bool:
-        return super().permits(transitions, newest) and (newest is None or self._answered > newest.sequence)

@@ -22,7 +22,7 @@ from typing import Any
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Input, Origin, Output
 from td3_robot.driver.actuator import Actuator
-from td3_robot.driver.allowance import Allowance, LockStep
+from td3_robot.driver.allowance import Allowance
 from td3_robot.driver.body import Body
 from td3_robot.driver.contact import HOLD_OFF, Contact, ServerContact
 from td3_robot.driver.exchange import Exchange, Progress
@@ -100,7 +100,7 @@ class SourceCore:
         self.transitions = 0
         self.counters: Counter[str] = Counter()
         self._links = ("policy", "learner") if learner else ("policy",)
-        self._allowance = (LockStep if lockstep else Allowance)(waits=learner and waits)
+        self._allowance = Allowance(waits=learner and waits, lockstep=lockstep)
         self._exchange = Exchange()
         self._actuator = Actuator(body, self.guard, source)
         self._loop: dict[str, Any] = {}  # figures of the loop, from the node's Status
