@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from msgspec import Meta
+from td3_robot.config.section import Count, Finite, Natural, Positive, Section
 
-from td3_robot.config.section import Count, Natural, Positive, Section
-
-Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]
 ImuField = Literal[
     "orientation.x",
     "orientation.y",

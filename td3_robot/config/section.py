@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 Positive = Annotated[float, Meta(gt=0, le=1e12)]  # excludes infinity and NaN
+Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e12)]
 Count = Annotated[int, Meta(ge=1)]

@@ -22,8 +22,7 @@ class Contact(Enum):
     ================================================= ========
     """
 
-    UNKNOWN = auto()  # no message yet
-    RIVAL = auto()  # another driver of this name may move the robots
+    RIVAL = auto()  # the initial state: another driver of this name may move the robots
     ALONE = auto()  # no sign of another driver of this name, and no policy moves the robots
     WELCOMED = auto()
 
@@ -40,7 +39,7 @@ class ServerContact:
     """
 
     def __init__(self, *, rivals: bool) -> None:
-        self.state = Contact.UNKNOWN
+        self.state = Contact.RIVAL
         self.rivals = rivals
         self._silent_since: float | None = None  # restarts at a Heartbeat, and when the robots are made safe
 

@@ -60,8 +60,7 @@ def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bo
         pacing=RealTime(body.spec, "hold"),  # motors hold the last action anyway
         guard=Guard(body.spec, name, config.safety, autostart=config.policy.autostart),
         learner=learner,
-        waits=False,
-        holds_off=True,
+        driver=True,
     )
 
 
@@ -74,8 +73,8 @@ class SourceCore:
         pacing: the deadlines of real time; None for full speed: step as soon as the source is ready.
         guard: the default guard has no settings and accepts every action within the specification.
         learner: whether there is a learner to publish to.
-        waits: do not begin before the learner's first Throttle.
-        holds_off: apply nothing but the safe action before the policy server has welcomed the source.
+        driver: a robot's driver applies nothing but the safe action before the policy server has welcomed it. A
+            simulator does not begin before the learner's first Throttle.
     """
 
     def __init__(
@@ -88,19 +87,18 @@ class SourceCore:
         pacing: RealTime | None = None,
         guard: Guard | None = None,
         learner: bool = True,
-        waits: bool = True,
-        holds_off: bool = False,
+        driver: bool = False,
     ) -> None:
         self.body = body
         self.source = source
         self.incarnation = incarnation
         self.pacing = pacing
         self.guard = guard or Guard(body.spec, source)
-        self.contact = ServerContact(rivals=holds_off)
+        self.contact = ServerContact(rivals=driver)
         self.transitions = 0
         self.counters: Counter[str] = Counter()
         self._links = ("policy", "learner") if learner else ("policy",)
-        self._allowance = Allowance(waits=learner and waits, lockstep=lockstep)
+        self._allowance = Allowance(waits=learner and not driver, lockstep=lockstep)
         self._exchange = Exchange()
         self._actuator = Actuator(body, self.guard, source)
         self._loop: dict[str, Any] = {}  # figures of the loop, from the node's Status

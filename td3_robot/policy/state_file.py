@@ -129,8 +129,7 @@ class StateFile:
 def _read(path: Path) -> tuple[SafetyState, str]:
     """Read the state and the owner of a file. The owner is empty if the file is missing or names no owner."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST)
+        content = files.read(path, _LARGEST)
     except FileNotFoundError:
         return SafetyState(), ""
     except OSError as error:

@@ -9,19 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 from numpy.typing import NDArray
 
-from td3_robot.config.section import Positive, Section
+from td3_robot.config.section import Finite, Positive, Section
 from td3_robot.errors import ConfigError
 from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.util.text import did_you_mean
 
-Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Range = tuple[Finite, Finite]
 OutOfLimit = Literal["clamp", "stop"]
 _RESET_TIMEOUT_S = 30.0

@@ -22,7 +22,7 @@ def robot(spec: RobotSpec) -> Toy:
 @pytest.fixture
 def make_core(robot: Toy) -> Make:
     def make(
-        safety: SafetyConfig = SAFE, *, learner: bool = False, autostart: bool = True, holds_off: bool = False
+        safety: SafetyConfig = SAFE, *, learner: bool = False, autostart: bool = True, welcomed: bool = True
     ) -> SourceCore:
         guard = Guard(robot.spec, "leg", safety, autostart=autostart)
         pacing = RealTime(robot.spec, "hold")
@@ -34,10 +34,9 @@ def make_core(robot: Toy) -> Make:
             pacing=pacing,
             guard=guard,
             learner=learner,
-            waits=False,
-            holds_off=holds_off,
+            driver=True,
         )
-        if not holds_off:
+        if welcomed:
             core.step([("policy", Welcome(1, "policy", 5))], 0.0)
         return core
 

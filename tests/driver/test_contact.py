@@ -55,7 +55,7 @@ def test_an_operators_reset_ends_the_robots_own_stop(make_core: Make, robot: Toy
 
 def test_a_driver_does_not_move_the_robot_before_the_welcome(make_core: Make, robot: Toy) -> None:
     """Another driver may move the robot. In that case the server sends no Welcome."""
-    core = make_core(holds_off=True)
+    core = make_core(welcomed=False)
     for now in (1.0, 1.2, 1.49):
         assert core.step([], now) == []
     assert core.due == 1.0 + HOLD_OFF == 1.5
@@ -71,7 +71,7 @@ def test_a_driver_without_an_answer_makes_the_robot_safe(
     make_core: Make, robot: Toy, deadline: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The policy server is dead. An earlier driver may have died during a movement."""
-    core = make_core(SafetyConfig(safe_action={"left": 0.25}, action_deadline_ms=deadline), holds_off=True)
+    core = make_core(SafetyConfig(safe_action={"left": 0.25}, action_deadline_ms=deadline), welcomed=False)
     core.step([], 1.0)
     for now in (1.5, 1.7, 2.0, 2.5):  # only the safe action, every 0.5 s: no observation, no reset, no Step
         assert core.step([], now) == []
@@ -87,7 +87,7 @@ def test_a_driver_without_an_answer_makes_the_robot_safe(
 
 def test_a_driver_with_a_rival_does_not_move_the_robot(make_core: Make, robot: Toy) -> None:
     """Another driver may have the same name. The server checks this for up to 2 s, with a Heartbeat every 0.25 s."""
-    core = make_core(holds_off=True)
+    core = make_core(welcomed=False)
     wait = ("policy", Heartbeat(0, 5))
     for number in range(9):
         assert core.step([wait], 1.0 + number * 0.25) == []
@@ -104,7 +104,7 @@ def test_a_driver_with_a_rival_does_not_move_the_robot(make_core: Make, robot: T
 
 def test_a_driver_with_an_earlier_welcome_also_waits(make_core: Make, robot: Toy) -> None:
     """After a restart of the server, another driver of this name may have a Welcome and move the robot."""
-    core = make_core(holds_off=True)
+    core = make_core(welcomed=False)
     core.step([("policy", Welcome(1, "policy", 5))], 1.0)
     core.step([action(0, 1.5, -0.25)], 1.003)
     assert robot.applied[-1] == [1.5, -0.25]

@@ -145,7 +145,7 @@ def driver(spec: RobotSpec) -> Driver:
     body: Any = RecordedBody(RobotBody(robot))
     guard = Guard(spec, "leg", SafetyConfig(safe_action={"left": 0.25}), autostart=True)
     pacing = RealTime(spec, "hold")
-    core = SourceCore(body, "leg", 2, lockstep=False, pacing=pacing, guard=guard, learner=False, waits=False)
+    core = SourceCore(body, "leg", 2, lockstep=False, pacing=pacing, guard=guard, learner=False, driver=True)
     recorded = RecordedCore(core, records, body.observe)
     recorded.step([("policy", Welcome(1, "policy", 5))], 0.0)
     return recorded, records, robot
