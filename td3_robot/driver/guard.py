@@ -113,6 +113,5 @@ class Guard:
 
     def _move(self, command: Command, now: float) -> None:
         if command.verb == "activate" and not self.lifecycle.active:
-            self._watchdog.disarm()
             self._waiting = True
-        self.lifecycle.command(command.verb, now, command.reason)
+        self._watchdog.command(command.verb, now, command.reason)

@@ -25,7 +25,7 @@ from td3_robot.recording.boundary import RecordedBody
 from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
-from td3_robot.safety.limits import SafetyConfig, joined
+from td3_robot.safety.limits import SafetyConfig
 from td3_robot.transport.endpoints import absolute
 from td3_robot.util.process_lock import claim
 
@@ -75,14 +75,15 @@ def drive(node: Node, robot: Robot, follow: Callable[[SourceCore], None] | None 
 
 def _drive_alone(node: Node, robot: Robot, follow: Callable[[SourceCore], None] | None) -> None:
     config = node.config
-    body = RobotBody(robot, joined(config.safety, SafetyConfig(), robot.spec).hang_s)
-    if not node.folder and (missing := unset(config.safety)):
-        log.warning("%s", missing)
+    hang_ms = config.safety.hang_ms
+    body = RobotBody(robot, None if hang_ms is None else hang_ms / 1e3)
     learner = bool(node.folder or config.endpoints.learner)
     observed: Any = RecordedBody(body)
     core = make(observed, config, node.name, node.incarnation, learner=learner)
     guard, pacing = core.guard, core.pacing
     assert pacing, "a driver works in real time"
+    if not node.folder and (missing := unset(config.safety)):
+        log.warning("%s", missing)
     node.outbox.patient = False
     recorded = node.recorded(core, {"learner": learner, "spec": robot.spec.describe()}, observed.observe)
     policy = node.connect("policy", ACCEPTS["policy"], spec=robot.spec, robots=1)

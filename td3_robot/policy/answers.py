@@ -150,7 +150,7 @@ class Answers:
             del self._waiting[peer]  # the source sends a newer Step, or this Step again
             return None
         if guarded or operated:  # an operator's action may exceed the specification
-            if reason := policy.safety.violation(action):
+            if reason := policy.safety.envelope.violation(action, policy.bundle.spec.actions):
                 self._safety.watches[peer.name].lifecycle.stop(reason, now)
                 return self.safe(step, policy)
             action = policy.safety(action, step.action)

@@ -235,8 +235,8 @@ class PolicyCore:
         return outputs
 
     def _state_to_keep(self) -> SafetyState:
-        state = self.safety.state(frozen=self.store.frozen, withdrawn=self.store.withdrawn)
-        return replace(state, operated=self.takeovers.robots()) if self.takeovers.held else state
+        store, operated = self.store, self.takeovers.robots()
+        return replace(self.safety.state(), frozen=store.frozen, withdrawn=store.withdrawn, operated=operated)
 
     # -- operators -----------------------------------------------------------------------------------------------
 

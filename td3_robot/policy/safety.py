@@ -13,7 +13,7 @@ from td3_robot.core_types import Farewell
 from td3_robot.errors import LifecycleError
 from td3_robot.messages import Command, LifecycleChange, Step
 from td3_robot.policy.watch import Watch
-from td3_robot.safety.lifecycle import Cause, Held, Lifecycle
+from td3_robot.safety.lifecycle import Cause, Lifecycle
 from td3_robot.safety.state import SafetyState
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Safety:
         verbs = ("activate", "reset", "estop", "deactivate") if command.target else ("activate", "reset", "estop")
         try:
             if watched and watch and command.verb in verbs:
-                watch.command(command.verb, now, command.reason)
+                watch.watchdog.command(command.verb, now, command.reason)
         except LifecycleError as error:
             return str(error)
         return ""
@@ -136,15 +136,12 @@ class Safety:
 
     # -- restarts ------------------------------------------------------------------------------------------------
 
-    def state(self, *, frozen: bool, withdrawn: tuple[str, ...]) -> SafetyState:
-        """Return the state that the server must keep across a restart."""
-        watches = ((name, _kept(watch.lifecycle)) for name, watch in self.watches.items())
+    def state(self) -> SafetyState:
+        """Return the stops and faults that the server must keep across a restart."""
         return SafetyState(
-            server=_kept(self.lifecycle),
-            sources={name: held for name, held in watches if held},
+            server=self.lifecycle.held,
+            sources={name: held for name, watch in self.watches.items() if (held := watch.lifecycle.held)},
             stopped=tuple(sorted(self.stopped)),
-            frozen=frozen,
-            withdrawn=withdrawn,
         )
 
     def restore(self, state: SafetyState, now: float) -> list[str]:
@@ -163,9 +160,3 @@ class Safety:
             self.stopped.update(state.stopped)
             lines.append(f"individually stopped, until a reset with the robot's name: {', '.join(state.stopped)}")
         return lines
-
-
-def _kept(lifecycle: Lifecycle) -> Held | None:
-    """Return what the state file keeps of a lifecycle: its ``held``, without the reason if the cause is INACTIVE."""
-    held = lifecycle.held
-    return Held(Cause.INACTIVE) if held and held.cause is Cause.INACTIVE else held

@@ -48,10 +48,6 @@ class SafetyFilter:
         np.maximum(action, self._low, out=action)  # np.clip takes more than twice as long
         return np.minimum(action, self._high, out=action)
 
-    def violation(self, action: Float32) -> str | None:
-        """Why this action, float32[N, A], must stop the robot; None if the action is allowed."""
-        return self.envelope.violation(action, self.spec.actions)
-
     def problem(self, observation: Float32) -> str | None:
         """Why no policy may answer this observation, float32[N, O]; None if a policy may."""
         low, high = self.envelope.observation_low, self.envelope.observation_high

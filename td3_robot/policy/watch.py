@@ -77,9 +77,3 @@ class Watch:
         """Stop waiting for the end of a reset. The deadline begins at the last Step of the episode."""
         if self.resetting:
             self._ended, self.watchdog.deadline_s = None, self._deadline_s
-
-    def command(self, verb: str, now: float, reason: str) -> None:
-        """Apply activate, deactivate, reset or estop. Raises LifecycleError if the state forbids it."""
-        if verb == "activate" and not self.lifecycle.active:
-            self.watchdog.disarm()
-        self.lifecycle.command(verb, now, reason)

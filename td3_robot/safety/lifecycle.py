@@ -76,7 +76,8 @@ class Lifecycle:
     """The state of one node. It logs every change, and stores the newest changes until a caller fetches them.
 
     Attributes:
-        held: why no policy moves the robot; None while unconfigured or active. A shutdown does not change it.
+        held: why no policy moves the robot; None while unconfigured or active. A shutdown does not change it. With the
+            cause INACTIVE, it has no reason.
         reason: reason of the last change of the state, for people.
     """
 
@@ -152,8 +153,8 @@ class Lifecycle:
     def _change(self, state: State, reason: str, now: float, cause: Cause | None = None) -> None:
         before, reason = self.state, reason[:_LONGEST_REASON]
         if state is not State.FINALIZED:
-            self.held = Held(cause, reason) if cause else None
-        self.state, self.reason = state, str(self.held) if cause else reason
+            self.held = Held(cause, "" if cause is Cause.INACTIVE else reason) if cause else None
+        self.state, self.reason = state, f"{STOP_PREFIX}{reason}" if cause is Cause.STOP else reason
         change = LifecycleChange(self.node, before.value, state.value, self.reason, int(now * 1e9))
         self._changes = [*self._changes[-_KEPT:], change]
         level = logging.WARNING if state is State.FAULT else logging.INFO
@@ -226,6 +227,11 @@ class Watchdog:
         if self.fed is not None and self.lifecycle.active:
             self.fed = now
 
-    def disarm(self) -> None:
-        """Stop the deadline until the next feed or :meth:`arm`. Call this before an explicit activate."""
-        self.fed = self._back_since = None
+    def command(self, verb: str, now: float, reason: str) -> None:
+        """Pass a command to the lifecycle, see :meth:`Lifecycle.command`.
+
+        An activate of a lifecycle that is not active stops the deadline until the next feed or :meth:`arm`.
+        """
+        if verb == "activate" and not self.lifecycle.active:
+            self.fed = self._back_since = None
+        self.lifecycle.command(verb, now, reason)

@@ -93,7 +93,7 @@ class Envelope:
             remaining weight. None: no filter.
         safe: float32[A], the safe action, within the limits; None: hold the last applied action.
         observation_low, observation_high: float32[O], the valid range; None: any finite observation is valid.
-        frozen_s, observation_deadline_s, action_deadline_s, hang_s: in seconds; None: off.
+        frozen_s, observation_deadline_s, action_deadline_s: in seconds; None: off.
         reset_timeout_s: in seconds; at least ``observation_deadline_s``.
         recovery_s: in seconds; None: no automatic recovery.
         guarded: whether robot, policy or floor (see :func:`joined`) sets anything.
@@ -111,7 +111,6 @@ class Envelope:
     observation_deadline_s: float | None
     reset_timeout_s: float
     action_deadline_s: float | None
-    hang_s: float | None
     recovery_s: float | None
     guarded: bool
 
@@ -179,7 +178,6 @@ def joined(
         observation_deadline_s=deadline_s,
         reset_timeout_s=max(reset_s, deadline_s or 0.0),
         action_deadline_s=_seconds(one.action_deadline_ms for one in every),
-        hang_s=_seconds(one.hang_ms for one in every),
         recovery_s=recovery_s,
         guarded=any(one != SafetyConfig() for one in every),
     )

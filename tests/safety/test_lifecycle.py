@@ -137,8 +137,7 @@ def test_the_watchdog_fires_after_its_deadline() -> None:
     for number in range(100):  # feeding alone does not end the fault
         watchdog.feed(2.0 + number * 0.01)
     assert lifecycle.state == FAULT
-    watchdog.disarm()
-    lifecycle.command("activate", 4.0)
+    watchdog.command("activate", 4.0, "")
     assert not watchdog.check(9.0)
 
 
