@@ -1,7 +1,7 @@
 """Computes where the links (rigid parts) of a robot are, from its observation, so that viewers can draw the robot.
 
 The observation holds all joint angles and, for a walking robot, the height and attitude of its torso. ``links.json``
-holds the links of the walking robots in PyBullet. ``python -m td3_robot_sims.backends.bullet.links`` writes this file.
+holds the links of the walking robots in PyBullet. ``python -m tests.recording.links`` writes this file.
 :func:`read_links` adds other robots.
 
 Frames follow REP 103: x ahead, y to the left, z up, in m.

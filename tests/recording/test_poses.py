@@ -17,10 +17,11 @@ from td3_robot.specs import Channel, RobotSpec
 
 pybullet = pytest.importorskip("pybullet")
 
-from td3_robot_sims.backends.bullet.links import describe  # noqa: E402
 from td3_robot_sims.backends.bullet.locomotion import Locomotion  # noqa: E402
 from td3_robot_sims.backends.bullet.robots import MODELS, specification  # noqa: E402
 from td3_robot_sims.backends.bullet.world import World  # noqa: E402
+
+from tests.recording.links import describe  # noqa: E402
 
 SEED = 7
 STEPS = 60  # about a second
@@ -86,9 +87,7 @@ def test_the_place_on_the_floor_follows_the_torso(environment: Locomotion) -> No
 
 
 def test_the_file_of_links_is_up_to_date() -> None:
-    assert robots() == {name: describe(model) for name, model in MODELS.items()}, (
-        "run python -m td3_robot_sims.backends.bullet.links"
-    )
+    assert robots() == {name: describe(model) for name, model in MODELS.items()}, "run python -m tests.recording.links"
 
 
 def test_a_new_episode_begins_at_the_origin() -> None:

@@ -1,6 +1,6 @@
 """Writes the links (rigid bodies) of the robots as data, so that viewers can draw a robot without PyBullet.
 
-    python -m td3_robot_sims.backends.bullet.links
+    python -m tests.recording.links
 
 This command writes ``td3_robot/recording/links.json``, which :mod:`td3_robot.recording.poses` reads. Joints, axes and
 offsets come from PyBullet. Shapes come from the model files, because PyBullet does not tell the direction of a capsule.
@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from xml.etree import ElementTree  # nosec B405
+from xml.etree import ElementTree
 
 import msgspec
 import numpy as np
 import pybullet
 import pybullet_data
 from numpy.typing import ArrayLike
+from td3_robot_sims.backends.bullet.robots import MODELS, RobotModel
 
 from td3_robot.recording.poses import LINKS, Link, Robot, Shape, Vector
 from td3_robot.specs import Float64
-from td3_robot_sims.backends.bullet.robots import MODELS, RobotModel
 
 _ROOT = -1  # PyBullet's index of the root link
 
@@ -79,8 +79,7 @@ def _shapes(path: Path) -> dict[str, list[tuple[Float64, Float64, float]]]:
     Source: MuJoCo XML reference, body/geom (https://mujoco.readthedocs.io/en/stable/XMLreference.html#body-geom).
     """
     result = defaultdict(list)
-    # The files are those of pybullet_data, so the parser may trust them.
-    tree = ElementTree.parse(path)  # nosec B314
+    tree = ElementTree.parse(path)
     for body in tree.iter("body"):
         for geom in body.findall("geom"):
             size = _numbers(geom.get("size", "0"))
