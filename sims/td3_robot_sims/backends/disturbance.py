@@ -24,24 +24,13 @@ class Disturbance:
 
     Attributes:
         world: the values drawn for the episode, by name, in the configuration's units. Values of keys that are off
-            are missing.
-        mass, friction: factors, None if off.
-        motor_strength: factor, 1 if off.
-        joint_damping: N·m·s/rad, None if off.
-        tilt: rad, None if off.
-        tilt_direction: rad, the side to which the robot leans: 0 is ahead, π/2 is left.
+            are missing. ``tilt_direction`` in rad is the side to which the robot leans: 0 is ahead, π/2 is left.
     """
 
     def __init__(self, config: RandomizationConfig, spec: RobotSpec, groups: Sequence[str]) -> None:
         self.config = config
         self.spec = spec
         self.world: dict[str, float] = {}
-        self.mass: float | None = None
-        self.friction: float | None = None
-        self.joint_damping: float | None = None
-        self.tilt: float | None = None
-        self.tilt_direction = 0.0
-        self.motor_strength = 1.0
         self._groups = groups
         self._low = np.array([channel.low for channel in spec.observations], np.float32)
         self._high = np.array([channel.high for channel in spec.observations], np.float32)
@@ -58,12 +47,9 @@ class Disturbance:
         config = self.config
         self.world = {}
         # Draw every key in this order, even if it is off. Then turning one key on does not change the other draws.
-        self.mass = self._draw(world, "mass", config.mass)
-        self.friction = self._draw(world, "friction", config.friction)
-        self.motor_strength = self._draw(world, "motor_strength", config.motor_strength) or 1.0
-        self.joint_damping = self._draw(world, "joint_damping", config.joint_damping)
-        self.tilt = self._draw(world, "tilt", config.tilt)
-        self.tilt_direction = self._draw(world, "tilt_direction", config.tilt and (-math.pi, math.pi)) or 0.0
+        for name in ("mass", "friction", "motor_strength", "joint_damping", "tilt"):
+            self._draw(world, name, getattr(config, name))
+        self._draw(world, "tilt_direction", config.tilt and (-math.pi, math.pi))
         low, high = config.action_latency or (0, 0)
         self._latency = low + math.floor(world.uniform() * (high - low + 1))
         if config.action_latency:

@@ -76,12 +76,11 @@ class Locomotion(Environment):
 
     def _reset(self) -> Float32:
         noise = self.random.uniform(-RESET_NOISE, RESET_NOISE, len(self._gains))
-        drawn = self.disturbance
-        if drawn:
-            self._world.vary(drawn.mass, drawn.friction, drawn.joint_damping)
+        drawn = self.world
+        self._world.vary(drawn.get("mass"), drawn.get("friction"), drawn.get("joint_damping"))
         self._world.reset(noise.tolist())
-        if drawn and drawn.tilt:
-            self._world.tilt(drawn.tilt, drawn.tilt_direction)
+        if tilt := drawn.get("tilt"):
+            self._world.tilt(tilt, drawn["tilt_direction"])
         self._contacts = self._in_the_air
         self._start_height = self._model.start_height
         raw, _ = self._observe()
@@ -92,7 +91,8 @@ class Locomotion(Environment):
         limited = np.minimum(np.maximum(action, self._minus_one), self._one)
         torques: list[float] = (self._gains * limited).tolist()
         if self.disturbance:
-            torques = [self.disturbance.motor_strength * torque for torque in torques]
+            strength = self.disturbance.world.get("motor_strength", 1.0)
+            torques = [strength * torque for torque in torques]
             if push := self.disturbance.push():
                 self._world.push(*push)
         self._world.advance(torques)
