@@ -264,6 +264,11 @@ class Client:
         b3.set_turn(command, *quaternion)
         self._run(handle, command)
 
+    def find_contacts(self) -> None:
+        """Find all contacts without a step, and forget earlier contacts that no longer exist."""
+        handle = self._open()
+        self._run(handle, b3.find_contacts(handle.address))
+
     def push(self, body: int, link: int, force: Sequence[float], position: Sequence[float]) -> None:
         """Apply a force (N) at a position (m) during the next step, both in world coordinates."""
         handle = self._open()

@@ -27,6 +27,7 @@ GRAVITY = 9.8  # m/s²
 CONTACT_ERP = 0.9
 FLOOR_FRICTION = 0.8
 _HEIGHT, _PITCH = 1, 2  # joints that connect a planar robot to the world
+_FAR = 100.0  # m; at this height, no robot touches the floor
 TORSO = "torso"
 
 _CAMERA = {
@@ -207,6 +208,19 @@ class World:
         if self._planar:
             x, y = math.copysign(force, x), 0.0
         self.client.push(self._robot, self._torso, (x, y, 0.0), self._torso_position())
+
+    def forget_contacts(self) -> None:
+        """Remove the contact points of the earlier episode. Call this before a reset.
+
+        Bullet keeps them at a reset. It uses such a point again if a foot starts near the same place. Then the episode
+        depends on the earlier one, and a restored robot differs from the saved one.
+        """
+        self.client.restore(self._start)
+        if self._planar:
+            self.client.set_joints(self._robot, [_HEIGHT], [_FAR])
+        else:
+            self.client.place(self._robot, (0.0, 0.0, _FAR), (0.0, 0.0, 0.0, 1.0))
+        self.client.find_contacts()
 
     def reset(self, positions: Sequence[float]) -> None:
         """Restore the state that the world had after loading. Set the driven joints to ``positions`` (rad), at rest."""
