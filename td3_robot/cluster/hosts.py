@@ -15,7 +15,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Self
 
 import ray
 from ray.util import get_node_ip_address
@@ -72,7 +71,7 @@ class RayHosts(Hosts):
         self._members = Members(config, run.path, self._keys.public_file, say)
         self._files = LearnerFiles(config.cluster.storage, run, say) if config.cluster.storage else None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> RayHosts:
         with contextlib.ExitStack() as resources:
             super().__enter__()
             resources.callback(super().__exit__)

@@ -114,7 +114,7 @@ def announce(
         ConfigError: not enough memory or disk space is free.
     """
     algorithm, held = config.learner.algorithm, config.learner.buffer_size
-    replays, about = _replays(algorithm), "" if algorithm in CONSUMES else "about "
+    replays, about = _replays(algorithm), "" if CONSUMES.get(algorithm) == "transitions" else "about "
     in_file = files.allocated(run.replay / ROWS)
     # A process that saves only at its end deletes the earlier checkpoints after this save. So the new checkpoint cannot
     # use their space.

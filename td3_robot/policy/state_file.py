@@ -133,7 +133,9 @@ def _read(path: Path) -> tuple[SafetyState, str]:
     except FileNotFoundError:
         return SafetyState(), ""
     except OSError as error:
-        raise ConfigError(f"state file {str(path)!r} cannot be read: {error.strerror}") from None
+        raise ConfigError(
+            f"state file {str(path)!r} cannot be read: {error.strerror}; it may contain an emergency stop"
+        ) from None
     try:
         values: dict[str, Any] = msgspec.json.decode(content, type=dict)
         owner = msgspec.convert(values.pop("owner", ""), str)

@@ -152,7 +152,7 @@ def _keyed(topic: str, messages: Sequence[Message]) -> dict[Key, Message]:
         key = tuple(getattr(message, name) for name in names)
         times[key] += 1
         repeated = (f"no. {times[key]}",) if times[key] > 1 or not names else ()
-        keyed[(*key, *repeated)] = message
+        keyed[key + repeated] = message
     return keyed
 
 

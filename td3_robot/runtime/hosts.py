@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 from td3_robot.runtime.launch import Process
 from td3_robot.runtime.process import LIFELINE
@@ -85,7 +85,7 @@ class Hosts:
         self.stopped: Callable[[], int] = lambda: 0
         self._path = run
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Hosts:
         self._lifeline = Lifeline()
         return self
 

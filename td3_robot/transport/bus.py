@@ -179,7 +179,7 @@ class Bus(Transport):
         return tap
 
     def attach(self, search: Search) -> None:
-        """Send copies of the messages to each listener that the search finds, while it listens. See :meth:`record`."""
+        """Send copies of the messages to the listeners that the search finds, until they detach. See :meth:`record`."""
         self._copies = self._copies or Copies()
         self._searches.append(search)
 

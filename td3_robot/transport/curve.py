@@ -80,7 +80,9 @@ class Dialled:
         self.client = client
         self._socket, self._keys, self._tally = socket, keys, tally
         self._retry = float("inf")  # time (s) to connect again
-        self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(FAILED_HANDSHAKE)
+        # Without keys, libzmq repeats a failed handshake, unless the server uses keys or another protocol.
+        events = FAILED_HANDSHAKE if keys else zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(events)
         self._set_keys()
 
     def read(self, now: float) -> None:

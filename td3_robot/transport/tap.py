@@ -161,9 +161,9 @@ class Tap:
         self._missed = 0
 
     def takes(self, kind: type[Message]) -> bool:
-        """Whether to :meth:`add` a new message of this type. If not, count the message if a recorder misses it.
+        """Return whether to :meth:`add` a new message of this type. If not, and a recorder misses it, count it.
 
-        There must be room. A listener must take the messages, or they must wait for a recorder.
+        The tap takes a message if it has room, and if a listener is connected or a recorder is expected.
         """
         if kind is Turn and not self._to_recorder:
             return False

@@ -1,4 +1,4 @@
-"""The rule for names, and text for a terminal: makes values from others safe to print, and suggests corrections."""
+"""The rule for names. Text for terminals: makes text from files and peers safe to print, and suggests corrections."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from td3_robot.learner.algorithms.metrics import Metrics
 from td3_robot.learner.algorithms.networks import Actor, Critics
 from td3_robot.learner.replay_buffer.buffer import Batch
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mse": F.mse_loss, "huber": F.huber_loss}
+LOSSES: dict[str, Callable[..., Tensor]] = {"mse": F.mse_loss, "huber": F.huber_loss}
 
 
 class TD3(Algorithm):

@@ -254,7 +254,7 @@ def check() -> None:
 
 @functools.cache
 def library() -> Library:
-    """The shared library. Compiles ``update.cpp`` unless the user's cache folder already has a sound library.
+    """The shared library. Compiles ``update.cpp`` unless the user's cache folder has a library that can be loaded.
 
     Raises:
         OSError: there is no compiler, the folder is not writable, or the library cannot be loaded.
@@ -262,7 +262,7 @@ def library() -> Library:
     """
     path = library_file()
     if path.exists():
-        with contextlib.suppress(OSError, AttributeError):  # the file is damaged
+        with contextlib.suppress(OSError):  # the file is damaged
             return Library(path)
     log.info("compiling the update for this processor takes about 10 s")
     path.parent.mkdir(parents=True, exist_ok=True)

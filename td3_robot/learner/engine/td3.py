@@ -139,7 +139,8 @@ class FastTD3(Algorithm):
             return q, error, self.critics.backward(trace, derivative(error) / len(y))
 
         each = self._each_critic(fit)
-        means = torch.stack((reduce(torch.add, [loss(q, y) for q, _, _ in each]), each[0][0].mean(), y.mean()))
+        losses = reduce(torch.add, [loss(q, y, reduction="none") for q, _, _ in each])
+        means = torch.stack((losses.mean(), each[0][0].mean(), y.mean()))
         self.critics_adam.step(joined([[gradient for _, _, gradient in each]]))
         return [error for _, error, _ in each], y, means
 

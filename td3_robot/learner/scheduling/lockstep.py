@@ -159,7 +159,7 @@ class LockStep(Scheduler):
             return []
         if self.state is State.GATHERING:
             sources = live
-            if self._snapshot_requested or not self._saved:
+            if self._snapshot_requested or not self._saved:  # a new run begins with a snapshot
                 self._snapshot_requested = False
                 self._arriving = dict.fromkeys(source.name for source in live)
                 self._enter(State.SNAPSHOT)

@@ -204,7 +204,7 @@ def test_a_damaged_file_in_the_cache_is_compiled_again(empty_cache: Path, monkey
     path.parent.mkdir(parents=True)
     path.write_bytes(b"not a library")
     assert compiled.available()
-    assert path.read_bytes().startswith(b"\x7fELF")
+    assert path.read_bytes() != b"not a library"
     assert list(empty_cache.iterdir()) == [path]
 
 

@@ -65,7 +65,8 @@ print(tenths())
 def test_threads_run_critics_or_operators(count: int, where: Any, inside: int, second: bool) -> None:
     threads.use_threads(count, where)
     assert torch.get_num_threads() == inside
-    assert threads.has_second_thread(count, where) == second
+    config = LearnerConfig(threads=count, threads_in=where)
+    assert (FastTD3(3, 2, (4,), config, seed=0).second is not None) == second
 
 
 def test_denormals_are_also_flushed_in_the_threads_of_operators() -> None:
