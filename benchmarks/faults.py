@@ -72,7 +72,10 @@ _LEFT_OUT = (
     ),
     ("clock", "learner", "deploy", "the clock of the learner has the same effect as that of the policy server"),
 )
-"""Cells that faults.py leaves out. A row has faults, processes, uses and a reason. The first row that fits counts."""
+"""Cells that faults.py leaves out.
+
+A row has faults, processes, uses and a reason. The first row that fits a cell gives the reason for this cell.
+"""
 
 
 def left_out(cell: Cell) -> str:

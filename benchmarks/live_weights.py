@@ -3,7 +3,7 @@
     python benchmarks/live_weights.py [--hidden 400 300] [--every 0.1] [--rate 500] [--seconds 10] [--json]
 
 The policy server is the real node, as deployed (``td3-robot policy``). The learner is a process that publishes a valid
-policy at a fixed interval. Measured seconds with and without new weights alternate.
+policy at a fixed interval. Each round measures one second with new weights and one second without.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from td3_robot.recording.recorder import Recorder
 from td3_robot.transport import link as handshake
 
 _SETTINGS = (1, 100, 0)  # values of record.weights_every: every policy, every 100th policy, no policy
-_GROUP_NS = 100_000_000  # ns between two times at which a node sends its messages to a recorder
+_GROUP_NS = 100_000_000  # interval in ns at which a node sends its messages to a recorder
 
 
 def main() -> int:

@@ -3,8 +3,8 @@
     python benchmarks/replay_speed.py [--transitions 1000000] [--repetitions 5] [--seconds 1.0] [--folder DIR] [--json]
 
 Transitions have Walker2D's sizes. An insert stores one transition, as the learner does for a Step of one robot. For a
-file, the insert also writes a journal record, which contains the state of the source. A sampled batch includes the new
-priorities of LAP.
+file, the insert also writes a journal record, which contains the state of the source. The time of a sampled
+batch includes the update of LAP's priorities.
 """
 
 from __future__ import annotations

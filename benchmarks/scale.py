@@ -169,7 +169,7 @@ class _Bench:
         return self._cells([Load(1, robots) for robots in ROBOTS], _INTAKE)
 
     def weights(self) -> list[dict[str, Any]]:
-        """Measure a learner that publishes weights at most five times a second, to 1 to 16 policy servers."""
+        """Measure a learner with 1 to 16 policy servers. It publishes weights at most five times a second."""
         settings = {"learner.learning_starts": 100, "learner.batch_size": 16, "learner.publish_every": 10}
         return self._cells([Load(1, 1, 50.0, servers) for servers in SERVERS], settings)
 
@@ -231,7 +231,7 @@ class _Bench:
     def _measure(self, learner: _Learner, load: Load) -> dict[str, float]:
         """Connect sources and policy servers to a learner, measure for some seconds, and disconnect them.
 
-        On a busy machine, a connection can fail. The sources do not repeat the Steps that are then lost, so the
+        On a busy machine, a connection can fail. This loses Steps, because the sources do not repeat them. So the
         measurement starts again.
 
         Raises:
@@ -279,7 +279,10 @@ class _Bench:
 
 @contextlib.contextmanager
 def _process(*words: str, follows: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """Start a process of scale_nodes.py, and kill it at the end. With ``follows``, it also ends if this script dies."""
+    """Start a process of scale_nodes.py, and kill it at the end.
+
+    With ``follows``, the process also ends if this script dies.
+    """
     lifeline = Lifeline()
     process = subprocess.Popen(
         [sys.executable, str(NODES), *words],
@@ -336,7 +339,7 @@ def _moment(learner: _Learner) -> _Moment:
 
 
 def _settled(learner: _Learner) -> _Moment:
-    """Wait until two successive reports have the same number of Steps, so that no Steps of earlier sources follow."""
+    """Wait until two successive reports have the same number of Steps. Then no Steps of earlier sources follow."""
     before, after = _moment(learner), _moment(learner)
     while after.steps > before.steps:
         before, after = after, _moment(learner)

@@ -36,7 +36,7 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ClientLink
 
-_LOOK = 0.01  # with --rate: seconds between two reads of Throttles, and from a failed send of a Step to the next try
+_LOOK = 0.01  # with --rate: seconds between two reads of Throttles, and between two tries to send a Step
 _BURST = 8  # Steps that a source sends at full speed before the next source has its turn
 _TCP_BYTES = struct.Struct("=120xQQ")  # tcpi_bytes_acked and tcpi_bytes_received of struct tcp_info
 

@@ -40,7 +40,10 @@ _PEERS = ("stable-baselines3", "sb3-contrib", "sbx-rl", "jax")
 PACKAGES = ("td3-robot", "torch", "numpy", "pybullet", *(name for name in _PEERS if machine.version(name)))
 
 Point = tuple[float, int, float]
-"""An evaluation: seconds of training (for a peer, without evaluations), environment steps, and mean return."""
+"""An evaluation: seconds of training, environment steps, and mean return.
+
+The seconds of a peer do not include the time of its evaluations.
+"""
 
 
 class Robot(NamedTuple):
@@ -204,8 +207,8 @@ def times(points: Sequence[Point], scores: Sequence[float]) -> list[float | None
 def train_ours(training: Training, folder: Path) -> None:
     begin, limits = time.monotonic(), training.limits
     overrides = {"evaluation.every": limits.every, "evaluation.episodes": limits.episodes}
-    # Seconds from ``begin`` to the start of the learner's clock. ``look`` subtracts ``wall_s``, a time of that clock,
-    # from the time now. ``wall_s`` is a little old, so this value is slightly too high.
+    # Seconds from ``begin`` to the start of the learner's clock. ``look`` subtracts ``wall_s``, a reading of that
+    # clock, from the current time. ``wall_s`` is a little old, so ``started`` is slightly too high.
     started = 0.0
 
     def add_evaluations() -> bool:
@@ -272,7 +275,7 @@ def train_peer(training: Training) -> list[Point]:
 
 
 def falling(rate: float, steps: int) -> Callable[[float], float]:
-    """Return a schedule, a function: it takes the remaining share of ``steps`` and returns the learning rate.
+    """Return a schedule: a function that takes the remaining share of ``steps`` and returns the learning rate.
 
     The share falls from 1 to 0. The learning rate falls from ``rate`` to 0 over a million steps, and then stays 0.
     """

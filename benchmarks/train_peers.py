@@ -3,8 +3,7 @@
     python benchmarks/train_peers.py [--threads 1 2] [--steps 3000] [--rounds 3] [--json]
 
 All contestants train Walker2D with one robot, one update per environment step, and the same networks, batch size and
-learning rate. Stable-Baselines3 and SBX each train in one process, with the robot of
-pybullet_envs_gymnasium.
+learning rate. Stable-Baselines3 and SBX each train in one process, with the robot of pybullet_envs_gymnasium.
 
 The script needs ``pip install stable-baselines3 pybullet_envs_gymnasium``, and for SBX ``pip install sbx-rl``.
 """
@@ -41,7 +40,7 @@ def peers(*, threads: Sequence[int], **sizes: Any) -> Contestants:
 
 
 def compare(results: list[dict[str, Any]]) -> None:
-    """In each round, compare every contestant with Stable-Baselines3 at its fastest number of threads."""
+    """Compare every contestant with the fastest Stable-Baselines3 of each round, over all numbers of threads."""
     best = [max(made) for made in zip(*(row["rounds"] for row in results if row["kind"] == "sb3"), strict=True)]
     for row in results:
         row["over_faster_sb3"] = harness.ratio(row["rounds"], best)

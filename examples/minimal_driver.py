@@ -42,7 +42,7 @@ SPEC = {
     "actions": [{"name": "torque", "unit": "N·m", "low": LOW, "high": HIGH}],
     "control_period": PERIOD,
 }
-COMMANDS: dict[str, dict[str, str]] = {  # for each verb but estop and reset: state before -> after
+COMMANDS: dict[str, dict[str, str]] = {  # for each verb except estop and reset: state before -> after
     "configure": {"unconfigured": "inactive", "inactive": "inactive"},
     "activate": {"inactive": "active", "fault": "active", "active": "active"},
     "deactivate": {"active": "inactive", "fault": "inactive", "inactive": "inactive"},
@@ -277,7 +277,7 @@ class Driver:
             return
         self.answered_at = time.monotonic()
         self.torque = max(LOW, min(HIGH, torque))
-        # Version 0: the safe action of the server, or an operator's action, which this example also reports as SAFE.
+        # Version 0 means the server's safe action or an operator's action. This example reports both as SAFE.
         is_policy = message["weights_version"] > 0
         self.origin = ACTION if is_policy else SAFE
         names = ("weights_version", "noise_kind", "noise_seed")

@@ -57,10 +57,10 @@ class ActionOrigin(IntEnum):
 
     NONE = 0  # no action: every robot is at FIRST
     POLICY = 1  # the Action that answered the previous Step
-    HELD = 2  # no Action came in time: each robot repeats its last action; a simulator's reset sets this action to zero
+    HELD = 2  # no Action came in time: each robot repeats its last action; in a simulator, zero after a reset
     ZERO = 3  # no Action came in time: the robots apply zero, or the limit nearest to zero
     SAFE = 4  # the safe action: the policy server sent it, or the source is inactive, in fault or waits for an Action
-    OPERATOR = 5  # an Action, while operators have at least one of the robots, see Step.operated
+    OPERATOR = 5  # an Action whose ``operated`` is not empty: operators have at least one robot, see Step.operated
 
     @classmethod
     def name_of(cls, number: int) -> str:
@@ -251,8 +251,8 @@ class Bye(Message, frozen=True):
 
 
 _OPERATED = (
-    "robots that operators have taken over: the operator's name by robot index; the name is empty while the "
-    "operator is silent and the robot gets the safe action; without such robots, the field is left out"
+    "the operator's name by robot index, for robots that operators have taken over; the name is empty while the "
+    "operator is silent: then the robot gets the safe action; without such robots, the field is left out"
 )
 
 
@@ -330,11 +330,11 @@ def _index_problem(field: str, by_robot: Mapping[str, Any], robots: int) -> str 
 class Action(Message, frozen=True, omit_defaults=True):
     """The policy server's answer to one Step. A source ignores the actions of robots whose episode has ended.
 
-    ``weights_version`` 0 means that the policy chose no action. If ``operated`` has no operator's name, this is the
-    safe action. The server sends the safe action if it is inactive or in fault. With safety settings, the server also
-    keeps a separate state for each source, its *watch* over this source. It sends the safe action if this state is not
-    active. A safe action replaces an earlier Action for the same Step. The server can answer a repeated Step again; the
-    source may ignore that Action.
+    ``weights_version`` 0 means that the policy chose no action. Then the Action is the safe action, unless ``operated``
+    has an operator's name. The server sends the safe action if it is inactive or in fault. With safety settings, the
+    server also has a *watch* over each source, with its own state. If the watch is not active, the server sends the
+    safe action. A safe action replaces an earlier Action for the same Step. The server can answer a repeated Step
+    again; the source may ignore that Action.
     """
 
     NAME: ClassVar[str] = "action"
@@ -471,8 +471,8 @@ class Command(Message, frozen=True, omit_defaults=True):
     reason: Annotated[LongText, "why, for the log; may be empty"]
     version: Annotated[
         U64,
-        "load: version of the policy, 0 for the next; rollback: version to use, 0 for the last older one that a person "
-        "loaded, or else the previous one",
+        "load: version of the policy, 0 for the next; rollback: version to use; 0: the newest older version that a "
+        "person loaded, or the previous version if there is none",
     ]
     sha256: Annotated[Text, "load: hexadecimal SHA-256 of payload; else empty"]
     payload: Annotated[bytes, wire("bytes", max_length=LONGEST_PAYLOAD), "load: a policy bundle; else empty"]
@@ -548,10 +548,10 @@ class Turn(Message, frozen=True):
     """The time and the inputs of one turn of a core. The Start and all Turns determine the outputs of the core.
 
     An input is a list of origin, topic and fields. The origin is the link of a server, or ``#`` and the key of a
-    client's connection. For a type of message with arrays or a long payload, the field ``named`` replaces all fields
-    and identifies the recorded message. A Step or Action also has ``wire`` (its payload in base64) and ``robots`` (its
-    N). With these fields a replay can decode the message even if the sender died before the recorder received the
-    message.
+    client's connection. If a message has arrays or a long payload, the field ``named`` replaces its fields and
+    identifies the recorded message. A Step or Action also has ``wire`` (its payload in base64) and ``robots`` (the N of
+    the message). With these fields a replay can decode the message even if the sender died before the recorder received
+    the message.
     """
 
     NAME: ClassVar[str] = "turn"

@@ -1,7 +1,7 @@
 """The table of exploration noises and their parameters.
 
-The classes are in :mod:`td3_robot.policy.noise`, which also explains how to write one, and
-:mod:`td3_robot.policy.noise_v2`. Configurations and policy bundles name a noise by its key in this table.
+The classes are in :mod:`td3_robot.policy.noise` and :mod:`td3_robot.policy.noise_v2`. The first module also explains
+how to write such a class. Configurations and policy bundles name a noise by its key in this table.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | No
         how = "" if verb == "estop" else "; to command one robot alone, give its name as target"
         raise CommandError(f"{verb} is NOT confirmed by {' and '.join(who)}{how}", reply)
     if verb == "estop" and not followed:
-        raise CommandError("no robot is connected: none has confirmed the stop", reply)
+        raise CommandError("no robot is connected, so no robot has confirmed the stop", reply)
     return reply
 
 

@@ -90,13 +90,18 @@ class Operator:
         """Stop the robots in an emergency. They apply the safe action until :meth:`reset` and :meth:`activate`.
 
         Without ``target``, ``detail["confirmed"]`` names the robots that have stopped. This method cuts a reason after
-        1000 characters, because a long reason must not prevent a stop. If a CommandError has a ``reply`` whose
-        ``error`` is empty, the server has stopped, but not every robot has confirmed its stop.
+        1000 characters, because a long reason must not prevent a stop.
+
+        A CommandError can have a ``reply`` with an empty ``error``. Then the server has stopped, but not every robot
+        has confirmed its stop.
         """
         return self.ask(make_command("estop", target, reason))
 
     def reset(self, reason: str = "", *, target: str = "") -> Reply:
-        """End an emergency stop, or leave fault. The next state is inactive, or unconfigured before any configure."""
+        """End an emergency stop, or leave fault.
+
+        The next state is inactive. If nobody has configured the node, the next state is unconfigured.
+        """
         return self.ask(make_command("reset", target, reason))
 
     def load(self, policy: str | Path | Policy, reason: str = "", *, force: bool = False) -> Reply:
@@ -113,8 +118,8 @@ class Operator:
         """Serve an older policy again, and refuse the weights of learners.
 
         Args:
-            version: version of the policy, see :meth:`state`; 0 for the last older policy that a person loaded. If
-                there is none, 0 means the previous policy.
+            version: version of the policy, see :meth:`state`; 0 for the newest of the older policies that a person
+                loaded. If there is none, 0 means the previous policy.
             reason: why the operator does this, for the log.
         """
         return self.ask(make_command("rollback", "", reason, version))
@@ -298,7 +303,7 @@ class Takeover:
         """Give the robot back to the policy, and close the connection.
 
         Raises:
-            CommandError: the server does not answer, or refuses, because the policy or another operator has the robot.
+            CommandError: the server does not answer. Or it refuses: the policy or another operator has the robot.
         """
         name, robot = self._robot
         command = replace(make_command("give_back", name), robot=robot)

@@ -1,7 +1,7 @@
 """The tables of what users can extend: algorithms, noises, simulator backends and drivers.
 
-A row is a name and a place ``module:attribute``. A table imports the module only when somebody loads the row, so a
-list of the names imports nothing. Installed packages can add rows with entry points.
+A row is a name and a place ``module:attribute``. A table imports the module only in :meth:`Registry.load`, so listing
+the names imports nothing. Installed packages can add rows with entry points.
 """
 
 from __future__ import annotations

@@ -91,7 +91,9 @@ class Run:
         return load_policy(file)
 
     def metrics(self, kind: str = "evaluation") -> list[dict[str, Any]]:
-        """Return the records of ``metrics.jsonl`` in the order of ``env_steps``; for ``offline``, of ``updates``.
+        """Return the records of one kind from ``metrics.jsonl``, sorted by ``env_steps``.
+
+        Records of the kind ``offline`` are sorted by ``updates`` instead.
 
         Args:
             kind: ``evaluation`` (episodes without noise: ``eval_return_mean``, ``eval_return_std``, …), ``train`` (the
@@ -243,7 +245,10 @@ def _watch(callback: Callback, total_steps: int) -> Watch:
 
 
 def _settings(overrides: Mapping[str, Any] | None, **named: str | int | None) -> tuple[list[str], dict[str, str]]:
-    """Return the configuration keys, each as ``KEY=VALUE``, and the argument that set each key, for errors."""
+    """Return each configuration key as ``KEY=VALUE``, and a map from each key to the argument that set it.
+
+    Error messages name this argument.
+    """
     given = {key: value for key, value in named.items() if value is not None}
     if overrides is not None and not isinstance(overrides, Mapping):
         raise arguments.wrong_type("overrides", overrides, "a dict of configuration keys and values")

@@ -89,8 +89,8 @@ def evaluate(
         ValueError: a number is too low, or the video cannot be written.
         TypeError: an argument has a wrong type.
         BundleError: the policy does not exist, its file is damaged, or it is for another robot than ``task``.
-        ConfigError: the task does not exist, cannot be made or cannot be drawn, or the task from the policy file needs
-            a module that is not imported.
+        ConfigError: the task does not exist, or it cannot be made or drawn. Or the policy file names the task, and the
+            task needs a module that this process has not imported.
         NodeError: a reward is not finite.
         ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
     """
@@ -210,7 +210,7 @@ def _plain(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]:
-    """Open a video. Yield a function that adds every n-th picture. Call it after each reset and each step."""
+    """Open a video. Yield a function that adds every n-th frame. Call it after each reset and each step."""
     import imageio.v2 as imageio  # imported here, because only a video needs it
 
     period = environment.spec.control_period

@@ -24,7 +24,7 @@ _ROBOTS = "fleet."  # prefix of the names of the robots' arrays; it is fixed, be
 
 
 def encode(envs: VectorEnvironment, transitions: int, step: Step | None) -> bytes:
-    """Encode the state of a simulator; ``step`` is its newest published Step; None before the first Step.
+    """Encode the state of a simulator. ``step`` is its newest published Step, or None before the first Step.
 
     Raises:
         BundleError: the state does not fit into a message.

@@ -30,9 +30,9 @@ class ThreadPool:
         """Call ``call`` once with each number below ``count``; return when all calls have ended.
 
         Raises:
-            BaseException: the exception that interrupted this method outside a call; then no further call begins.
-                Without an interrupt, it is the exception of the failed call with the lowest number. If calls failed
-                with exceptions such as KeyboardInterrupt, which are no subclasses of Exception, only these calls count.
+            BaseException: if an exception interrupted this method outside a call, this exception. Then no further call
+                begins. Otherwise, the exception of the failed call with the lowest number. Exceptions that are not
+                subclasses of Exception, such as KeyboardInterrupt, take precedence over all others.
         """
         numbers = iter(range(count))  # next() is atomic
         failures: dict[int, BaseException] = {}
@@ -63,7 +63,7 @@ class ThreadPool:
             interrupt = raised
         while True:  # the whole wait is inside the try, because a signal handler may raise at any point
             try:
-                for _ in numbers:  # after an interrupt, leave no numbers, so that no further call begins
+                for _ in numbers:  # after an interrupt, use up the numbers, so that no further call begins
                     pass
                 while len(ended) < len(begun):
                     finished.get()

@@ -107,7 +107,9 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument(
         "endpoint", metavar="ENDPOINT", help="address of the link `policy`: ipc://PATH or tcp://127.0.0.1:PORT"
     )
-    parser.add_argument("--serves", metavar="POLICY", help=f"check the policy server that serves this: {POLICY_HELP}")
+    parser.add_argument(
+        "--serves", metavar="POLICY", help=f"check a policy server instead; POLICY is what it serves: {POLICY_HELP}"
+    )
     parser.add_argument(
         "--wait", type=real(above=True), default=60.0, metavar="S", help="longest wait for the peer (default: 60)"
     )

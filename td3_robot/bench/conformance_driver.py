@@ -68,7 +68,7 @@ DEMANDS = {
 
 _TOPICS = (Heartbeat, Bye, Step, Command, Reply, LifecycleChange)
 _QUEUED = 0.2  # seconds for the arrival of Hellos that ZeroMQ queued before the kit served the endpoint
-_STEPS = 48  # Steps to wait for; up to three times as many, until the driver has applied every kind of Action
+_STEPS = 48  # Steps to wait for; up to 3 * _STEPS while the driver has not applied every kind of Action
 
 
 def check(endpoint: str, wait: float, deadline: float) -> Checks:
@@ -156,7 +156,7 @@ class _Examination:
         count = len(self.hellos)
         self._until(3.0, lambda: len(self.hellos) >= count + 2)
         expect.require(
-            "hello again", len(self.hellos) > count, "the kit answered Hello with a Heartbeat; no other Hello came"
+            "hello again", len(self.hellos) > count, "after a Heartbeat instead of a Welcome, no other Hello came"
         )
         expect.expect("wait", True, "")
         assert self.steps
@@ -249,7 +249,7 @@ class _Examination:
         self._command("reset")
 
     def _fault_reported(self, before: int, seconds: float) -> bool:
-        """Wait for a LifecycleChange to fault. Ignore the oldest changes; ``before`` is their number."""
+        """Wait for a LifecycleChange to fault. Ignore the ``before`` oldest changes."""
         return self._until(seconds, lambda: any(one.state == State.FAULT for one in self.changes[before:]))
 
     def _forget(self, rules: StepRules) -> None:

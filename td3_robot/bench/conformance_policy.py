@@ -57,11 +57,11 @@ DEMANDS = {
     "optional": "a Hello without the meanings of its channels is valid (section 3)",
     "reply": "each Command of an operator gets one Reply with its id and the state (section 8)",
     "unknown verb": "a Command with an unknown verb gets an error (section 8)",
-    "relay": "a Command for a robot reaches it, with an empty target; the operator gets the robot's Reply (section 8)",
+    "relay": "the robot gets a Command for it, with an empty target; the operator gets the robot's Reply (section 8)",
     "stop": "estop reaches the robots, and their Steps get the safe action, until reset and activate (section 8)",
-    "stop of a robot": "the estop of a driver stops the server, and comes back to the driver (section 8)",
+    "stop of a robot": "estop from a driver stops the server, and the server sends it back to the driver (section 8)",
     "joining a stop": "a driver that joins during an emergency stop gets estop (section 8)",
-    "bye": "after its Bye a client is unknown (section 3)",
+    "bye": "after a Bye, the server does not know the client (section 3)",
 }
 """Maps the name of each check to what the check demands."""
 
@@ -358,7 +358,7 @@ class _Examination:
 
 
 def _inside(low: float, high: float) -> float:
-    """The middle of a range; 1 from the bound if only one bound is finite, and 0 if none is."""
+    """A value in a range: the middle, or the value 1 away from the only finite bound, or 0 without a finite bound."""
     if np.isfinite(low) and np.isfinite(high):
         return (low + high) / 2
     return low + 1 if np.isfinite(low) else high - 1 if np.isfinite(high) else 0.0

@@ -45,7 +45,7 @@ class StepRules:
         return len(self.stamps)
 
     def take(self, step: Step, refused: bool) -> None:
-        """Check a Step. ``refused``: whether the kit refuses the driver's Steps now. Then the sequence may jump."""
+        """Check a Step. If the kit refuses the driver's Steps now (``refused``), the sequence may jump."""
         before, expect, number = self.newest, self._expect, step.sequence
         named = (step.source, step.incarnation)
         expect(

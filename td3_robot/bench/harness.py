@@ -61,7 +61,7 @@ class Options(Parser):
 def chosen(parser: Parser, what: str, names: Sequence[str], known: Iterable[str]) -> list[str]:
     """Return ``names``, or all known names if ``names`` is empty. An unknown name ends the script with a usage error.
 
-    ``what`` says in the error what a name is, for example ``row``.
+    ``what`` is the kind of these names, for example ``row``. The error shows it.
     """
     known = list(known)
     for name in names:

@@ -1,9 +1,8 @@
 """``td3-robot bench learner``: TD3 updates per second of the learner on this machine.
 
 Batches of 256 come from a full replay buffer. Its transitions are random and have the sizes of Walker2D. The time
-includes sampling.
-Each kind of update has its own process. On a CPU with two threads or more, each critic has a separate thread, but
-``operators`` uses all threads inside operators.
+includes sampling. Each kind of update has its own process. On a CPU with two threads or more, each critic has a
+separate thread. In the kinds ``operators fp32`` and ``operators bf16``, all threads share each operator instead.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def _parser() -> Parser:
     show = commands.add_parser("show", help="print what a bundle contains")
     verify = commands.add_parser(
         "verify",
-        help="check that a bundle is undamaged, gives finite actions and, with --like or --task, is for that robot; "
-        "else exit with 1",
+        help="check that a bundle is undamaged and gives finite actions; with --like or --task, also check its robot; "
+        "exit with 1 if a check fails",
     )
     for command in (show, verify):
         command.add_argument("policy", metavar="POLICY", help=POLICY_HELP)

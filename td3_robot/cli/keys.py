@@ -66,7 +66,7 @@ def _parser() -> Parser:
     kind.add_argument(
         "--server",
         choices=LINKS,
-        help="the server of this link must have this key; this option alone does not let the key connect",
+        help="expect this key from the server of this link; its owner still cannot connect to this machine",
     )
     shown = commands.add_parser("list", help="show this machine's key and the known keys")
     shown.add_argument("--json", action="store_true", help="print one JSON object")

@@ -31,12 +31,12 @@ VERBS = {
     "estop": "emergency stop: all robots apply the safe action until reset and activate; print which robots confirm it",
     "reset": "end an emergency stop or a fault; the new state is inactive, or unconfigured before any configure",
     "load": "serve POLICY (a file, a run folder or a shipped policy) from the next action on",
-    "rollback": "serve VERSION again, and freeze (default: the newest older policy that a person loaded, or else the "
-    "previous policy)",
+    "rollback": "serve VERSION again, and refuse the weights of learners; without VERSION: the newest older policy "
+    "that a person loaded, or the previous policy if there is none",
     "freeze": "refuse the weights of learners",
     "unfreeze": "accept the weights of learners again",
     "takeover": "drive the robot of --target with the keyboard, or with actions from standard input, one per line",
-    "give_back": "give the robot of --target back to the policy, if the operator of this robot has left",
+    "give_back": "give the robot of --target back to the policy, after its operator has left",
     "shutdown": "end the process",
 }
 _WITH_ANSWER = [verb for verb in VERBS if verb not in ("watch", "takeover")]
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="load: serve POLICY as the newest version, even if its own version is lower",
+        help="load: accept a POLICY with a lower version than the served one, and give it the newest version",
     )
     parser.add_argument(
         "--timeout",

@@ -159,7 +159,7 @@ def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: 
     running: dict[Training, Running] = {}
     caught: list[int] = []
     with contextlib.ExitStack() as stack:
-        for number in _SIGNALS:  # a signal raises no exception, which could interrupt the start of a training
+        for number in _SIGNALS:  # an exception in the handler could interrupt the start of a training
             stack.callback(signal.signal, number, signal.signal(number, lambda number, _: caught.append(number)))
         while (waiting or running) and not caught:
             here = max(1, available_cores() // 2)

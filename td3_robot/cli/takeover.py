@@ -34,7 +34,7 @@ _KEY = re.compile("\x1b[\\[O]([ABCD])|([q0])")
 def drive(robot: Takeover, source: int) -> None:
     """Send actions until the letter q, or the end of the input.
 
-    The input may end because the program that writes it has failed. So the robot then keeps the safe action.
+    At the end of the input the robot keeps the safe action, because the program that writes the input may have failed.
 
     Args:
         robot: the takeover.

@@ -35,7 +35,7 @@ process = subprocess.Popen(sys.argv[2:], pass_fds=inherited, stdin=subprocess.DE
 print(process.pid, flush=True)
 print(process.wait(), flush=True)
 """
-"""A program that starts another program, and prints its process number and later its exit code.
+"""A program that starts another program, and prints its process ID and later its exit code.
 
 When an actor ends, Ray kills its children, but not their children. This program is a child of the actor, and a learner
 is a child of this program. So the learner can still save its checkpoint.
@@ -47,8 +47,8 @@ KILLED = -int(signal.SIGKILL)
 def remover(read_end: int, *folders: Path) -> list[str]:
     """Return the command line of a program that removes folders when a pipe closes.
 
-    The program must inherit the pipe's ``read_end``. It also works after the SIGKILL of the processes that hold the
-    other end.
+    The program must inherit the pipe's ``read_end``. It works even if SIGKILL ends the processes that hold the other
+    end.
     """
     return [sys.executable, "-c", _REMOVER, str(read_end), *map(str, folders)]
 
@@ -67,7 +67,7 @@ class Agent:
     """The processes on one host. They end with the agent. Ray ends the agent when its creator ends."""
 
     def __init__(self) -> None:
-        # Not in the user's runtime folder: systemd removes it at logout, and Ray outlives the login that started it.
+        # Not in the user's runtime folder: systemd removes that folder at logout, but Ray continues after the logout.
         self._folder = Path(tempfile.mkdtemp(prefix=endpoints.SOCKETS_PREFIX))
         self._lifeline = Lifeline()
         ended, alive = os.pipe()  # the pipe closes when the agent and its processes have ended

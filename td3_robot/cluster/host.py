@@ -76,8 +76,8 @@ class Host:
     def begin(self, cpus: float, gpus: float = 0.0, wait: float = ANSWER) -> bool:
         """Start the agent, and reserve cores and GPUs for its processes.
 
-        If an earlier call has started the agent, reserve more if the run needs more in total. The processes do not wait
-        for this reservation: Ray makes it as soon as other jobs leave enough cores free.
+        A later call reserves more cores and GPUs if the run needs more in total. The processes do not wait for this
+        reservation: Ray makes it as soon as other jobs leave enough cores free.
 
         Args:
             cpus, gpus: numbers of cores and of GPUs for all processes of the run on this host.

@@ -38,7 +38,7 @@ from td3_robot.transport.keys import KeyFolder
 LEARNER, POLICY, SIMULATOR = "learner", "policy", "sim"
 """Names of processes in the launch description. All other processes run beside the supervisor."""
 _LOOK = 2.0  # seconds between two searches for hosts that have joined
-_JOIN = 5.0  # seconds to wait for answers of new hosts when a process must move, and a known host can take it
+_JOIN = 5.0  # seconds to wait for answers of new hosts, if a process must move and a known host can take it
 
 
 class RayHosts(Hosts):
@@ -134,7 +134,7 @@ class RayHosts(Hosts):
             host = self._members.best_for_learner()
             try:
                 host.begin(host.reserved[0] + self._config.cluster.learner_cpus, min(host.gpus, 1.0))
-                host.promised = []  # the simulators promised to this host wait for another host
+                host.promised = []  # these simulators now wait for another host
                 return host
             except NodeError as error:
                 if not self._members.able_to_learn():
@@ -341,7 +341,7 @@ class RayHosts(Hosts):
             total = host.simulators + len(mine)
             # The run needs these simulators. If the host has too few cores for them, reserve the cores that it has.
             if self._begun(host, min(total, self._members.room_on(host))):
-                host.promised = []  # the simulators promised to this host wait for another host
+                host.promised = []  # these simulators now wait for another host
                 host.simulators += len(mine)
                 self._where[server] = host
                 return True

@@ -33,7 +33,8 @@ class Members:
         say: prints one line for the user.
 
     Attributes:
-        least, most: numbers of simulators that the run needs, and that it can use.
+        least: number of simulators that the run needs.
+        most: number of simulators that the run can use.
     """
 
     def __init__(self, config: Config, run: Path, marker: Path, say: Callable[[str], None]) -> None:
@@ -79,7 +80,7 @@ class Members:
                 self._say(f"{error}; the run does not use it")
 
     def wait_for_cores(self, stopped: Callable[[], int]) -> None:
-        """Ask Ray's autoscaler for all cores that the run can use. Wait for those that the run needs at least.
+        """Wait for the cores that the run needs. Ask Ray's autoscaler for all cores that the run can use.
 
         The wait lasts at most ``cluster.wait_s`` seconds. This method counts all cores, also those that other jobs use.
 
@@ -107,7 +108,7 @@ class Members:
             now = time.monotonic()
 
     def request_cores(self, learner: Host) -> None:
-        """Ask Ray's autoscaler for the learner's host and for cores for all simulators, if the hosts have fewer cores.
+        """If the hosts have too few cores for all simulators, ask Ray's autoscaler for these and the learner's host.
 
         Without an autoscaler, the request has no effect.
         """

@@ -28,7 +28,7 @@ def stored(start: Start) -> Start:
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process until the learner handles Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process, until the learner sets its own handler
     unblock_signals()
     try:
         keeper = Keeper(Path(sys.argv[sys.argv.index("--run") + 1]))

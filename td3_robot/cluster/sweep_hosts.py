@@ -47,14 +47,14 @@ class SweepHosts:
 
     @property
     def slots(self) -> int:
-        """Number of trainings for which the living hosts have cores, with at least one for each host."""
+        """Number of trainings that fit the cores of the living hosts. A host always counts as at least one."""
         return sum(max(1, int(host.cpus // _CORES)) for host in self._hosts if not host.lost)
 
     def start(self, name: str, arguments: Sequence[str], log: Path) -> Running:
         """Start ``td3-robot train`` with these arguments on the host with the most free cores.
 
-        The sweep reserves all cores of a host, and its trainings share them. So it does not use a host on which other
-        jobs use cores.
+        The sweep reserves all cores of a host, and its trainings share them. So the sweep does not use a host on which
+        other jobs use cores.
 
         Raises:
             NodeError: no host is left.

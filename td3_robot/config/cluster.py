@@ -17,8 +17,8 @@ class ClusterConfig(Section, frozen=True):
     Attributes:
         simulators: number of simulator processes on the cluster. With null, the top-level key ``simulators`` gives the
             number. With ``[low, high]``, the processor cores of the hosts determine the number. New hosts get more
-            simulators. If a host is lost, its simulators move to another host. If no other host has enough cores for
-            them and at least ``low`` others remain, the run continues without them.
+            simulators. If a host is lost, its simulators move to another host. If no other host has enough cores, the
+            run continues without these simulators, as long as at least ``low`` simulators remain.
         simulator_cpus: processor cores that Ray reserves for each simulator.
         learner_cpus: processor cores that Ray reserves for the learner.
         wait_s: the longest time in seconds that the start waits until the hosts have cores for the lowest number of

@@ -81,8 +81,9 @@ class LearnerConfig(Section, frozen=True):
         threads: threads of the learner. ``auto`` measures which number makes the fastest updates. ``auto`` is 1
             on a GPU, in lock-step, and for algorithms without a fast engine. On a cluster, ``auto`` is 1 unless
             ``device`` is ``cpu``.
-        threads_in: with ``critics`` two parallel threads each compute one critic, or half of the actor's batch. More
-            threads share the matrix products of these two. With ``operators`` all threads share every matrix product.
+        threads_in: with ``critics`` two parallel threads each compute one critic, or half of the actor's batch. If
+            ``threads`` is above 2, the other threads share the matrix products of these two. With ``operators`` all
+            threads share every matrix product.
             ``operators`` is faster if no other process uses the learner's processor cores. Otherwise it may be far
             slower.
         compile: compile the update for the processor. This needs a C++20 compiler, and takes about 10 s the first time.
@@ -161,7 +162,10 @@ class LearnerConfig(Section, frozen=True):
 
     @property
     def thread_count(self) -> int:
-        """The number of threads; 1 for ``auto``, which remains only if a learner on a cluster chooses its device."""
+        """The number of threads; 1 for ``auto``.
+
+        Preparing a run replaces ``auto``, unless a learner on a cluster chooses its device.
+        """
         return 1 if self.threads == "auto" else self.threads
 
     @property

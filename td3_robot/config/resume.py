@@ -51,9 +51,10 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
     """Check the changes at a resume, and return them, each as ``key: old → new``.
 
     Args:
-        before: the configuration of the run's last training. In both configurations, the chosen value already replaces
-            ``auto``, except where a learner on a cluster chooses. So the check also finds a new device or precision.
-        after: the configuration to resume with.
+        before: the configuration of the run's last training.
+        after: the configuration to resume with. In ``before`` and ``after``, chosen values have replaced ``auto``. So
+            the check also finds a new device or precision. Values that a learner on a cluster chooses are still
+            ``auto``.
         declared: keys that the user wants to change. The name of a section means all its keys.
 
     Raises:

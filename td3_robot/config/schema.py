@@ -155,8 +155,8 @@ class A2CConfig(Section, frozen=True):
 
     Attributes:
         episodes: number of episodes after which the training ends, unless ``total_steps`` ends it first. There is one
-            update for each episode. If ``learner.learning_rate_end`` is below 1, the learning rate falls during these
-            episodes, after the fraction ``learner.learning_rate_falls_from`` of them.
+            update for each episode. If ``learner.learning_rate_end`` is below 1, the learning rate begins to fall after
+            the fraction ``learner.learning_rate_falls_from`` of these episodes.
         entropy: weight of the policy's entropy in the loss.
         gradient_norm: the largest norm of a gradient, for the actor and for the critic.
     """
@@ -218,7 +218,7 @@ class EndpointsConfig(Section, frozen=True):
 
     Attributes:
         policy, learner, supervisor, recorder, monitor: the address at which the process of this name listens. Nodes
-            find monitors and recorders on the same machine even if ``monitor`` and ``recorder`` are null.
+            find monitors and recorders on the same machine even if these two keys are null.
         keys: folder of this machine's keys, see ``td3-robot keys``. With keys, every ``tcp://`` link is encrypted and
             accepts only known keys. Without keys, links cannot connect to other machines.
     """

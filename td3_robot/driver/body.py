@@ -49,7 +49,9 @@ class Body(ABC):
 
     @abstractmethod
     def step(self, action: Float32) -> int | None:
-        """End a control period with the applied ``action``, float32[N, A]. Reset each robot whose episode ended before.
+        """End a control period with the applied ``action``, float32[N, A].
+
+        Reset each robot whose episode ended before this control period.
 
         Returns:
             The number of transitions: one for each robot within an episode; None if there is no observation to publish.

@@ -65,7 +65,7 @@ def make(body: Body, config: Config, name: str, incarnation: int, *, learner: bo
 
 
 class SourceCore:
-    """Repeats a loop: publish a Step, wait for its Action while the pacing allows it, apply the Action or a substitute.
+    """Repeats a loop: publish a Step, wait for its Action as long as the pacing allows, apply it or a substitute.
 
     Args:
         lockstep: wait for the Throttle that answers each Step. The next Step then needs the weights version that the
@@ -73,8 +73,8 @@ class SourceCore:
         pacing: the deadlines of real time; None for full speed: step as soon as the source is ready.
         guard: the default guard has no settings and accepts every action within the specification.
         learner: whether there is a learner to publish to.
-        driver: a robot's driver applies nothing but the safe action before the policy server has welcomed it. A
-            simulator does not begin before the learner's first Throttle.
+        driver: whether the source is a robot's driver. Until the policy server has welcomed a driver, the driver
+            applies no action except the safe action. A simulator waits for the learner's first Throttle instead.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class SourceCore:
     # -- turns ---------------------------------------------------------------------------------------------------
 
     def _hold_off(self, now: float) -> None:
-        """While no server has welcomed this source, make the robots safe once for each HOLD_OFF of silence."""
+        """While no server has welcomed this source, make the robots safe after every HOLD_OFF seconds of silence."""
         in_charge = self.contact.in_charge
         if not self.contact.falls_silent(now):
             return
@@ -320,8 +320,8 @@ class SourceCore:
     def _operated(self, origin: ActionOrigin) -> dict[str, str]:
         """Return ``operated`` of the next Step: the operator of each robot that is taken over.
 
-        The names come from the Action, or from the last Step if the robots hold its action. Without both, the map is
-        empty. A name is empty if the robot did not apply the operator's action.
+        The names come from the Action, or from the last Step if the robots hold the action of that Step. Otherwise
+        the map is empty. A name is empty if the robot did not apply the operator's action.
         """
         received, before = self._exchange.action, self._exchange.step
         if received:

@@ -76,7 +76,7 @@ class Robot(ABC):
         """
 
     def stop(self) -> None:  # noqa: B027
-        """Bring the robot to rest, because a method has been running for longer than ``safety.hang_ms``.
+        """Bring the robot to rest. The driver calls this when a method has been running longer than ``safety.hang_ms``.
 
         The method is ``observe``, ``apply``, ``phase`` or ``reward``; ``reset`` and ``close`` may take any time.
         Another thread calls ``stop`` **while that method is running**. Then the driver ends. Write ``stop`` only if it
@@ -85,7 +85,7 @@ class Robot(ABC):
         """
 
     def close(self) -> None:  # noqa: B027
-        """Release the robot, because the driver ends. The driver has applied the safe action before this call.
+        """Release the robot. The driver calls this when it ends, after it has applied the safe action.
 
         The driver does not call ``close`` while another driver of the same name may use the robot.
         """

@@ -64,8 +64,8 @@ def resolve(
     Args:
         sizes: returns the sizes of the robot's observation and action.
         before: the configuration of the resumed run, if any. Its precision and threads replace ``auto``.
-        cluster: whether the learner runs on a host of a cluster, where it does not share the cores. Unless
-            ``learner.device`` is ``cpu``, the learner then chooses for its own host, each time it starts.
+        cluster: whether the learner runs on a host of a cluster, where it does not share the cores. There, the learner
+            chooses for its own host at each start, unless ``learner.device`` is ``cpu``.
 
     Raises:
         ConfigError: this machine does not support the configured device or precision.

@@ -34,7 +34,7 @@ class Needs(NamedTuple):
 
 
 def _replays(algorithm: str) -> bool:
-    """Whether an algorithm learns from a replay buffer. Loads the class of an algorithm of another package."""
+    """Whether an algorithm learns from a replay buffer. If another package has the algorithm, load its class."""
     return (CONSUMES.get(algorithm) or ALGORITHMS.load(algorithm).consumes) == "transitions"
 
 

@@ -32,7 +32,7 @@ class Source:
     seen: int = 0  # number of transitions that the source has published, as its newest processed Step reports
     granted: int = 0  # total number of transitions that the source may publish
     share: int = 0  # sum of all grants, to compare sources; a source that joins later starts with the lowest share
-    active_at: float = 0.0  # time (s) of the newest Step, of a later join, or of a later grant that ended a wait
+    active_at: float = 0.0  # time (s) of the newest event: a Step, a join, or a grant that ended a wait
     acknowledged: int = 0  # value of ``answered`` in the newest Throttle to the source
     queue: deque[Step] = field(default_factory=deque)  # in lock-step, Steps waiting for their round
     client: int = 0  # in lock-step, ``client`` in the Hello of the process that has the source's state; 0 for none
@@ -110,7 +110,7 @@ class Sources:
         return {name: source.state() for name, source in self._all.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the progress of each source. Of the connected sources, those in ``state`` stay connected."""
+        """Restore the progress of each source. A connected source stays connected if ``state`` contains it."""
         before = self._all
         self._all = {}
         for name, item in state.items():

@@ -75,7 +75,7 @@ def begin(core: LearnerCore) -> None:
     for parts, count in zip(sessions, counts, strict=True):
         log.info("%s: stored %d transitions", ", ".join(map(str, parts)), count)
     if core.learning.offline and not core.training.experience.ready:
-        only = f"; all {sum(counts)} are an operator's, so set learner.operator_share to 0" if any(counts) else ""
+        only = f"; operators chose all {sum(counts)} actions, so set learner.operator_share to 0" if any(counts) else ""
         raise SessionError(f"learner.recordings {', '.join(recordings)}: no transitions for the offline updates{only}")
 
 

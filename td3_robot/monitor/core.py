@@ -38,7 +38,7 @@ class Monitor:
 
     Args:
         epoch: Unix time in ns at which ``now`` of :meth:`step` is 0.
-        listener: called with each Entry that the monitor can decode, the message, and the names of the channels of its
+        listener: gets each Entry that the monitor can decode, its message, and the channel names of the message's
             source. For an unknown source, the names are empty.
     """
 

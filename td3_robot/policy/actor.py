@@ -20,7 +20,7 @@ class Actor:
         layers = len(bundle.hidden) + 1
         # Row-major [in, out]: the product x·W then reads memory in order.
         self._weights = [np.ascontiguousarray(bundle.tensors[f"actor.{i}.weight"].T) for i in range(layers)]
-        # Vectors are rows [1, size]. With one robot, both operands then have the same shape: numpy needs half the time.
+        # Biases are rows [1, size]. With one robot, a layer's output has the same shape, and numpy needs half the time.
         self._biases = [bundle.tensors[f"actor.{i}.bias"][None] for i in range(layers)]
         self._zeros = [np.zeros_like(bias) for bias in self._biases]
         self._mean = bundle.tensors.get(OBSERVATION_MEAN)

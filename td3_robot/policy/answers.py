@@ -120,7 +120,7 @@ class Answers:
         watch = self._safety.watches.get(name)
         if watch is None and policy.safety.envelope.guarded:
             watch = self._safety.watch(name, now)
-        if watch is not None:  # also if a new policy has no safety settings: it must not end a fault or a stop
+        if watch is not None:  # a new policy without safety settings must not end a fault or a stop
             if since == now:
                 problem = watch.take(step, policy.safety, now)
             elif not watch.lifecycle.active:
@@ -131,7 +131,7 @@ class Answers:
         """Return the filtered Action of the policy and the operators.
 
         If the policy's action is not finite, return the safe action, or None without safety settings. If an action
-        exceeds a limit that must stop the robot, stop this robot and return the safe action.
+        exceeds a limit with ``out_of_limit: stop``, stop this robot and return the safe action.
         """
         explorer = self._explorers.get(peer)
         if explorer is None or explorer.incarnation != step.incarnation:

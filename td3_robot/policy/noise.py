@@ -115,7 +115,7 @@ class Noise:
 
         Args:
             observation: float32[N, O].
-            episode, step: as in a call.
+            episode, step: as for :meth:`__call__`.
             scale: float32[N, A], the standard deviation that the policy asks for, in the unit of the channel.
         """
         action = actor.unclipped(observation)
@@ -235,7 +235,7 @@ def gumbel(uniform: Float32) -> Float32:
 
 
 def blocks_remembered(theta: float) -> int:
-    """Return how many blocks it takes until the weight of a drawn number in the process is at most 2^-24."""
+    """Return the number of blocks after which a drawn number has a weight of at most 2^-24 in the process."""
     return next(blocks for blocks in itertools.count() if (1.0 - theta) ** (BLOCK * blocks) <= 2.0**-24)
 
 
@@ -243,8 +243,9 @@ def robot_scales(scale: float | tuple[float, float], source: str, robots: int) -
     """The scale of each robot's noise, float32[N, 1], as a fraction of half the range of an action.
 
     Args:
-        scale: one scale for all robots; or a range [low, high] of N equal parts. The scale of robot i is in part i.
-        source: sets the place of a scale in its part, so that robots of different sources have different scales.
+        scale: one scale for all robots, or a range [low, high]. A range has N equal parts, and the scale of robot i is
+            in part i.
+        source: sets the place of a scale within its part, so that robots of different sources have different scales.
         robots: N.
     """
     low, high = scale if isinstance(scale, tuple) else (scale, scale)

@@ -128,7 +128,7 @@ class Safety:
             self.watches[name] = watch  # at the end, because the order shows which robots left last
 
     def forget_absent_robots(self, here: Container[str]) -> None:
-        """Forget the watches of absent robots, except stopped robots and the _AWAY other robots that left last."""
+        """Forget the watches of absent robots. Keep those of stopped robots, and of the _AWAY others that left last."""
         away = [name for name, it in self.watches.items() if name not in here and not it.lifecycle.stopped]
         for name in away[:-_AWAY]:
             log.warning("%s: forgets robot %r, because %d absent robots left later", self.lifecycle.node, name, _AWAY)

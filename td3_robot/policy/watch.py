@@ -34,7 +34,7 @@ class Watch:
         return self._ended is not None
 
     def take(self, step: Step, safety: SafetyFilter, now: float) -> str | None:
-        """Take a Step. Return why the policy with the settings ``safety`` may not answer; None if the policy may."""
+        """Take a Step. Return why the policy may not answer it; None if it may. ``safety`` is the policy's filter."""
         envelope = safety.envelope
         before, self.newest = self.newest, step
         problem = safety.problem(step.observation)

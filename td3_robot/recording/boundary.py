@@ -7,11 +7,11 @@ has the policies:
 =============== =====================================================================================================
 Start           construction arguments, and state restored from disk; the node records one Start
 Turn            the inputs and the time of one call of ``step``
-RobotReport     what a robot tells its driver's core and no Step contains: whether an episode's first observation was
-                refused, the problem, and the stop reason
+RobotReport     what a robot tells its driver's core, except the content of Steps: whether the robot gave no valid
+                first observation of an episode, the problem, and the stop reason
 MotorCommand    the action that the robot's motors get: an output of a driver's core
 Latches         a new ``safety_state`` of a policy server's core; the server's state file also holds it
-LifecycleChange a change of state that a policy server sends to no operator: its own, of its watch, or of a robot
+LifecycleChange a change of state of a policy server, its watch or a robot, if the server sends it to no operator
 Weights         a policy that a person chose; the node records it
 =============== =====================================================================================================
 

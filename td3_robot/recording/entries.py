@@ -13,7 +13,8 @@ REASON = "written_because"  # key in the metadata: why the recorder wrote its ri
 CONFIG = "config.yaml"  # name of the attachment with the resolved configuration
 METRICS = "metrics.jsonl"  # name of the attachment with the learning metrics of a finished run
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
-"""By topic: how many older messages of each publisher and link a new file repeats. So a reader needs no other file."""
+"""Maps a topic to a number. A new file repeats this many older messages of each publisher and link, so that a reader
+needs no other file."""
 ON_THE_WAY_NS = 500_000_000
 """Maximum delay of a message to the recorder, in ns. Nodes send messages in groups, which delays the first messages."""
 
@@ -23,8 +24,10 @@ class Entry:
     """A recorded message with its publisher and times.
 
     Attributes:
-        publisher, incarnation: the node that recorded the message: its sender, or the receiver if an operator sent it.
-        topic, link: name of the message, and the link on which the node sent it; ``recorder`` if it only recorded it.
+        publisher, incarnation: the node that sent a copy to the recorder. This is the sender of the message, or its
+            receiver if an operator sent it.
+        topic: name of the message.
+        link: the link on which the node sent the message; ``recorder`` if the node sent it only as a copy.
         sequence: counts 0, 1, 2, … for each topic of a publisher; a jump shows missing messages.
         published: time on the publisher's clock, in ns since 1970.
         received: time on the recorder's clock, in ns since 1970; never decreases within a recording.

@@ -35,7 +35,7 @@ With --check the exit code is 1 if the file is damaged, or a message does not fo
 class Contents:
     """The metadata and attachments of a file, and statistics of its messages.
 
-    Without a decoder, the messages are counted but not decoded. The timeline gets each message.
+    Without a decoder, this class counts the messages and does not decode them. The timeline gets each message.
     """
 
     def __init__(self, file: SessionFile, decode: Decoder | None = None, timeline: Timeline | None = None) -> None:

@@ -68,7 +68,7 @@ class Joints:
         return _values(self.measured, self._state_fields, rows)
 
     def command(self, action: Float32) -> Iterator[Float64]:
-        """Yield the positions, velocities and efforts that an action, shape (A,), commands the joints in ``driven``."""
+        """Yield the positions, velocities and efforts that an action, shape (A,), sets for the joints in ``driven``."""
         return _values(self.driven, self._applied, (action, action, action))
 
 

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--keys", metavar="DIR", help="folder of this machine's keys (default: those of --run)")
     add("--topics", nargs="+", metavar="TOPIC", help="topics to play (default: step; all if only --monitor is given)")
     add("--rate", type=real(above=True), default=1.0, metavar="X", help="factor of the speed (default: 1)")
-    add("--loop", action="store_true", help="play repeatedly; each loop is a new start of the robot")
+    add("--loop", action="store_true", help="play repeatedly; each time, the robot connects anew")
     add("--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher (not a topic) a new name")
     add("--start", type=real(unit="s"), default=0.0, metavar="S", help="skip the first S seconds of the recording")
     add("--duration", type=real(above=True, unit="s"), metavar="S", help="play S seconds of the recording")

@@ -82,7 +82,7 @@ class Player:
         # By publisher and topic: the incarnation, the offset of its sequence numbers, and the highest number sent.
         self._numbers: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._keys = keys
-        # When the player last received, and when it began to receive again after this process was last suspended.
+        # Times (s) of the newest receive, and of the first receive after this process was last suspended.
         self._looked_at = self._looked_since = float("-inf")
         self._server = Bus(keys=keys)
         links = {link for topic in topics for link in playable().get(topic, ()) if link[0] in endpoints}

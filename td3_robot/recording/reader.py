@@ -102,7 +102,7 @@ class Session:
             raise SessionError(f"{CONFIG} in {self.decode.label} is not YAML: {' '.join(str(error).split())}") from None
 
     def require(self, topics: Iterable[str]) -> None:
-        """Raise a SessionError if the recording has no messages of one of these topics."""
+        """Raise a SessionError if the recording lacks messages of at least one of these topics."""
         recorded = {topic for _, _, topic in self.counts}
         if absent := sorted(set(topics) - recorded):
             known = printable(", ".join(sorted(recorded))) or "nothing"

@@ -77,14 +77,14 @@ class Recorder:
         if reason is None:
             return
         if not self._config.ring_s:
-            log.info("%s does nothing without --ring-s: the recorder writes each message immediately", reason)
+            log.info("ignored the trigger (%s): without --ring-s, the recorder writes each message immediately", reason)
         elif not self._pending:
             self._pending = reason
             self._not_before = max(self._not_before, self._now + ON_THE_WAY_NS * 1e-9)
             self.counters["triggers"] += 1
 
     def close(self, now: float, attachments: Sequence[Attachment] = ()) -> None:
-        """Add these attachments and close the file. With a ring: only write the ring if a trigger is pending."""
+        """Add these attachments and close the file. With a ring: write it if a trigger is pending."""
         if self._writer:
             for attachment in attachments:
                 self._writer.attach(attachment, self._epoch + int(now * 1e9))

@@ -23,7 +23,7 @@ _EXAMPLES = """examples:
   td3-robot recover session.mcap --out mended.mcap
 
 Exit codes:
-  0  no message was lost: the file is whole and was not copied, or only its index was damaged and the copy has a new one
+  0  no message was lost: the file is whole (there is no copy), or only its index was damaged (the copy has a new one)
   3  data may be lost, and the report lists it
 """
 

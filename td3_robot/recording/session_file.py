@@ -51,7 +51,7 @@ class SessionFile:
     """One file. The reader skips a damaged record, and stops at a record with an impossible length.
 
     Attributes:
-        damages: the damage of the data that :meth:`items` has found so far. Messages may be lost.
+        damages: the damage that :meth:`items` has found in the data so far. Messages may be lost.
         index: the damage of the index at the end of the file. No messages are lost by this damage.
         counts: number of messages of each stream, from the index; None if the index is damaged or missing.
         size: size of the file in bytes.
@@ -205,7 +205,9 @@ class SessionFile:
             elif opcode == Opcode.CHANNEL:
                 self._add_channel(Channel.read(ReadDataStream(BytesIO(data[body:begin]))))
         if unknown:
-            self._damaged(offset, f"{unknown} messages in it belong to channels whose names were in a damaged record")
+            self._damaged(
+                offset, f"the chunk has {unknown} messages of unknown channels: a damaged record had their names"
+            )
 
     def _resolved(self, entry: Entry, data: bytes, offset: int) -> Entry:
         """The Weights entry for a reference. The reference's chunk begins at ``offset`` and has the records ``data``.

@@ -83,8 +83,8 @@ def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[
     if not recorded & sources:
         allowed = ", ".join(sorted(sources))
         raise SessionError(f"{str(session.paths[0])!r} holds no message to convert; it must hold one of {allowed}")
-    # The first Step may come before the first Hello, so learn the Hellos now. The last ``learn`` of a source replaces
-    # the earlier ones. So go backwards, and learn the source's first Hello last.
+    # The first Step may come before the first Hello, so learn the Hellos now. The converter keeps only the last Hello
+    # that it learns for a source. So go backwards, to keep the first Hello of each source.
     for _, hello in reversed(list(session.robots())):
         converter.learn(hello)
     counts: Counter[str] = Counter()

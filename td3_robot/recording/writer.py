@@ -1,4 +1,4 @@
-"""Writes one file of a recording. A crash loses only the open chunk, which the writer closes every CHUNK_S."""
+"""Writes one file of a recording. The writer ends a chunk every CHUNK_S. A crash loses only the unfinished chunk."""
 
 from __future__ import annotations
 

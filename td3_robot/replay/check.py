@@ -37,7 +37,7 @@ The table has names of modules instead of modules, because td3_robot must not im
 _EXAMPLES = """examples:
   td3-robot replay tests/replay/sessions/*.mcap
   td3-robot replay session.mcap --core policy --json
-  td3-robot replay session.mcap --update         show what changed, and expect the new outputs from now on
+  td3-robot replay session.mcap --update         show the differences, and store the new outputs as expected
 
 Exit codes:
   0  all compared outputs are as expected (with --update: the file now expects the new outputs)

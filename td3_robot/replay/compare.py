@@ -74,8 +74,9 @@ class Comparison:
         first: the first differences that the comparison found. It checks the order of the messages first.
         counts: number of messages that differ, by field name, or by ``missing``, ``not expected`` or ``order``.
         places: the Step at which the node sent each message, by the key of the message.
-        errors: for each field that differs, the largest error in each compared message; 0 without a difference,
-            infinite for a field that is not an array, for another shape, or for a value that is not finite.
+        errors: for each field that differs, the largest error in each compared message. The error is 0 if the messages
+            of a pair do not differ. It is infinite if the field is not an array, if the shapes differ, or if a value
+            that differs is not finite.
     """
 
     topic: str
@@ -215,7 +216,7 @@ def _within(expected: Any, got: Any) -> tuple[str, Any, Any]:
 def _differing(expected: NDArray[Any], got: NDArray[Any], tolerance: float, exact: bool) -> NDArray[np.bool_]:
     """bool array of the same shape: True where the arrays differ.
 
-    If ``exact``, all bits must be equal. Otherwise, two NaNs are equal.
+    If ``exact``, all bits must be equal. Otherwise, floats may differ by ``tolerance``, and two NaNs are equal.
     """
     if exact or expected.dtype.kind != "f":
         unsigned = f"u{expected.dtype.itemsize}"

@@ -283,7 +283,7 @@ def _not_learned(session: Session, life: Life) -> str:
 
 
 def _as_recorded(part: Replayed) -> Replayed:
-    """The part, without the replayed policies that the recording leaves out. Replay compares only their SHA-256."""
+    """The part, without the payloads of policies that the recording leaves out. Replay compares only their SHA-256."""
     left_out = {message.version for _, message in part.expected if isinstance(message, Weights) and not message.payload}
     got, where = [], dict(part.where)
     for message in part.got:

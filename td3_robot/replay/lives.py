@@ -2,8 +2,8 @@
 
 A *life* is the time from the start of a node's process to its end. The Start says how to make the core. The Turns hold
 the inputs of the core. The core must send the recorded messages again, in the same order. Replay of a life stops at
-the first missing turn or input, because the later state of the core is unknown. The module of a role may rebuild
-missing turns.
+the first missing turn or input, because the later state of the core is unknown. For policy servers and learners, other
+modules of this package can rebuild missing turns.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class Memory:
         self._size = 0
 
     def keep(self, message: Message, size: int) -> None:
-        """Keep a message that Turns name, with a payload of ``size`` bytes. Ignore Weights without their policy."""
+        """Keep a message if Turns refer to it by a name. Ignore Weights without their policy.
+
+        ``size`` is the size of the message's payload in bytes.
+        """
         name = turns.name_of(message)
         if name is None or name in self._held or (isinstance(message, Weights) and not message.payload):
             return
@@ -65,10 +68,10 @@ class Life:
     Attributes:
         name, incarnation: name and incarnation of the node.
         start: the recorded Start.
-        packages: numbers must have the same bits only if the versions of these packages are the same.
+        packages: replay requires equal bits only if the recording comes from the same versions of these packages.
         recorded: recorded messages by topic, each with the number of turns that had begun before it.
         replayed: replayed messages by topic, each with the number of its turn.
-        where: by Python's ``id`` of a message, the newest Step that the core received or sent up to this message.
+        where: maps Python's ``id`` of a message to the newest Step when the core received or sent it, as text.
         turns: number of replayed turns.
         stopped: the reason why replay stopped before the end of the last turn; empty after a replay of all turns.
         left: whether the recording has a Bye of the node.
@@ -163,7 +166,7 @@ class Life:
                 self._waiting.clear()
 
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
-        """Collect the inputs that the receiving node must record."""
+        """Collect the operators' messages. A node records these inputs itself, because an operator has no recorder."""
         del now
         for message in turns.only_here(inputs):
             self.send(RECORDER, message)
@@ -249,7 +252,7 @@ Make = Callable[[Life, Memory], RecordedCore | None]
 
 
 def _failed(what: str, error: Exception) -> SessionError:
-    """The error for a core that fails on its inputs. The core has a bug, or no real node had these inputs."""
+    """The error for a core that fails on its inputs: the core has a bug, or the inputs come from no real node."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split())[:500]
     return SessionError(f"{what}: {type(error).__name__} in {Path(at.filename).name}, line {at.lineno}: {text}")

@@ -15,7 +15,8 @@ class Replayed:
     """The recorded and the replayed messages of one topic and stream.
 
     Attributes:
-        packages: numbers must have the same bits only if the versions of these packages are the same.
+        packages: replay compares bit for bit only if both machines have the same versions of these packages. The
+            option ``--exact`` overrides this.
         expected: the recorded messages with their entries. The entry is None if the message is from an attachment.
         got: the replayed messages.
         reference: the attachment that ``--update`` writes; only for results that no node sends.

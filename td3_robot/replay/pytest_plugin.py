@@ -117,9 +117,9 @@ def manual_clock() -> ManualClock:
 
 @pytest.fixture
 def fake_robot(manual_clock: ManualClock) -> Callable[..., FakeRobot]:
-    """``fake_robot(POLICY)``: a robot for a Bundle, or for the name of a policy, see :func:`find_policy`.
+    """``fake_robot(POLICY)`` makes a :class:`FakeRobot` that is connected to a policy.
 
-    The result is a :class:`FakeRobot`.
+    POLICY is a Bundle, or the name of a policy, see :func:`find_policy`.
     """
     from td3_robot.bundle import Bundle
     from td3_robot.policies import find_policy

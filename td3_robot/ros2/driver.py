@@ -87,7 +87,8 @@ class Condition(NamedTuple):
         state: the driver's state.
         reason: why the state changed last.
         welcomed: whether the policy server has welcomed the driver.
-        moved: whether a policy or an operator chose the newest applied action. It stays true while the robot holds it.
+        moved: whether a policy or an operator chose the newest applied action. While the robot holds an action, this
+            value does not change.
         origin: where the newest applied action comes from, for example ``policy`` or ``safe``.
         weights_version: version of the policy that chose the applied action; 0 if no policy chose it, and while the
             robot holds an action.

@@ -150,7 +150,7 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
             if error := refusal if verb == "cleanup" else self._desk.request(verb):
                 log.warning("the ROS transition %s fails: %s", verb, error)
                 return TransitionCallbackReturn.FAILURE
-            self.executor.create_task(self.mirror)  # follow the driver if it has already left the new state
+            self.executor.create_task(self.mirror)  # the driver may have left this state already: follow it
         self._ros_state = target
         return TransitionCallbackReturn.SUCCESS
 

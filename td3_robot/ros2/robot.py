@@ -125,7 +125,10 @@ def _value(message: Any, joints: Mapping[str, int], config: ObservationConfig) -
 
 
 class Outputs:
-    """Turns actions into the values of a command. ``joints``: a trajectory's joints, in the order of the values.
+    """Turns actions into the values of a command.
+
+    Attributes:
+        joints: names of the joints in a trajectory command, in the order of the values.
 
     Raises:
         ConfigError: the configuration names an unknown action channel, or only some of the channels.

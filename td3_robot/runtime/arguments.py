@@ -153,7 +153,7 @@ def policy_servers(arguments: argparse.Namespace, target: str = "") -> tuple[lis
     """Return the endpoints of the policy servers that the arguments name, and the folder of the keys for them.
 
     Only a run on a cluster has several policy servers. There, ``target`` is the name of one of these servers, or
-    the name of a source, which selects the server that answers this source.
+    of a source. The name of a source selects the server that answers this source.
     """
     run, config = run_or_config("policy", arguments)
     if run:

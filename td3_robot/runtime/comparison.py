@@ -21,8 +21,8 @@ def compare(folder: Path) -> dict[str, Any]:
     """Compare the runs in a folder.
 
     Returns:
-        ``title``, ``runs``, the number ``left_out`` of further runs, the configuration ``keys`` in which the runs
-        differ, and ``bands`` of curves.
+        ``title``; ``runs``; ``left_out``: the number of runs that are not compared; ``keys``: the configuration keys in
+        which the runs differ; ``bands`` of curves.
     """
     paths = _every_run(folder)
     runs = [_facts(path) for path in paths[:_RUNS]]

@@ -1,4 +1,4 @@
-"""Where the processes of a run are started: on this machine, or on other hosts."""
+"""The hosts on which the supervisor starts the processes of a run: this machine, or other machines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Start(NamedTuple):
     log: Path
 
     def arguments(self, run: Path | str) -> list[str]:
-        """Return the arguments of Python that start the process. ``run`` is its run folder."""
+        """Return the command-line arguments with which Python starts the process. ``run`` is its run folder."""
         return ["-m", self.module, "--run", str(run), "--name", self.name, "--incarnation", str(self.incarnation)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
     """Read the records of one kind, sorted by rising ``env_steps``; [] without a file. Skip a line that a crash cut.
 
-    All records of the kind ``offline`` are before the first step. They are sorted by rising ``updates``.
+    Records of the kind ``offline`` are sorted by rising ``updates``, because they are all from before the first step.
 
     After a resume the learner repeats some steps or updates. For these, return only the newer records.
     """

@@ -83,7 +83,7 @@ class Node:
         return self.folder
 
     def endpoint(self, link: str) -> str:
-        """Return the endpoint of a link. Raise RunFolderError or, without a run, ConfigError if the link has none."""
+        """Return the endpoint of a link. If it has none, raise RunFolderError, or without a run ConfigError."""
         if self.folder:
             return self.folder.endpoint(link, self.config)
         configured: str | None = getattr(self.config.endpoints, link)
@@ -115,7 +115,7 @@ class Node:
         """
         place = self.listeners(link)
         named = getattr(self.config.endpoints, link)
-        # The option --endpoint sets only the endpoint of this link. The node then binds exactly this socket.
+        # With the option --endpoint, only this link has an endpoint. The node then binds exactly this endpoint.
         only = not self.folder and not self.config.endpoints.policy
         if only or not place or (named and is_tcp(named)):
             self.serve(link, accepts)
@@ -281,8 +281,9 @@ class Node:
     def _look(self) -> bool:
         """Look at the endpoints of the run, and follow a server that has moved. Return whether the run has ended.
 
-        Only servers of TCP endpoints can move. A supervised node looks only if such a server is silent, because the
-        supervisor stops the node when the run ends. If the configuration sets ``endpoints.learner``, no node looks.
+        Only a server of a TCP endpoint can move. The node looks for such a server while the server is silent. A
+        supervised node does not look whether the run has ended, because its supervisor stops the node at the end of the
+        run. If the configuration sets ``endpoints.learner``, this method does nothing.
         """
         now = time.monotonic()
         if not self.folder or self.config.endpoints.learner or now < self._next_look:

@@ -165,7 +165,7 @@ def _sizes(task: str) -> tuple[int, int]:
 
 
 def _on_cluster(config: Config, run: RunFolder | None = None) -> Config:
-    """Set the number of simulators to its maximum on the cluster. Raise ConfigError for what a cluster cannot run.
+    """Return the configuration with the maximum number of simulators. Raise ConfigError if a cluster cannot run it.
 
     ``run`` is the run to resume.
     """
@@ -202,7 +202,7 @@ def _check_progress(run: RunFolder, before: Config) -> None:
     # A lock-step run without a checkpoint starts from the beginning, and repeats the same steps bit for bit.
     if damaged or (made and run.policy_file.exists() and before.timing != "lockstep"):
         raise UsageError(
-            f"the run in {run.path} has made {made} steps and has no whole checkpoint in {run.checkpoints}; "
+            f"the run in {run.path} has made {made} steps, but {run.checkpoints} has no complete checkpoint; "
             "restore one, or start a new run"
         )
 

@@ -149,7 +149,10 @@ def unblock_signals() -> None:
 
 
 def follow_lifeline() -> None:
-    """Stop this process when the process that made the pipe ends. The kernel then closes the pipe and ends the read."""
+    """Stop this process when the process that made the pipe ends.
+
+    The kernel then closes the pipe, so the read in the thread returns.
+    """
     descriptor = os.environ.get(LIFELINE)
     if descriptor is None:
         return

@@ -22,7 +22,7 @@ from td3_robot.util import files
 PERIOD = 10.0
 """Seconds between two copies."""
 PATIENCE = 60.0
-"""Seconds for which the program repeats a failed copy that must succeed."""
+"""Seconds for which :func:`retried` repeats an action that fails."""
 LONGEST = 600.0
 """Maximum time in seconds that a process waits for its last copy."""
 _CHECKPOINTS = "checkpoint/"
@@ -115,13 +115,15 @@ class Storage:
                 del copied[name]
 
     def pull(self, folder: Path, *, checkpoints: bool = True, copied: dict[str, str] | None = None) -> None:
-        """Copy files from the storage. If it holds a checkpoint, remove the learner's files that the storage lacks.
+        """Copy files from the storage.
+
+        If the storage holds a checkpoint, remove the learner's files in ``folder`` that the storage lacks.
 
         Args:
             folder: the run folder, or the folder of a learner.
             checkpoints: if False, copy no checkpoints, and remove nothing.
             copied: for each copied file, what the storage said about it (size, time, …). This method updates these
-                values, and skips files with an equal value.
+                values, and skips files whose value has not changed.
         """
         copied = {} if copied is None else copied
         with self._named():
@@ -166,7 +168,7 @@ class Storage:
         self._system.mv(part, path)
 
     def _files(self) -> dict[str, str]:
-        """Return the state of each file of a learner at the storage, by name."""
+        """Return the state of each learner file in the storage, by name."""
         self._system.invalidate_cache()
         found = {
             path.removeprefix(f"{self._root}/"): str(state)
@@ -178,7 +180,7 @@ class Storage:
         if self.holder() != self.owner:
             raise NotOwnerError(
                 f"cluster.storage is {self.url!r}, which does not belong to this training: another training or a "
-                "later learner has taken it, or this URL is another folder on this host"
+                "later learner has taken it, or on this host the URL leads to another folder"
             )
 
     def _path(self, name: str) -> str:
@@ -197,7 +199,7 @@ class Storage:
 
 
 class Keeper:
-    """Copies a learner's files to the storage that ``run.json`` in its folder names.
+    """Copies a learner's files to the storage. The file ``run.json`` in the learner's folder holds the URL.
 
     Args:
         folder: folder of the learner. If it is new, its files come from the storage first.
@@ -255,7 +257,7 @@ def repeated(action: Callable[[], None], last: Callable[[], None], report: Calla
         try:
             retried(last)
         except _FAILURES as error:
-            report(f"{error}; the last copy failed, after {failures} earlier failures")
+            report(f"{error}; the copy at the end failed, after {failures} earlier failures")
 
     thread = threading.Thread(target=work, daemon=True, name="storage")
     thread.start()

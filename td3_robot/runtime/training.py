@@ -48,7 +48,7 @@ def train(
 
     processes = launch.expand(launch.load(config.launch), config)
     with Supervisor(run, config, processes, progress.say, hosts) as supervisor:
-        # The user sees these lines only now, because from here on Ctrl-C stops the processes.
+        # Tell the user only now that the training runs: from here on, Ctrl-C stops the processes.
         for line in (f"training {config.task} for {config.total_steps:,} steps in {run.path}", *notices):
             progress.say(line)
         try:

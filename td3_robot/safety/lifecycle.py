@@ -4,7 +4,7 @@
                                      ▲  ◄── deactivate ──    │
                                      │                       ▼  a missed deadline, an error
                                      └─ reset, deactivate ─ fault ── activate ──► active
-    any ── estop ──► fault, which only reset and shutdown leave   any ── shutdown ──► finalized
+    any ── estop ──► fault, which only reset and shutdown end     any ── shutdown ──► finalized
 
 A finalized node never leaves its state. Nothing here reads a clock: callers pass the time. FAULT corresponds to the
 error processing of ROS 2. A policy moves the robot only in ``active``.
@@ -66,7 +66,7 @@ _COMMANDS: dict[str, dict[State, State]] = {
     "reset": {**{state: state for state in State}, State.FAULT: State.INACTIVE},
     "shutdown": dict.fromkeys(State, State.FINALIZED),
 }
-"""Maps each command except estop to its changes of state, from old to new. In other states, the node refuses it."""
+"""Maps each command except estop to its changes of state, from old to new. The node refuses it in other states."""
 _REFUSED_WHILE_STOPPED = ("configure", "activate", "deactivate")
 _LONGEST_REASON = 2000  # characters
 _KEPT = 100  # older changes to keep for :meth:`Lifecycle.changes`

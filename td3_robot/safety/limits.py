@@ -40,8 +40,8 @@ class SafetyConfig(Section, frozen=True):
             emergency stop of this robot. The default is ``clamp``, also for channels that a map does not name.
         rate: the largest change of an action, in units per second.
         low_pass: cut-off frequency of a first-order filter over the actions, in Hz.
-        safe_action: ``hold`` (the last applied action), ``zero`` (or the limit nearest to it), or a map from channel
-            name to value, with zero for the others. The default is ``hold``.
+        safe_action: ``hold`` (the last applied action), ``zero`` (if the limits exclude it, the nearest limit), or a
+            map from channel name to value, with zero for the others. The default is ``hold``.
         refuse_out_of_range: ``true``: no policy answers an observation outside the specification's range.
         frozen_ms: no policy answers an observation that has stayed the same, bit for bit, for longer than this time.
         observation_deadline_ms: the policy server's watchdog: FAULT after this time without a valid observation.
@@ -122,7 +122,7 @@ class Envelope:
     def violation(self, action: Float32, channels: Sequence[Channel]) -> str | None:
         """Return why an action, float32[N, A], must stop the robot; None if no channel stops it.
 
-        The text names the channel, so ``channels`` are the action channels of the specification.
+        ``channels`` are the action channels of the specification. The text contains the channel's name and unit.
         """
         if self.stops is None:
             return None

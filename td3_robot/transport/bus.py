@@ -130,7 +130,7 @@ class Bus(Transport):
             curve.as_server(socket, server.link, self.keys)
             server.may = self.keys.may
         elif endpoints.is_tcp(endpoint):
-            # With a ZAP domain, libzmq refuses ZMTP 1.0. A web page can put ZMTP 1.0 into the body of an HTTP request.
+            # A web page can send ZMTP 1.0 in the body of an HTTP request. With a ZAP domain, libzmq refuses ZMTP 1.0.
             socket.setsockopt(zmq.ZAP_DOMAIN, server.link.encode())
         socket.bind(endpoint)
         if not endpoints.is_tcp(endpoint):
@@ -220,7 +220,7 @@ class Bus(Transport):
         while True:
             inputs, self._waiting = self._waiting, []
             now = self._clock()
-            for tap in self._taps:  # the core's outputs must go out before their copies
+            for tap in self._taps:  # copies go out here, because the core's outputs must go out first
                 tap.flush(now)
             wait = 0.0 if inputs or self._unreachable else max(0.0, min(end, self._next_timer) - now)
             for socket, _ in self._readable(now + wait, now):

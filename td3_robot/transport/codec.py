@@ -110,7 +110,7 @@ def decode_as(message: type[Message], payload: Buffer, dims: Dims | None = None)
         result = plan.unpack(payload)
     except msgspec.ValidationError as error:
         raise ProtocolError("fields", f"{name}: {str(error)[:_LONGEST_TEXT]}") from None
-    except Exception as error:  # for invalid bytes msgspec raises many unrelated types
+    except Exception as error:  # for invalid bytes, msgspec raises exceptions of many unrelated types
         raise ProtocolError("malformed", f"{name}: not msgpack: {str(error)[:_LONGEST_TEXT]}") from None
     for key, deepest, most in plan.trees:
         if tree := getattr(result, key):

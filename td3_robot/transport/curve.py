@@ -1,8 +1,8 @@
 """CURVE on sockets: options, access control (ZAP, ZeroMQ RFC 27), and retries after failed handshakes of TCP clients.
 
-A server accepts only clients with its own key, or with a key that has a client's role on its allow-list. A client
-accepts only the server whose key it has pinned. A change of the list takes effect while nodes run. The ZAP handler runs
-in the loop of the bus, because a separate thread would compete with the control loop.
+A server accepts only clients with the key of the server's machine, or with a key that has a client's role on the
+server's allow-list. A client accepts only the server whose key it has pinned. A change of the list takes effect while
+nodes run. The ZAP handler runs in the loop of the bus, because a separate thread would compete with the control loop.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def owner(frame: zmq.Frame) -> str:
 
 
 class Gatekeeper:
-    """Answers libzmq's ZAP requests. A request asks whether a client with a proved key may connect."""
+    """Answers libzmq's ZAP requests. A request asks whether a client that has proved its key may connect."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: AllowList, tally: Tally) -> None:
         self._keys = keys
@@ -80,7 +80,8 @@ class Dialled:
         self.client = client
         self._socket, self._keys, self._tally = socket, keys, tally
         self._retry = float("inf")  # time (s) to connect again
-        # Without keys, libzmq repeats a failed handshake, unless the server uses keys or another protocol.
+        # Without keys, libzmq itself repeats a failed handshake. It gives up only if the server uses keys or another
+        # protocol.
         events = FAILED_HANDSHAKE if keys else zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(events)
         self._set_keys()

@@ -61,7 +61,7 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
         raise EndpointError(f"endpoint {endpoint!r} is not understood; allowed: ipc://PATH, tcp://HOST:PORT")
     port = match[3]
     if not (bind if port == "*" else 1 <= int(port) <= 65535):
-        raise EndpointError(f"endpoint {endpoint!r} has port {port}; allowed: 1 to 65535, at the server also *")
+        raise EndpointError(f"endpoint {endpoint!r} has port {port}; allowed: 1 to 65535; a server may also use *")
     if not keys and not local(endpoint):
         raise EndpointError(
             f"endpoint {endpoint!r} is beyond loopback, and there are no keys: make them with 'td3-robot keys create "

@@ -81,16 +81,17 @@ class Transport(ABC):
         """Queue a message for the server of a link, or for the client ``key`` of a served link.
 
         Returns:
-            False if the queue is full. Also False if the client has closed its connection. Then the transport adds the
-            client to ``_unreachable``, and ``receive`` forgets the client after it has read the last messages.
+            False if the queue is full, or if the client has closed its connection. In the second case, the transport
+            adds the client to ``_unreachable``, and ``receive`` forgets the client after the last messages.
         """
 
     def send(self, to: Origin, message: Message) -> bool:
         """Queue a message for a peer.
 
         Returns:
-            False if the queue is full or the client is gone. Also False for a Step after LONG_SILENCE: the server may
-            have forgotten this process, and the core may have to repeat earlier Steps.
+            False if the queue is full or the client is gone. Also False for a Step if this process has sent nothing on
+            the link for LONG_SILENCE. The server may then have forgotten this process, so the core may have to repeat
+            earlier Steps.
         """
         if isinstance(to, Peer):
             return to.key in self.servers[to.link].peers and self._reply(to.link, to.key, message)

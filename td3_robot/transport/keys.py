@@ -36,10 +36,10 @@ OPERATOR = "operator"
 ROLES = ("simulator", "driver", "policy", "evaluator", "node", OPERATOR)
 """The roles of clients, as in Hello."""
 CLIENT = "client"
-"""Every role except operator, which commands robots and ends emergency stops."""
+"""Every role except operator. An operator commands robots and ends emergency stops."""
 SERVER = "server:"
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_OLDEST = (4, 3, 3)  # older versions: one stranger can block all clients, even with CURVE (CVE-2020-15166)
+_OLDEST = (4, 3, 3)  # of libzmq; older versions let one stranger block all clients, even with CURVE (CVE-2020-15166)
 
 
 def default_folder() -> Path:
@@ -172,7 +172,7 @@ class KeyFolder:
             self._write(known)
 
     def revoke(self, name: str) -> None:
-        """Remove a key. Within :data:`REVOCATION_TIME`, running nodes forget its clients and refuse its messages."""
+        """Remove a key. Within :data:`REVOCATION_TIME`, running nodes forget its clients and refuse their messages."""
         with self._locked():
             known = self.entries()
             if name not in known:

@@ -203,7 +203,7 @@ class ServerLink:
                 # The client waits and asks again. A message to the rival shows whether its connection is closed.
                 wait = Heartbeat(int(now * 1e9), self.session)
                 return [], [(key, wait), (rival.key, wait)]
-            if received > asked:  # the rival moves the robot: report code ``name``, even if there is another refusal
+            if received > asked:  # the rival still sends, so the code is ``name``, even if there is another refusal
                 taken = f"name {hello.name!r} is taken by a driver that is connected"
                 refused = Refused("name", refused.reason if refused else taken)
         self._waiting_since.pop(key, None)
@@ -225,10 +225,10 @@ class ServerLink:
         inputs: list[Input] = []
         for other, peer in list(self.peers.items()):
             same_process = peer.hello.client == hello.client
-            # The core must forget a client that starts again: a new process with the routing identity of an old
-            # process, a client whose Hello has another incarnation or weights version, or a client that sent messages
-            # since its last Hello. Any other Hello is a repetition: while no server runs, a client repeats its Hello,
-            # and all repetitions arrive when a server starts.
+            # The core must forget a client that starts again. A client starts again in three cases: a new process has
+            # the routing identity of an old process, the incarnation or the weights version in the Hello has changed,
+            # or the client sent messages after its last Hello. Any other Hello is a repetition. While no server runs,
+            # a client repeats its Hello, and all repetitions arrive when a server starts.
             known = peer.hello
             changed = (hello.weights_version, hello.incarnation) != (known.weights_version, known.incarnation)
             starts_again = not same_process or changed or key in self._active
@@ -257,7 +257,7 @@ class ServerLink:
         return self._taken(hello, owner) or self._other_robot(hello)
 
     def _taken(self, hello: Hello, owner: str) -> Refused | None:
-        """The refusal of a client if its name is reserved or another client keeps it; None if the client may use it."""
+        """The refusal if the name is reserved or another client keeps it; None if this client may use the name."""
         # A LifecycleChange uses the name SERVER/ROBOT for the server's watch over a robot.
         if hello.name == self.name or hello.name.startswith(f"{self.name}/"):
             return Refused("taken", f"name {hello.name!r} is reserved for this server; use another name")
@@ -351,8 +351,8 @@ class ClientLink:
         """Take one message from the server at ``now`` (s). Return the inputs for the core.
 
         Malformed bytes raise no error. The core gets the Welcome when the link starts and after each reconnect, and
-        then sends the messages that the server needs. A driver's core also gets a Heartbeat before the Welcome if
-        another driver may be moving the robot.
+        then sends the messages that the server needs. If another driver may still move the robot, a driver's core gets
+        a Heartbeat before the Welcome.
         """
         sender = f"on link {self.link} from its server"
         try:

@@ -118,7 +118,7 @@ class Copies:
             self.offer(RECORDER, message)
 
     def _add(self, link: str, kind: type[Message], payload: Callable[[], bytes]) -> None:
-        """Count a message. Make its Record only if a tap takes it, or if a late listener gets it."""
+        """Count a message. Make its Record only if a tap takes it, or if the node keeps it for a late listener."""
         sequence = self._sequence[kind.NAME]
         self._sequence[kind.NAME] = sequence + 1
         taps, kept = [tap for tap in self.taps if tap.takes(kind)], self._kept.get(kind)
@@ -161,7 +161,7 @@ class Tap:
         self._missed = 0
 
     def takes(self, kind: type[Message]) -> bool:
-        """Return whether to :meth:`add` a new message of this type. If not, and a recorder misses it, count it.
+        """Return whether the caller must :meth:`add` a new message of this type. Count messages that a recorder misses.
 
         The tap takes a message if it has room, and if a listener is connected or a recorder is expected.
         """
@@ -252,14 +252,14 @@ class Tap:
         return True
 
     def _note_loss(self, state: str, now: float) -> None:
-        """If the recorder was connected (the earlier ``state``) and is lost now, gather messages for _RESEND_S."""
+        """Gather messages for _RESEND_S if the recorder is lost now. ``state`` is the earlier state of the session."""
         if state == "welcome" and self._session.state == "connecting" and self._to_recorder:
             self._reconnect_until = now + _RESEND_S
 
     def counts(self) -> Counter[str]:
         """The number of messages that the recorder missed since it was expected or connected, and the link's counts.
 
-        This excludes messages that a monitor missed: a monitor may leave, and it detects gaps itself.
+        The number excludes messages that a monitor missed: a monitor may leave, and it detects gaps itself.
         """
         missed = self._missed + len(self._gathered) * self._waits
         missed += sum(not entry.sent for _, entries in self._sent for entry in entries)

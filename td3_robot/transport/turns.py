@@ -1,8 +1,8 @@
 """Makes and reads Turns, which hold the inputs of a core in a short form.
 
-The recording already contains each message with arrays or a long payload, so a Turn holds only a name that identifies
-such a message. For a Step or Action, the Turn also holds the payload, because the sender may die before the recorder
-gets the message.
+The recording holds each message with arrays or a long payload separately. So a Turn holds only a name that identifies
+such a message. A Step or Action is an exception: the Turn also holds the encoded message, because the sender may die
+before the recorder gets the message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _CLIENT = "#"
 _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
     # The stamp is necessary: a lock-step run that returned to a checkpoint repeats its sequence numbers.
     Step: lambda it: [it.source, it.incarnation, it.sequence, it.stamp],
-    # A safe Action may replace an operator's Action for the same Step. Both may have version 0.
+    # A safe Action may replace an operator's Action for the same Step. Both may have version 0. So "operated" tells
+    # them apart.
     Action: lambda it: [
         it.source,
         it.incarnation,
@@ -46,7 +47,7 @@ _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
     Evaluation: lambda it: [it.version, it.env_steps, it.updates],
     Command: lambda it: [it.id, it.target, it.verb, it.reason, it.version, it.sha256],
 }
-"""For each type of input with arrays or a long payload: a function that returns the values of a message's name."""
+"""For each type of input with arrays or a long payload: a function that returns the parts of the message's name."""
 NAMED = tuple(kind.NAME for kind in _NAMED)
 """The topics of messages that a Turn identifies by a name."""
 _FIELDS = {kind: tuple(wire_fields(kind)) for kind in MESSAGES.values() if kind not in _NAMED}

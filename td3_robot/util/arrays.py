@@ -15,8 +15,8 @@ FEW = 32
 def finite(array: NDArray[Any]) -> bool:
     """Return whether all numbers of a float array are finite.
 
-    If a number is not finite, the sum of the numbers (or of their squares) is not finite either. A sum of finite
-    numbers may overflow. So the function checks each number, which is slower, only if the sum is not finite.
+    If a number is not finite, the sum of the numbers (or of their squares) is not finite either. But a sum of finite
+    numbers may overflow. So if the sum is not finite, the function checks each number, which is slower.
     """
     total = sum(array.ravel().tolist()) if array.size <= FEW else np.vdot(array, array)
     return math.isfinite(total) or bool(np.isfinite(array).all())

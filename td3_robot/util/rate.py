@@ -63,7 +63,10 @@ class LoopRate:
         self._seconds = self._squares = 0.0  # sums of intervals (s) and of squared deviations from the period
 
     def turn(self, now: float, *, missed: int = 0, deadlines: int = 1) -> None:
-        """Note a turn of the loop at ``now`` (s). ``missed`` of the ``deadlines`` since the last turn were missed."""
+        """Note a turn of the loop at ``now`` (s).
+
+        ``deadlines`` is the number of deadlines since the last turn. ``missed`` is how many of them the loop missed.
+        """
         last, self._last = self._last, now
         if last is None:
             return

@@ -1,4 +1,4 @@
-"""The rule for names. Text for terminals: makes text from files and peers safe to print, and suggests corrections."""
+"""Defines the rule for names, makes text from files and peers safe for terminals, and suggests corrections."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LISTED = 32  # words
 
 
 def one_line(value: Any, longest: int = _LONGEST) -> str:
-    """Return a value as one line of printable characters, without terminal control codes. Cut a long line.
+    """Return a value as one line of printable characters, without terminal control codes.
 
-    Of a long line, ``longest`` characters and "…" remain.
+    If the line is longer than ``longest`` characters, cut the rest and append "…".
     """
     text = json.dumps(value) if isinstance(value, Mapping | list) else str(value)
     text = text if text.isprintable() else repr(text)

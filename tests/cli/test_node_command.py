@@ -161,7 +161,7 @@ def test_an_invalid_reason_does_not_prevent_an_emergency_stop(reason: str) -> No
 def test_an_emergency_stop_without_a_connected_robot_is_an_error() -> None:
     bus: Any = Asked()
     _, words = _confirmed(bus, "estop", Reply(1, "policy", "", "fault", {"connected": []}), iter([]))
-    assert words == "no robot is connected: none has confirmed the stop"
+    assert words == "no robot is connected, so no robot has confirmed the stop"
 
 
 def test_a_policy_too_large_for_a_command_is_refused(

@@ -67,7 +67,7 @@ def test_the_command_line_and_the_robot_can_cause_an_emergency_stop(robot: Robot
             assert robot.record()[-1] == SAFE
             alone = robot.operator("estop")
             assert alone.returncode == 1
-            assert "no robot is connected: none has confirmed the stop" in alone.stderr
+            assert "no robot is connected, so no robot has confirmed the stop" in alone.stderr
 
 
 def test_emergency_stop_holds_only_for_the_configuration_of_its_server(robot: Robot) -> None:

@@ -305,7 +305,7 @@ def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
             path.rename(f"{path}.damaged") if damaged else path.unlink()
         refused = command("train", "--resume", "run")
         assert refused.finish() == 2
-        assert "has no whole checkpoint in" in refused.lines[-1]
+        assert "has no complete checkpoint" in refused.lines[-1]
     assert (tmp_path / "run" / "policy.safetensors").read_bytes() == policy
 
 

@@ -158,7 +158,7 @@ def test_offline_updates_without_a_transition_are_refused(make_step: Make, spec:
     operated = make_step(1, operated={"0": "anna"})
     path = save("b.mcap", entries_of([("sim-0", item) for item in (hello, make_step(0), operated)]))
     learner = {"recordings": [str(path)], "offline_updates": 5, "operator_share": 0.5}
-    with pytest.raises(SessionError, match=r"offline updates; all 1 are an operator's, so set learner\."):
+    with pytest.raises(SessionError, match=r"offline updates; operators chose all 1 actions, so set learner\."):
         begin(make_core(configuration.parse({"network": {"hidden": [4]}, "learner": learner})))
     with pytest.raises(ConfigError, match=r"learner\.offline_updates is 5 and learner\.recordings is empty"):
         configuration.parse({"learner": {"offline_updates": 5}})

@@ -207,7 +207,7 @@ def test_recover_without_an_index_warns_that_more_may_be_missing(
     path.write_bytes(octets[: octets.index(DATA_END)])
     assert main(["recover", str(path)]) == 3
     output = capsys.readouterr().out
-    assert "messages in it belong to channels whose names were in a damaged record" in output
+    assert "messages of unknown channels: a damaged record had their names" in output
     assert "the index is lost, so the last messages of each topic may be missing, too" in output
     kept = list(Session([path.with_name("a.recovered.mcap")]).entries())
     assert {entry.topic for entry in kept} == {"action"}

@@ -34,7 +34,8 @@ class Outcome(NamedTuple):
         observation: float32[O], in the units of the task's specification.
         reward: a finite number, unless the physics diverged.
         terminated: the task itself ended the episode, so no reward follows.
-        truncated: the time limit, or the task for another reason, cut the episode short. A step can set both flags.
+        truncated: the time limit cut the episode short, or the task did so for another reason. A step can set both
+            flags.
     """
 
     observation: Float32

@@ -12,11 +12,11 @@ class Robot {
     this.forget();
   }
 
-  // Cancels the pictures that wait, and forgets the size. Call this before another robot is drawn.
+  // Cancels the frames that are not drawn yet, and forgets the size. Call this before you draw another robot.
   forget() {
     this.timers.forEach(clearTimeout);
     this.frame = null;
-    this.size = 0; // m; the largest height of a part so far, or the largest distance of a part from the torso along x or y; the larger of the two
+    this.size = 0; // m; the largest number so far among the heights of the parts and their distances from the torso along x and y
   }
 
   // Shows the frames one after the other within a period. If the user prefers reduced motion, it shows only the last frame.

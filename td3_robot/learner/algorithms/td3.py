@@ -83,7 +83,7 @@ class TD3(Algorithm):
             polyak_update(self.critics_target, self.critics, config.polyak)
             polyak_update(self.actor_target, self.actor, config.polyak)
             if config.policy_average:
-                # The first averages are plain means. Only with critics_first do they include the initial weights.
+                # The first averages are plain means. They include the initial weights only with critics_first.
                 made = self.updates // config.policy_delay
                 polyak_update(self.actor_average, self.actor, max(config.policy_average, 1 / made))
         return metrics

@@ -74,7 +74,7 @@ def load_newest(folder: Path) -> tuple[Path, Arrays, dict[str, Any]] | None:
             log.warning("%s; the learner uses an older checkpoint", problem)
             newer.rename(newer.with_name(f"{newer.name}.damaged"))
         return path, arrays, scalars
-    if damaged:  # these files keep their names, so that the next learner does not begin anew
+    if damaged:  # these files keep their names: otherwise the next learner would begin without a checkpoint
         raise BundleError(f"all checkpoints in {str(folder)!r} are damaged: {'; '.join(damaged.values())}")
     return None
 

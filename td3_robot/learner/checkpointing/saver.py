@@ -124,7 +124,7 @@ class Saver:
     def stops(self) -> bool:
         """Whether a stopping learner can exit.
 
-        It can exit if nothing is unsaved, if no source is connected, or if the simulators did not answer in time.
+        It can exit if everything is saved, if no source is connected, or if the simulators did not answer in time.
         """
         if not self._scheduler.unsaved or not self._core.sources.live():
             return True

@@ -43,7 +43,7 @@ _FLAGS = (
     "-std=c++20", "-O3", "-shared", "-fPIC",
     "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-fno-finite-math-only",
 )  # fmt: skip
-# Largest difference of Adam's means after compiled and plain updates, relative to these means.
+# Largest allowed error of Adam's first moments after compiled updates, relative to the moments after plain updates.
 _CLOSE: dict[Precision, float] = {"fp32": 1e-3, "bf16": 0.2}
 
 
@@ -242,7 +242,7 @@ def check() -> None:
         plain, quick = (kind(3, 2, (24, 16), config, seed=0) for kind in (FastTD3, CompiledTD3))
         random = torch.Generator().manual_seed(0)
         for _ in range(config.policy_delay):
-            rows = torch.rand((32, 10), generator=random)  # as from the replay buffer: a batch is columns of it
+            rows = torch.rand((32, 10), generator=random)  # like a batch from the replay buffer: columns of one array
             batch = Batch(*torch.split(rows, [3, 2, 1, 3, 1], 1))
             for engine in (plain, quick):
                 engine.learn(batch)

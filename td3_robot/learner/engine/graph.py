@@ -1,8 +1,8 @@
 """The engine's update as a CUDA graph. One launch runs the graph. Without a graph, an update needs about 100 launches.
 
 For small networks, a GPU runs the kernels of an update faster than Python can launch them. A graph launches all kernels
-at once and always uses the same memory. Each update first copies its noise to that memory, and also its batch, unless
-the replay buffer has already gathered the batch there.
+at once and always uses the same memory. Each update first copies its noise to that memory. If the replay buffer has not
+gathered the batch there, the update copies the batch, too.
 """
 
 from __future__ import annotations
@@ -48,11 +48,10 @@ def aside(work: Work) -> None:
 class CapturedUpdate:
     """Makes the updates of :meth:`FastTD3.improve` with two graphs: one with the policy update, and one without it.
 
-    A graph always repeats the same operations with the same constants, so the first updates run without a graph. Graphs
-    start when the updates that train only the critics (``critics_first``) are over, and each step of the moving average
-    has the constant fraction ``policy_average``. The first launch of a graph must give the same result, up to rounding,
-    as the update without a graph. If capture or this check fails, a warning gives the reason, and later updates use no
-    graph.
+    A graph always repeats the same operations with the same constants. So an update uses no graph while the updates
+    train only the critics (``critics_first``), or while the fraction of the moving average is above ``policy_average``.
+    The first launch of a graph must give the same result, up to rounding, as the update without a graph. If capture or
+    this check fails, a warning gives the reason, and later updates use no graph.
 
     Attributes:
         problem: the reason why no update can use a graph; None if there is none.

@@ -230,8 +230,8 @@ class Adam:
     """Adam (Kingma and Ba 2015, algorithm 1) for all parameters of a network at once.
 
     Args:
-        learning_rate: a number, or float32[] on the network's device. A step in a CUDA graph reads the tensor at each
-            launch.
+        learning_rate: a number, or a tensor float32[] on the network's device. A step in a CUDA graph reads this tensor
+            at each launch.
         clip: the largest norm of each head's gradient; None for no limit.
     """
 

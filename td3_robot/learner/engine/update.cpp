@@ -66,9 +66,9 @@ constexpr int64_t MOST_LAYERS = 64;  // the configuration allows 9
 
 // -- two threads ---------------------------------------------------------------------------------------------------
 
-// The caller's thread and a second thread. Work has two shares. The caller computes share 0. Whoever is free first
-// computes share 1. Numbers that a thread may sleep on are stored sequentially consistent: else libstdc++ may look for
-// sleeping threads before the number is visible to them.
+// The caller's thread and a second thread. Work has two shares. The caller computes share 0. The thread that is free
+// first computes share 1. A store that may have to wake a sleeping thread is sequentially consistent. With a weaker
+// order, libstdc++ may look for sleeping threads before they can see the new number.
 struct Team {
   const void* work = nullptr;
   void (*call)(const void*, int64_t) = nullptr;
@@ -84,7 +84,7 @@ struct Team {
   }
 };
 
-// Waits until `value` differs from `old`. Most waits are short, and waking a thread takes long, so it first spins.
+// Waits until `value` differs from `old`. It spins first: most waits are short, and waking a thread takes long.
 uint32_t changed(const std::atomic<uint32_t>& value, uint32_t old) {
   auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
   while (std::chrono::steady_clock::now() < end)
@@ -136,8 +136,9 @@ float sum(const float* values, int64_t count) {
 struct bfloat16 {
   uint16_t bits;
   bfloat16() = default;
-  // Rounds to nearest, ties to even. A NaN from arithmetic stays NaN. One with an unusual payload may become another
-  // number: with a test for it, g++ does not vectorise the loops, and an update takes 1.3 times as long or more.
+  // Rounds to nearest, ties to even. A NaN from arithmetic stays NaN. A NaN with an unusual payload may become another
+  // number. There is no test for it: g++ does not vectorise loops with such a test, and an update takes at least 1.3
+  // times as long.
   bfloat16(float value) {
     uint32_t word;
     std::memcpy(&word, &value, sizeof word);
@@ -638,8 +639,8 @@ int64_t team_helped(Team* team) { return team->helped; }
 // After team_work has returned.
 void team_delete(Team* team) { delete team; }
 
-// size, low_size: the number of elements in the longer one of the two `flat` vectors of actor and critics, and in the
-// longer one of the two `low` vectors. `team` may be null.
+// Actor and critics each have a `flat` and a `low` vector. size: the number of elements of the longer `flat` vector.
+// low_size: the number of elements of the longer `low` vector. `team` may be null.
 // Returns null after an error.
 Engine* engine_new(const Settings* settings, Team* team, int64_t size, int64_t low_size) {
   Engine* made = nullptr;

@@ -49,8 +49,9 @@ class Assembler:
     """Joins the consecutive Steps of one source, robot by robot.
 
     A transition needs two Steps of one incarnation with consecutive sequence numbers. Both Steps must belong to the
-    same episode of the robot, and ``episode_step`` must grow by one. Otherwise, the second Step starts an episode
-    (FIRST), the source has a new incarnation, or Steps are missing (a gap). No transition crosses a gap.
+    same episode of the robot, and ``episode_step`` must grow by one. Two Steps do not join if the second Step starts an
+    episode (FIRST), if the source has a new incarnation, or if Steps are missing (a gap). So no transition crosses a
+    gap.
 
     After a restart from a checkpoint, the assembler expects the first Step that is not in the checkpoint. The source
     may first repeat the Step before the expected Step. The assembler then joins these two Steps.

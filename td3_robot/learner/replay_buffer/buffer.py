@@ -69,8 +69,8 @@ class ReplayBuffer:
     def use_device(self, device: torch.device) -> None:
         """Keep a copy of the rows on a device. Batches come from this copy, and are the same as without a device.
 
-        The rows also stay on the host, because checkpoints and files need them. A call waits until rows are on the
-        device only if it copies more than 8,192 rows at once. This can happen in :meth:`use_device`, :meth:`restore`,
+        The rows also stay on the host, because checkpoints and files need them. Only a call that copies more than
+        8,192 rows at once waits until they are on the device. This can happen in :meth:`use_device`, :meth:`restore`,
         :meth:`recover`, and in a very large :meth:`add`.
         """
         self._on_device = DeviceRows(self.rows, device)
@@ -122,8 +122,8 @@ class ReplayBuffer:
         chosen = self._draw(batch_size)
         if self._on_device:
             on_device = self._on_device.gather(chosen)
-            # An update as a CUDA graph first copies its batch to the memory of the graph, unless the batch is the same
-            # object as in the last update. So return the same object for the same memory, which saves this copy.
+            # A CUDA graph reads its batch from fixed memory. The engine copies each batch to this memory, unless the
+            # batch is the object that the graph reads. To save the copy, return the same object for the same memory.
             if self._device_batch is None or self._device_batch[0] is not on_device:
                 self._device_batch = on_device, self._batch(on_device)
             return self._device_batch[1]

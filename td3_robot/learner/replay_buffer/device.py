@@ -43,7 +43,7 @@ class DeviceRows:
         """
         capacity = len(self._host)
         first = max(since, total - capacity)
-        # Only small copies use page-locked memory. Torch keeps such memory after a copy, and a whole buffer needs much.
+        # Only small copies use pinned memory: torch keeps this memory after a copy, and a whole buffer would need much.
         send = upload if total - first <= _AT_ONCE else lambda rows, _: torch.from_numpy(rows)
         while first < total:
             start = first % capacity

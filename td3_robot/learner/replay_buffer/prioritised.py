@@ -1,4 +1,4 @@
-"""Loss-adjusted prioritised replay, LAP (Fujimoto, Meger and Precup 2020). It uses a tree of sums."""
+"""Loss-adjusted prioritised replay, LAP (Fujimoto, Meger and Precup 2020). It uses a sum tree."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SumTree:
 
     def __init__(self, capacity: int) -> None:
         self._levels = [np.zeros(size) for size in tree_levels(capacity)]
-        self._before = np.zeros(len(self._levels[0]) + 1)  # for each node of the top level, the sum of those before it
+        self._before = np.zeros(len(self._levels[0]) + 1)  # for each top-level node, the sum of the nodes before it
         self.leaves = self._levels[-1]
 
     def set(self, leaves: Indices | slice, weights: Float64 | float) -> None:
@@ -72,7 +72,7 @@ class PrioritisedReplay(ReplayBuffer):
 
     The priority of a transition is max(|δ|, 1) to the power α. |δ| is the largest absolute TD error of the critics when
     the transition was last sampled. A new transition gets the greatest priority so far. With the Huber loss, LAP needs
-    no importance weights: on average, its gradient is that of another loss (PAL in the paper) with uniform sampling.
+    no importance weights: on average, it has the same gradient as uniform sampling with another loss (the paper's PAL).
 
     Args:
         exponent: α, 0 (uniform) to 1.

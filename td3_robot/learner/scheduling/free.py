@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PORTION = 100  # a robot gets at most this many steps in advance, so that steps remain for sources that join later
-# Smallest grant, as a fraction of ``replay_ratio_band``, or of the portion of a source's robots if this is smaller.
+# Smallest grant, as a fraction of the smaller of ``replay_ratio_band`` and the portion of a source's robots.
 # Only a source that is about to wait gets less.
 _WORTH_A_MESSAGE = 0.25
 _START_TIME = 10.0  # seconds after the first join; usually all simulators of a run have joined by then
@@ -75,10 +75,10 @@ class FreeRunning(Scheduler):
     def grant(self, now: float) -> list[Output]:
         """Distribute the steps that the replay ratio allows, first to the sources with the smallest share.
 
-        The share of a source counts the steps that the learner has granted to it.
-        All sources that joined at the start get equal shares. For a short time, the learner reserves the shares of
-        the run's simulators that have not joined yet. A source that joins later, or that sent no Steps for a while,
-        gets an equal share from then on (start-time fair queueing, Goyal et al. 1996).
+        The share of a source counts the steps that the learner has granted to it. All sources that joined at the start
+        get equal shares. Shortly after the start, the learner reserves the shares of those simulators of the run that
+        have not joined yet. A source that joins later, or that sent no Steps for a while, gets an equal share from then
+        on (start-time fair queueing, Goyal et al. 1996).
 
         A source that gets no new steps also gets a Throttle from time to time. The Throttle says which Steps the
         learner has processed, so that the source can delete them.
@@ -159,8 +159,8 @@ def _equalize(shares: Mapping[str, int], room: Mapping[str, int], free: int, mis
 def _level(rows: Sequence[tuple[int, int]], free: int) -> int:
     """The lowest level at which the rows together take at least ``free`` steps.
 
-    Each row (share, room) takes the steps from its share up to the level, but at most its room. If the rows have too
-    little room, the result is the level at which each row has taken all its room.
+    At a level, a row (share, room) takes level - share steps, but at least 0 and at most ``room``. If all rows together
+    have too little room, the result is the level at which every row takes its whole room.
     """
     level = used = rising = 0
     for at, change in sorted([(share, 1) for share, _ in rows] + [(share + room, -1) for share, room in rows]):

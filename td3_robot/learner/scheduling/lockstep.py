@@ -106,7 +106,7 @@ class LockStep(Scheduler):
         if source.returning or (step.sequence > due and source.answered):
             self.counters["set_back"] += 1  # the source sent this Step before the rollback
         elif step.sequence < due:
-            # The learner has processed this Step before. After a restart, the assembler joins it with the next Step.
+            # The learner has already processed this Step. After a restart, the assembler joins it with the next Step.
             source.assembler.add(step)
         else:
             source.queue.append(step)

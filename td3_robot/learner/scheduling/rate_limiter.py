@@ -40,7 +40,7 @@ class RateLimiter:
     def steps_allowed(self, updates: int, overshoot: int = 0) -> int:
         """The total number of environment steps at which the simulators must wait.
 
-        After the offline updates, this number is ``total`` or large enough for one more update.
+        After the offline updates, this number allows at least one more update, or is ``total``.
 
         Args:
             overshoot: steps that the simulators may make beyond the limit, because the robots of one process step

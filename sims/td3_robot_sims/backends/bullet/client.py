@@ -50,7 +50,7 @@ class _Handle:
 
 
 class _Nothing:
-    """Replaces the arrays of a closed world: reading them raises an error. A pointer to freed memory could crash."""
+    """Replaces the arrays of a closed world, and raises an error when read. Reading freed memory could crash."""
 
     def __getitem__(self, place: object) -> Any:
         raise RuntimeError(_CLOSED)
@@ -187,7 +187,7 @@ class Client:
         """Return the joints of a body, in the order of their links.
 
         Raises:
-            ConfigError: a joint has several degrees of freedom, or the installed PyBullet has another memory layout.
+            ConfigError: a joint has several degrees of freedom, or the installed PyBullet has an unknown memory layout.
         """
         handle, info, joints = self._open(), b3.JointInfo(), []
         for index in range(b3.joint_count(handle.address, body)):
