@@ -10,6 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from td3_robot.core_types import Input
 from td3_robot.messages import Bye, Hello, LifecycleChange, Message, Record, Start, Step, Turn, Weights
@@ -106,7 +107,7 @@ class Copies:
     def offer(self, link: str, message: Message, payload: bytes | None = None) -> None:
         """Record a message that this node has sent on a link. Without a payload, encode the message if necessary."""
         if self._duplicates.is_new(message):
-            self._add(link, type(message), lambda: codec.encode(message) if payload is None else payload)
+            self._add(link, type(message), payload or partial(codec.encode, message))
 
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
         """Record the inputs of a core's turn at ``now`` (s), before the turn runs.
@@ -117,7 +118,7 @@ class Copies:
         for message in turns.only_here(inputs):
             self.offer(RECORDER, message)
 
-    def _add(self, link: str, kind: type[Message], payload: Callable[[], bytes]) -> None:
+    def _add(self, link: str, kind: type[Message], payload: bytes | Callable[[], bytes]) -> None:
         """Count a message. Make its Record only if a tap takes it, or if the node keeps it for a late listener."""
         sequence = self._sequence[kind.NAME]
         self._sequence[kind.NAME] = sequence + 1
@@ -125,7 +126,8 @@ class Copies:
         if not taps and kept is None:
             return
         self._newest += 1
-        record = Record(kind.NAME, link, sequence, self._wall(), payload())
+        content = payload if isinstance(payload, bytes) else payload()
+        record = Record(kind.NAME, link, sequence, self._wall(), content)
         for tap in taps:
             tap.add(self._newest, record)
         if kept is not None:
