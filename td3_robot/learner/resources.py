@@ -9,7 +9,7 @@ from typing import NamedTuple
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.schema import Config
 from td3_robot.errors import ConfigError
-from td3_robot.learner.algorithms.table import ALGORITHMS, CONSUMES
+from td3_robot.learner.algorithms.table import CONSUMES
 from td3_robot.learner.replay_buffer.storage import ROWS, row_size
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util import files, machine
@@ -33,16 +33,18 @@ class Needs(NamedTuple):
     device: int  # GPU memory; 0 without a GPU
 
 
-def _replays(algorithm: str) -> bool:
-    """Whether an algorithm learns from a replay buffer. If another package has the algorithm, load its class."""
-    return (CONSUMES.get(algorithm) or ALGORITHMS.load(algorithm).consumes) == "transitions"
+class Networks(NamedTuple):
+    """The sizes of an algorithm's networks."""
+
+    parameters: int  # of all networks, including copies such as target networks
+    trained: int  # parameters that an optimiser changes
+    replays: bool  # whether the algorithm learns from a replay buffer
 
 
-def _estimated(config: Config, observation_size: int, action_size: int) -> tuple[int, int]:
-    """The number of parameters in all networks, and the number of parameters that an optimiser changes.
+def estimated(config: Config, observation_size: int, action_size: int) -> Networks:
+    """Estimate the networks of a built-in algorithm without torch: an actor, one or two critics, and their targets.
 
-    The networks are an actor, one or two critics, and their targets. An algorithm without targets, or with one critic,
-    needs less. An algorithm of another package may need more.
+    An algorithm without targets, or with one critic, needs less.
     """
     learner, hidden = config.learner, config.network.hidden
 
@@ -53,19 +55,26 @@ def _estimated(config: Config, observation_size: int, action_size: int) -> tuple
     critic = count(observation_size + action_size, 1) + (2 * sum(hidden) if learner.layer_norm else 0)
     trained = actor + (1 + learner.twin_critics) * critic
     average = actor if learner.policy_average else 0
-    return 2 * trained + average, trained
+    return Networks(2 * trained + average, trained, CONSUMES.get(learner.algorithm) != "rollouts")
 
 
-def needs(config: Config, observation_size: int, action_size: int, capacity: int | None = None) -> Needs:
+def needs(
+    config: Config,
+    observation_size: int,
+    action_size: int,
+    networks: Networks | None = None,
+    capacity: int | None = None,
+) -> Needs:
     """What a learner with this configuration needs. In a short run, checkpoints hold fewer rows than ``capacity``.
 
     Args:
         config: without ``auto`` in ``device`` and ``precision``.
+        networks: sizes of the algorithm's networks; None to use :func:`estimated`.
         capacity: size of the replay buffer, in transitions; None to use ``learner.buffer_size``.
     """
     learner, on_gpu = config.learner, config.learner.device == "cuda"
-    parameters, trained = _estimated(config, observation_size, action_size)
-    capacity = capacity or learner.buffer_size if _replays(learner.algorithm) else 0
+    networks = networks or estimated(config, observation_size, action_size)
+    capacity = capacity or learner.buffer_size if networks.replays else 0
     filled = capacity if learner.recordings else min(capacity, config.total_steps + config.robots * config.simulators)
     row = _FLOAT * row_size(observation_size, action_size)
     apart = row * demonstrations(learner) if learner.operator_share else 0
@@ -73,10 +82,10 @@ def needs(config: Config, observation_size: int, action_size: int, capacity: int
     tree = _DOUBLE * sum(tree_levels(capacity)) if lap else 0
     # In lock-step, the file can have newer rows than the checkpoint, so the checkpoint contains the rows, too.
     rows_in_checkpoint = not in_file or config.timing == "lockstep"
-    low_precision = _HALF * parameters if learner.precision == "bf16" else 0
+    low_precision = _HALF * networks.parameters if learner.precision == "bf16" else 0
     # Each trained parameter also has a gradient and Adam's two moments. A checkpoint contains no gradient.
-    arrays = _FLOAT * (parameters + 3 * trained) + low_precision
-    saved = _FLOAT * (parameters + 2 * trained) + apart
+    arrays = _FLOAT * (networks.parameters + 3 * networks.trained) + low_precision
+    saved = _FLOAT * (networks.parameters + 2 * networks.trained) + apart
     saved += (_DOUBLE * filled if lap else 0) + (row * filled if rows_in_checkpoint else 0)
     kept = (0 if in_file else row * capacity) + apart + tree + (0 if on_gpu else arrays)
     return Needs(
@@ -100,11 +109,12 @@ def announce(
     run: RunFolder,
     device_memory: int | None = None,
     loaded: int = 0,
+    networks: Networks | None = None,
 ) -> str:
     """One line with the memory and disk space that the learner needs, and how much is free.
 
     Args:
-        config: see :func:`needs`.
+        config, networks: see :func:`needs`.
         run: the run folder, which may not exist yet. An existing replay file needs no further space. If
             the learner saves during the run, new checkpoints take the space of the existing ones.
         device_memory: free bytes of the GPU; None if unknown or without a GPU.
@@ -113,8 +123,8 @@ def announce(
     Raises:
         ConfigError: not enough memory or disk space is free.
     """
-    algorithm, held = config.learner.algorithm, config.learner.buffer_size
-    replays, about = _replays(algorithm), "" if CONSUMES.get(algorithm) == "transitions" else "about "
+    networks = networks or estimated(config, observation_size, action_size)
+    held = config.learner.buffer_size
     in_file = files.allocated(run.replay / ROWS)
     # A process that saves only at its end deletes the earlier checkpoints after this save. So the new checkpoint cannot
     # use their space.
@@ -122,7 +132,7 @@ def announce(
     in_checkpoints = sum(map(files.allocated, saved))
 
     def needed(capacity: int) -> tuple[int, int, int]:
-        need = needs(config, observation_size, action_size, capacity)
+        need = needs(config, observation_size, action_size, networks, capacity)
         disk = max(0, need.replay_file - in_file) + max(0, need.checkpoints - in_checkpoints)
         return max(0, need.memory - loaded), disk, need.device
 
@@ -138,18 +148,18 @@ def announce(
     for index, (place, free) in enumerate(places):
         need = needed(held)[index]
         if free is not None and need > free:
-            lack = f"the learner needs {about}{need:,} bytes of {place}, and {free:,} are free"
-            if not replays:
+            lack = f"the learner needs {need:,} bytes of {place}, and {free:,} are free"
+            if not networks.replays:
                 raise ConfigError(lack)
             most = largest(index, free)
             fit = f"allowed: at most {most}" if most else "no transition would fit: free some space"
             raise ConfigError(f"learner.buffer_size is {held}: {lack}; {fit}")
         if need:
             there = "free space unknown" if free is None else f"{_readable(free)} free"
-            parts.append(f"{about}{_readable(need)} of {place} ({there})")
-    kept = _readable(needs(config, observation_size, action_size).kept)
-    what = f"networks and a replay buffer of {held:,} transitions" if replays else "networks"
-    return f"{what}: {about}{kept} of memory; with checkpoints: {', '.join(parts)}"
+            parts.append(f"{_readable(need)} of {place} ({there})")
+    kept = _readable(needs(config, observation_size, action_size, networks).kept)
+    what = f"networks and a replay buffer of {held:,} transitions" if networks.replays else "networks"
+    return f"{what}: {kept} of memory; with checkpoints: {', '.join(parts)}"
 
 
 def tree_levels(capacity: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +19,9 @@ from td3_robot.learner.algorithms.metrics import Metrics
 from td3_robot.learner.algorithms.table import ALGORITHMS, CONSUMES, IMPLIED, USES
 from td3_robot.learner.algorithms.td3 import TD3
 from td3_robot.learner.engine.td3 import FastTD3
-from td3_robot.learner.factory import make_core
+from td3_robot.learner.factory import make_core, networks
 from td3_robot.learner.replay_buffer.buffer import Batch
-from td3_robot.learner.resources import announce, needs
-from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.learner.resources import needs
 from td3_robot.specs import RobotSpec
 from tests.contract.algorithm import AlgorithmContract
 from tests.contract.sign_learner import SignLearner
@@ -105,7 +103,7 @@ class PolicyGradient(A2C):
 
 
 def test_an_on_policy_algorithm_of_another_package_needs_no_replay_buffer(
-    monkeypatch: pytest.MonkeyPatch, spec: RobotSpec, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, spec: RobotSpec
 ) -> None:
     """100 robots are too many for the replay ratio band. The band applies only to algorithms with a replay buffer."""
     rows = {"mine": f"{__name__}:PolicyGradient", "theirs": f"{__name__}:MeanOfCritics"}
@@ -117,12 +115,12 @@ def test_an_on_policy_algorithm_of_another_package_needs_no_replay_buffer(
         make_core(theirs).start(spec)
     with pytest.raises(ConfigError, match="exploration is set, but the algorithm sets its own exploration"):
         make_core(replace(mine, exploration=ExplorationConfig(noise=0.2))).start(spec)
-    # The learner does not know the networks of another package. Its estimate is 104 parameters of an actor and two
-    # critics. It keeps them five times: weights, targets, gradient and Adam's two moments, with 4 bytes each.
-    assert needs(mine, 3, 2).kept == 5 * 4 * 104
-    assert needs(theirs, 3, 2) == needs(parse({"network": {"hidden": [5]}, "robots": 50}), 3, 2)
-    announced = announce(mine, 3, 2, RunFolder(tmp_path))
-    assert announced.startswith("networks: about 0.0 MB of memory; with checkpoints: about")
+    # The networks have 3 inputs and 5 hidden neurons. The actor has 2 outputs: 5 · (3 + 1) + 2 · (5 + 1) = 32 weights
+    # and biases. V has 1 output: 5 · (3 + 1) + 5 + 1 = 26.
+    assert networks(mine, spec) == (58, 58, False)
+    # A learner keeps parameters, gradients and Adam's two moments, with 4 bytes for each number.
+    assert needs(mine, 3, 2, networks(mine, spec)).kept == 4 * 4 * 58
+    assert needs(theirs, 3, 2, networks(theirs, spec)) == needs(parse({"network": {"hidden": [5]}, "robots": 50}), 3, 2)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.names())

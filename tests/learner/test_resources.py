@@ -232,7 +232,7 @@ def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None
 
 def test_without_a_replay_buffer_the_error_does_not_name_buffer_size(machine_of: Any, tmp_path: Path) -> None:
     machine_of(100, None)
-    with pytest.raises(ConfigError, match=r"^the learner needs about [\d,]+ bytes of memory, and 100 are free$"):
+    with pytest.raises(ConfigError, match=r"^the learner needs [\d,]+ bytes of memory, and 100 are free$"):
         announce(load("cartpole_a2c"), 3, 2, RunFolder(tmp_path / "run"))
 
 

@@ -224,6 +224,12 @@ class Algorithm:
         for name, tensor in actor_parameters(self.policy(averaged=False)).items():
             tensor.copy_(torch.from_numpy(actor[name]))
 
+    def sizes(self) -> tuple[int, int]:
+        """The number of parameters in all networks, and the number of parameters that an optimiser changes."""
+        groups = [group for optimiser in state.optimisers(self).values() for group in optimiser.param_groups]
+        trained = sum(parameter.numel() for group in groups for parameter in group["params"])
+        return sum(tensor.numel() for tensor in state.tensors(self).values()), trained
+
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of the state by name, without the tensors of optimisers."""
         return state.tensors(self)

@@ -14,7 +14,7 @@ from td3_robot.errors import BundleError, NodeError
 from td3_robot.learner import compute, warm_start
 from td3_robot.learner.checkpointing import checkpoint, state
 from td3_robot.learner.core import LearnerCore
-from td3_robot.learner.factory import make_core
+from td3_robot.learner.factory import make_core, networks
 from td3_robot.learner.replay_buffer.storage import File, Storage
 from td3_robot.learner.resources import announce
 from td3_robot.runtime.node import Node
@@ -36,7 +36,7 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
     def admit(spec: RobotSpec) -> None:
         free = compute.free_memory(compute.device(node.config.learner.device))
         sizes = spec.observation_size, spec.action_size
-        log.info(announce(node.config, *sizes, node.run, free, loaded))
+        log.info(announce(node.config, *sizes, node.run, free, loaded, networks(node.config, spec)))
 
     def make_storage(capacity: int, width: int) -> Storage:
         if node.config.learner.replay_storage == "file":
