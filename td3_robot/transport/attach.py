@@ -12,6 +12,7 @@ import contextlib
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,7 @@ PLACES = 32
 LOOK_PERIOD = 1.0
 """Seconds between two looks for new listeners."""
 
+_SETTLED = 2.0  # seconds after which a second change of a folder certainly gets a new time stamp
 _IPC = "ipc://"
 
 
@@ -75,19 +77,36 @@ class Search:
     def __init__(self, endpoint: str, client: Callable[[], ClientLink], *, skip: bool) -> None:
         self._paths = {place: Path(place.removeprefix(_IPC)) for place in places(endpoints.absolute(endpoint))[skip:]}
         self._folder = Path(endpoint.removeprefix(_IPC)).absolute().parent
+        self._changed = -1  # time stamp of the folder's last change
+        self._settled_at = 0.0  # after this time (s), a new change gets a new time stamp
         self._client = client
         self._taps: dict[str, Tap] = {}  # taps of the attached listeners, by place
 
-    def look(self) -> set[str]:
-        """Return the places with a socket file of this user."""
-        # A list of the folder's files could take milliseconds, because the folder may hold many other files.
+    def look(self) -> set[str] | None:
+        """Return the places with a socket file of this user; None if they surely are the same as at the last call.
+
+        The time stamp of the folder's last change saves the look at each place, which would delay the control loop.
+        """
+        try:
+            changed = self._folder.stat().st_mtime_ns
+        except OSError:
+            self._changed = -1
+            return set()
+        now = time.monotonic()
+        if changed != self._changed:
+            self._changed, self._settled_at = changed, now + _SETTLED
+        elif now >= self._settled_at:
+            return None
         if self._folder == _folder() and not _is_private(self._folder):
+            self._changed = -1  # a change of the folder's mode does not change its time stamp
             return set()
         return {place for place, path in self._paths.items() if _is_ours(path)}
 
     def turn(self, connect: Callable[[str, ClientLink], Tap], detach: Callable[[Tap], None]) -> None:
         """Connect to the listeners that have attached, and forget those that have detached."""
         served = self.look()
+        if served is None:
+            return
         for place in self._taps.keys() - served:
             detach(self._taps.pop(place))
         for place in served - self._taps.keys():

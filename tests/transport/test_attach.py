@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -29,13 +30,28 @@ def test_a_search_finds_sockets_only_while_their_files_exist(tmp_path: Path) -> 
     endpoint = beside(f"ipc://{tmp_path}/policy", "monitor")
     search = search_for(endpoint)
     assert search.look() == set()
-    assert search_for(f"ipc://{tmp_path}/missing/monitor").look() == set()
     with closing(bound(tmp_path / "policy.monitor")), closing(bound(tmp_path / "policy.monitor.7")):
         (tmp_path / "policy.monitor.2").touch()  # a file, not a socket
         assert search.look() == {endpoint, f"{endpoint}.7"}
         assert search_for(endpoint, skip=True).look() == {f"{endpoint}.7"}
     (tmp_path / "policy.monitor").unlink()
     assert search.look() == {f"{endpoint}.7"}
+
+
+def test_a_search_does_not_read_a_folder_that_is_unchanged_for_two_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    search = search_for(f"ipc://{tmp_path}/monitor")
+    assert search.look() == set()
+    now[0] += 1.9
+    assert search.look() == set()  # within 2 s, a second change could have the same time stamp
+    now[0] += 0.1
+    assert search.look() is None
+    os.utime(tmp_path, (1.0, 1.0))
+    assert search.look() == set()
+    assert search_for(f"ipc://{tmp_path}/missing/monitor").look() == set()
 
 
 def test_a_socket_of_another_user_is_no_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +81,9 @@ def test_listeners_of_a_tcp_server_use_a_folder_of_this_user(tmp_path: Path, mon
 def test_listeners_attach_again_after_their_folder_was_writable_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A change of the mode does not change the folder's time stamp."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(attach, "_SETTLED", 0.0)
     endpoint = beside("tcp://127.0.0.1:5601", "monitor")
     attach.prepare(endpoint)
     (folder,) = tmp_path.iterdir()
