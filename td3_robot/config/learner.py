@@ -83,9 +83,8 @@ class LearnerConfig(Section, frozen=True):
             ``device`` is ``cpu``.
         threads_in: with ``critics`` two parallel threads each compute one critic, or half of the actor's batch. If
             ``threads`` is above 2, the other threads share the matrix products of these two. With ``operators`` all
-            threads share every matrix product.
-            ``operators`` is faster if no other process uses the learner's processor cores. Otherwise it may be far
-            slower.
+            threads share every matrix product. ``operators`` is faster if no other process uses the learner's processor
+            cores. Otherwise it may be far slower.
         compile: compile the update for the processor. This needs a C++20 compiler, and takes about 10 s the first time.
             If it fails, the learner logs a warning and continues without compiled updates. ``compile`` has no effect on
             a GPU, and for algorithms without a fast engine.

@@ -154,7 +154,7 @@ class Lifecycle:
         before, reason = self.state, reason[:_LONGEST_REASON]
         if state is not State.FINALIZED:
             self.held = Held(cause, "" if cause is Cause.INACTIVE else reason) if cause else None
-        self.state, self.reason = state, f"{STOP_PREFIX}{reason}" if cause is Cause.STOP else reason
+        self.state, self.reason = state, str(self.held) if cause is Cause.STOP else reason
         change = LifecycleChange(self.node, before.value, state.value, self.reason, int(now * 1e9))
         self._changes = [*self._changes[-_KEPT:], change]
         level = logging.WARNING if state is State.FAULT else logging.INFO

@@ -130,8 +130,8 @@ class Bus(Transport):
             curve.as_server(socket, server.link, self.keys)
             server.may = self.keys.may
         elif not self.keys:
-            # With a ZAP domain, libzmq refuses ZMTP 1.0 and 2.0. A web page can send ZMTP 1.0 in an HTTP request to a
-            # TCP endpoint. And libzmq 4.3.5 can abort if such a client connects while the server closes.
+            # A ZAP domain makes libzmq refuse ZMTP 1.0 and 2.0. A web page can send ZMTP 1.0 in an HTTP request to a
+            # TCP endpoint. libzmq 4.3.5 can abort if a client with these versions connects while the server closes.
             socket.setsockopt(zmq.ZAP_DOMAIN, server.link.encode())
         socket.bind(endpoint)
         if not endpoints.is_tcp(endpoint):
