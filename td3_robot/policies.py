@@ -113,7 +113,7 @@ class Policy:
             float32[A] or float32[N, A], in the order, units and ranges of ``spec.actions``; a new array.
 
         Raises:
-            ValueError: the array has another shape, or a value is not a real number or not finite in float32.
+            ValueError: the array has another shape, or a value is not real or is not finite in float32.
         """
         size = self.spec.observation_size
         needed = f"robot {self.spec.name!r} needs [{size}] or [N, {size}]"

@@ -48,8 +48,8 @@ A training records itself with --set record=true.
 _OPTIONS = {
     "split_mb": "begin a new file after X megabytes",
     "split_s": "begin a new file after X seconds",
-    "ring_s": "keep only the last X seconds; a node that fails, goes to fault or disappears, or SIGUSR1, makes the "
-    "recorder write them, first to OUT.mcap, then to OUT_1.mcap, … (not with --split-…)",
+    "ring_s": "keep only the last X seconds; the recorder writes them when a node fails, goes to fault or disappears, "
+    "and on SIGUSR1; the files are OUT.mcap, OUT_1.mcap, … (not with --split-…)",
     "ring_mb": "maximum size of the ring, in megabytes",
     "weights_every": "record the learner's first policy and every X-th; 1: all; 0: none (default: 100); policies "
     "that a person loads are always recorded",

@@ -84,7 +84,7 @@ class Recorder:
             self.counters["triggers"] += 1
 
     def close(self, now: float, attachments: Sequence[Attachment] = ()) -> None:
-        """Add these attachments and close the file. With a ring: write it if a trigger is pending."""
+        """Add these attachments and close the file. If there is a ring and a trigger is pending, write the ring."""
         if self._writer:
             for attachment in attachments:
                 self._writer.attach(attachment, self._epoch + int(now * 1e9))
