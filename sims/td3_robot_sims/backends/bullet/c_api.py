@@ -69,7 +69,7 @@ class DynamicsInfo(Structure):
     )
 
 
-# ``b3ContactPointData``, in C integers: flags, body A, body B, link A, link B, padding, and then 19 doubles.
+# ``b3ContactPointData`` as C integers: flags, body A, body B, link A, link B, padding, 19 doubles (2 integers each).
 CONTACT_INTS = 6 + 2 * 19
 LINK_A = 3
 
@@ -168,7 +168,8 @@ set_force = _function("b3JointControlSetMaximumForce", _HANDLE, c_int, c_double)
 set_torques = _function("b3JointControlSetDesiredForceTorqueMultiDof", _HANDLE, c_int, c_void_p, c_int)
 force = _function("b3ApplyExternalForceCommandInit", _HANDLE, result=_HANDLE)
 add_force = _function("b3ApplyExternalForce", _HANDLE, c_int, c_int, _DOUBLES, _DOUBLES, c_int, result=None)
-find_contacts = _function("b3InitPerformCollisionDetectionCommand", _HANDLE, result=_HANDLE)
+allow = _function("b3CollisionFilterCommandInit", _HANDLE, result=_HANDLE)
+set_pair = _function("b3SetCollisionFilterPair", _HANDLE, *[c_int] * 5, result=None)
 step = _function("b3InitStepSimulationCommand", _HANDLE, result=_HANDLE)
 
 ask_state = _function("b3RequestActualStateCommandInit", _HANDLE, c_int, result=_HANDLE)

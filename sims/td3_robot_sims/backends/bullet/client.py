@@ -264,10 +264,14 @@ class Client:
         b3.set_turn(command, *quaternion)
         self._run(handle, command)
 
-    def find_contacts(self) -> None:
-        """Find all contacts without a step, and forget earlier contacts that no longer exist."""
+    def forget_contacts(self, body: int) -> None:
+        """Forget all contacts of a body. The next step finds its contacts as in a new world."""
         handle = self._open()
-        self._run(handle, b3.find_contacts(handle.address))
+        command = b3.allow(handle.address)
+        # When a rule about a body's contacts is set, Bullet forgets them. This rule names no second body, so it has no
+        # other effect.
+        b3.set_pair(command, body, -1, BASE, BASE, 1)
+        self._run(handle, command)
 
     def push(self, body: int, link: int, force: Sequence[float], position: Sequence[float]) -> None:
         """Apply a force (N) at a position (m) during the next step, both in world coordinates."""

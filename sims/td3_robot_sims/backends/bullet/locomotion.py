@@ -77,12 +77,12 @@ class Locomotion(Environment):
     def _reset(self) -> Float32:
         noise = self.random.uniform(-RESET_NOISE, RESET_NOISE, len(self._gains))
         drawn = self.world
-        if self.disturbance:
-            self._world.forget_contacts()
         self._world.vary(drawn.get("mass"), drawn.get("friction"), drawn.get("joint_damping"))
         self._world.reset(noise.tolist())
         if tilt := drawn.get("tilt"):
             self._world.tilt(tilt, drawn["tilt_direction"])
+        if self.disturbance:
+            self._world.forget_contacts()
         self._contacts = self._in_the_air
         self._start_height = self._model.start_height
         raw, _ = self._observe()

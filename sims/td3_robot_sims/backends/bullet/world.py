@@ -27,7 +27,6 @@ GRAVITY = 9.8  # m/s²
 CONTACT_ERP = 0.9
 FLOOR_FRICTION = 0.8
 _HEIGHT, _PITCH = 1, 2  # joints that connect a planar robot to the world
-_FAR = 100.0  # m; at this height, no robot touches the floor
 TORSO = "torso"
 
 _CAMERA = {
@@ -111,8 +110,8 @@ class World:
             self.client.release(self._robot, joint)
             parts[joint.link] = index
             if index == 0:
-                # Insert the torso as the second part, because the order of the parts affects the rounding of their
-                # mean. The torso is the root link, unless another link has the name "torso".
+                # The torso is the second part, because the order of the parts affects the rounding of their mean. Here
+                # it is the root link. A later link with the name "torso" replaces the index, and keeps the place.
                 parts.setdefault(TORSO, BASE)
             if joint.velocity_at >= 0 and not joint.name.startswith("ignore"):
                 driven[index] = joint
@@ -137,7 +136,7 @@ class World:
         self._height_at = joints[_HEIGHT].position_at
 
     def vary(self, mass: float | None, friction: float | None, damping: float | None) -> None:
-        """Change the robot and the floor. Call this before a reset, because existing contacts keep their friction.
+        """Change the robot and the floor. Call this before a reset: a contact keeps the friction that it began with.
 
         Args:
             mass: factor for the loaded mass and inertia of every part; None for no change.
@@ -210,17 +209,12 @@ class World:
         self.client.push(self._robot, self._torso, (x, y, 0.0), self._torso_position())
 
     def forget_contacts(self) -> None:
-        """Remove the contact points of the earlier episode. Call this before a reset.
+        """Forget the contacts of earlier episodes. Call this after a reset and a tilt.
 
-        Bullet keeps them at a reset. It uses such a point again if a foot starts near the same place. Then the episode
-        depends on the earlier one, and a restored robot differs from the saved one.
+        Bullet keeps contact points and their order at a reset. Without this call, an episode would depend on the
+        earlier ones, and a restored robot would differ from the saved one.
         """
-        self.client.restore(self._start)
-        if self._planar:
-            self.client.set_joints(self._robot, [_HEIGHT], [_FAR])
-        else:
-            self.client.place(self._robot, (0.0, 0.0, _FAR), (0.0, 0.0, 0.0, 1.0))
-        self.client.find_contacts()
+        self.client.forget_contacts(self._robot)
 
     def reset(self, positions: Sequence[float]) -> None:
         """Restore the state that the world had after loading. Set the driven joints to ``positions`` (rad), at rest."""
