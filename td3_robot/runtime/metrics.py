@@ -14,7 +14,7 @@ def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
 
     After a resume the learner repeats some steps or updates. For these, return only the newer records.
     """
-    if not metrics.exists():
+    if not metrics.is_file():  # a link to a device, whose content may have no end, is no file
         return []
     axis = "updates" if kind == "offline" else "env_steps"
     records: list[dict[str, Any]] = []

@@ -111,7 +111,7 @@ class Cluster:
 
     def _all(self) -> list[psutil.Process]:
         """Return the processes of trainings and of Ray."""
-        found = psutil.process_iter(["cmdline", "environ"])
+        found = psutil.process_iter(["name", "cmdline", "environ"])
         return [process for process in found if (process.info["environ"] or {}).get("TMPDIR") == str(self.folder)]
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ class AutoscalingCluster(Head):
 
     def hosts(self) -> int:
         """Return the number of hosts. Each host runs one process ``raylet``."""
-        return sum(process.name() == "raylet" for process in self._all())
+        return sum(process.info["name"] == "raylet" for process in self._all())
 
 
 @pytest.fixture
