@@ -22,7 +22,7 @@ _FLUSH_TIMEOUT = 1.0  # seconds
 
 
 class _Writer(QueueListener):
-    """The thread that writes queued lines to a file descriptor. ``failed`` counts lines that it could not write."""
+    """The thread that writes queued lines to a file descriptor. ``failed`` counts the lines that are missing."""
 
     def __init__(self, lines: queue.SimpleQueue[Any], descriptor: int) -> None:
         super().__init__(lines)
@@ -31,7 +31,7 @@ class _Writer(QueueListener):
         self.written = self.failed = 0
 
     def handle(self, record: logging.LogRecord) -> None:
-        line = b"\n" * self._torn + f"{record.msg}\n".encode("utf-8", "backslashreplace")
+        line = whole = b"\n" * self._torn + f"{record.msg}\n".encode("utf-8", "backslashreplace")
         try:
             while line:
                 try:
@@ -39,8 +39,9 @@ class _Writer(QueueListener):
                 except BlockingIOError:  # another program made standard error non-blocking
                     select.select([], [self._descriptor], [], 1.0)
         except OSError:  # the disk is full, or the reader has ended: the robot continues without a log
-            self.failed += 1
-        self._torn = bool(line)
+            self.failed += 1 + getattr(record, "missing", 0)
+        if line is not whole:
+            self._torn = bool(line)
         self.written += 1
 
 
@@ -76,7 +77,8 @@ class LogQueue(QueueHandler):
             return
         lost = self._dropped + self._writer.failed
         if lost > self._reported:
-            record.msg = f"({lost - self._reported} lines are missing: they could not be written)\n{record.msg}"
+            missing = lost - self._reported
+            record = _line(f"({missing} lines are missing: they could not be written)\n{record.msg}", missing)
             self._reported = lost
         self._queued += 1
         self.queue.put(record)
@@ -98,8 +100,9 @@ class LogQueue(QueueHandler):
             self._nobody_reads = time.monotonic() > end
 
 
-def _line(text: str) -> logging.LogRecord:
-    return logging.makeLogRecord({"msg": text})
+def _line(text: str, missing: int = 0) -> logging.LogRecord:
+    """Return a record with this text, which reports ``missing`` lines."""
+    return logging.makeLogRecord({"msg": text, "missing": missing})
 
 
 _queue: LogQueue | None = None

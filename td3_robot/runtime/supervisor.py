@@ -36,7 +36,7 @@ A learner may compile its updates first. Compiling takes about 10 s, or some min
 _STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, float("inf")))
 """Signals that stop a process, each with the seconds to wait after it. The learner saves a checkpoint after SIGINT."""
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LONGEST_TURN = 1.0  # seconds; the supervisor's clock counts a longer turn as this long
+_LONGEST_TURN = 1.0  # seconds; one turn of supervise() advances the supervisor's clock by at most this
 _SILENCE = 0.05  # after this many seconds without a report, the supervisor expects no more reports
 _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
 _STARTS = 1000  # each start of the run reserves this many incarnation numbers; each restart of a process uses one
@@ -184,7 +184,7 @@ class Supervisor:
             self._start(child)  # for a known child, _restart has counted the death and raised the incarnation
 
     def _start(self, child: Child) -> None:
-        """Start a process. If no host has room for it, the run continues without it."""
+        """Start a process. If no host has room for one that the run can spare, the run continues without it."""
         try:
             child.start(self._clock)
         except NoRoomError:
@@ -196,15 +196,17 @@ class Supervisor:
         for child in self.children:
             if child.process is None or (code := child.process.poll()) is None:
                 continue
-            child.process = None
             if code == 0 and child.row.ends_run:
                 self._await_last_report(child)
+            if self._interrupts:
+                return  # _stop_all() handles this process and the others
+            child.process = None
             if code == 0 and child.state is ChildState.FINISHED:
                 child.state = ChildState.OVER
             elif code == EXIT_USAGE and child.row.essential:  # a restart would fail in the same way
-                code = 1 if child.deaths else EXIT_USAGE  # a process that ran before has valid arguments
+                code = 1 if child.deaths else EXIT_USAGE  # after a restart, the cause is not a wrong argument
                 raise NodeError(f"{child.name} cannot run: {child.last_log_line()}", code)
-            elif not self._interrupts:
+            else:
                 self._restart(child, code)
 
     def _restart(self, child: Child, code: int) -> None:

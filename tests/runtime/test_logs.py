@@ -66,6 +66,20 @@ def test_without_a_reader_lines_are_dropped_and_counted(pipe: tuple[int, int], m
     assert lines[-2:] == ["(12 lines are missing: they could not be written)", "the end"]
 
 
+def test_lines_that_could_not_be_written_are_counted(tmp_path: Path) -> None:
+    """A full disk loses three lines, one after the other. Then the disk has room."""
+    with open("/dev/full", "wb", buffering=0) as full, open(tmp_path / "log", "wb", buffering=0) as log_file:
+        log = logs.LogQueue(full.fileno())
+        for number in range(3):
+            log.handle(record(f"{number}"))
+            log.flush()
+        os.dup2(log_file.fileno(), full.fileno())
+        log.handle(record("3"))
+        log.flush()
+    wanted = ["(3 lines are missing: they could not be written)", "3"]
+    assert (tmp_path / "log").read_text().splitlines() == wanted
+
+
 def test_a_mistake_in_a_log_call_raises_no_exception(pipe: tuple[int, int]) -> None:
     log = logs.LogQueue(pipe[1])
     log.handle(logging.LogRecord("battery", logging.INFO, __file__, 1, "%.1f V", (None,), None))

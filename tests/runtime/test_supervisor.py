@@ -71,15 +71,17 @@ def test_the_loss_of_a_host_counts_as_one_death(tmp_path: Path) -> None:
 def test_a_stop_reports_everything_learned_as_saved_only_if_the_learner_ended_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str | None, saved: str
 ) -> None:
-    """``stop`` replaces ``Supervisor.supervise``: after Ctrl-C, the learner has ended with ``code``."""
+    """``stop`` replaces ``Supervisor.supervise``: after Ctrl-C, the learner has ended by itself with ``code``."""
     run = RunFolder.create(tmp_path / "run", Config())
     (run.checkpoints / "checkpoint-000000000100.safetensors").touch()
 
     def stop(supervisor: Supervisor, watch: Any) -> int:
         del watch
         child = next(child for child in supervisor.children if child.name == "learner")
-        process: Any = SimpleNamespace(wait=lambda: code)
+        process: Any = SimpleNamespace(poll=lambda: code, wait=lambda: code)
         child.process = process
+        supervisor._interrupts = 1
+        supervisor._reap()
         supervisor._collect(child)
         return 130
 
