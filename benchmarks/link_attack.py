@@ -161,7 +161,7 @@ def measure(robot: Robot, trips: int, kind: str, endpoint: str, keys: str) -> di
         return [robot.round_trip() for _ in range(_BLOCK)]
 
     def settled() -> list[int]:
-        block()  # not measured: the server may still close the connections of an earlier attack
+        block()  # not measured: the server may still be closing connections of an earlier attack
         return block()
 
     def attacked() -> list[int]:

@@ -22,8 +22,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def replaced(link: re.Match[str]) -> str:
         target = (folder / link[2]).resolve()
-        if not target.exists():
-            log.warning("%s links to %s, which does not exist", page.file.src_uri, link[2])
+        if not target.exists() or not target.is_relative_to(ROOT):
+            log.warning("%s links to %s, which does not exist in this project", page.file.src_uri, link[2])
+            return link[0]
         if target.is_relative_to(ROOT / "docs") and target.suffix != ".py":
             return link[0]
         name = f"`{target.relative_to(ROOT)}`"

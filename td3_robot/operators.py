@@ -93,7 +93,7 @@ class Operator:
         1000 characters, because a long reason must not prevent a stop.
 
         A CommandError can have a ``reply`` with an empty ``error``. Then the server has stopped, but not every robot
-        has confirmed its stop.
+        has confirmed its stop, or no robot is connected.
         """
         return self.ask(make_command("estop", target, reason))
 
@@ -115,11 +115,11 @@ class Operator:
         return self.ask(load_command(policy, "", reason, force=force))
 
     def rollback(self, version: int = 0, reason: str = "") -> Reply:
-        """Serve an older policy again, and refuse the weights of learners.
+        """Serve another policy that the server holds, usually an older one, and refuse the weights of learners.
 
         Args:
-            version: version of the policy, see :meth:`state`; 0 for the newest of the older policies that a person
-                loaded. If there is none, 0 means the previous policy.
+            version: version of the policy, see :meth:`state`. 0 means the newest older policy that a person loaded. If
+                no person loaded an older one, 0 means the previous policy.
             reason: why the operator does this, for the log.
         """
         return self.ask(make_command("rollback", "", reason, version))
@@ -223,8 +223,8 @@ class Takeover:
 
     Call :meth:`wait` in each control period, and :meth:`command` at least as often as the server's deadline requires.
     After a longer pause the robot gets the safe action until the next command. At the end of a ``with`` block the robot
-    goes back to the policy. If an exception ends the block, the robot keeps the safe action until a person gives it
-    back. Use a Takeover from one thread only.
+    goes back to the policy. If an exception ends the block, the robot gets the safe action until an operator gives it
+    back, takes it over or resets it. Use a Takeover from one thread only.
 
     Attributes:
         actions: the action channels: name, unit, and the limits ``low`` and ``high`` of the server.
@@ -313,7 +313,7 @@ class Takeover:
             self.close()
 
     def close(self) -> None:
-        """Close the connection without giving the robot back. The robot keeps the safe action."""
+        """Close the connection without giving the robot back. The robot gets the safe action."""
         self._open = False
         self._connection.close()
 

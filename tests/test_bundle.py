@@ -90,7 +90,7 @@ def test_layer_shapes_are_outputs_by_inputs(spec: RobotSpec) -> None:
     }
 
 
-def test_transposed_tensors_are_stored_in_c_order(make_bundle: Make) -> None:
+def test_tensors_in_fortran_order_are_stored_in_c_order(make_bundle: Make) -> None:
     original = make_bundle()
     turned = {name: np.asfortranarray(tensor) for name, tensor in original.tensors.items()}
     assert replace(original, tensors=turned).encode() == original.encode()
@@ -108,7 +108,7 @@ def test_truncated_or_longer_bytes_are_refused(make_bundle: Make) -> None:
 
 
 def test_bundle_with_a_changed_byte_is_refused_or_still_fits_its_header(make_bundle: Make) -> None:
-    """An accepted bundle has finite values, and shapes that fit. Only the hash in Weights detects its changed byte."""
+    """If decode() accepts the damaged bundle, its values are finite and its shapes fit. Only a hash can detect this."""
     payload = make_bundle().encode()
     for position in range(0, len(payload), 97):
         for value in (0x00, 0x7F, 0xFF, payload[position] ^ 1):
@@ -157,7 +157,7 @@ def test_other_safetensors_files_are_not_policies() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None, "x" * 10_000])
-def test_other_format_version_is_named_first(make_bundle: Make, version: Any) -> None:
+def test_another_format_version_is_reported_before_missing_keys(make_bundle: Make, version: Any) -> None:
     _, ours, _ = taken_apart(make_bundle().encode())
     # The header of an unknown format may lack all other keys.
     text = reason(put_together({}, {"format": version, "layers": ours["hidden"]}, b""))

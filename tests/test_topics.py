@@ -62,7 +62,7 @@ def test_taps_record_exactly_the_topics_of_the_table(topic: Topic) -> None:
     if topic.publisher != "operator":
         publisher.copies.offer(topic.link, sample, codec.encode(sample))
     assert publisher.recorded_topics() == ([sample.NAME] if topic.recorded == "sent" else [])
-    if topic.link in LISTENERS:  # the cores of listeners are not recorded
+    if topic.link in LISTENERS:  # recorders and monitors do not record their own inputs
         return
     role = topic.publisher if topic.publisher in ("operator", "driver", "simulator", "evaluator") else "policy"
     peer = Peer(topic.link, b"k", handshake.hello(role, "p", client=2), {})

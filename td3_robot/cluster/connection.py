@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster, and asks a host for its version of td3-robot and whether it reads a file."""
+"""Connects to a Ray cluster, and asks a host for its version of td3-robot and whether it can read a shared file."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ def probe(file: str, content: str) -> tuple[str, bool]:
     """Return the version of td3-robot on this host, and whether this host can read ``content`` in ``file``."""
     try:
         return __version__, Path(file).read_text(encoding="utf-8") == content
-    except OSError:
+    except (OSError, ValueError):  # ValueError: the file is not UTF-8
         return __version__, False

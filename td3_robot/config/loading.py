@@ -56,8 +56,8 @@ def parse(
     Args:
         content: nested maps, as read from YAML.
         overrides: each as ``KEY=VALUE``, for example ``learner.batch_size=128``.
-        source: name of the input in errors and warnings. An error about an overridden key contains the override, and
-            not this name.
+        source: name of the input in errors and warnings. An error about an overridden key contains the override or
+            its option in ``flags``, and not this name.
         flags: maps the full name of an overridden key to the command-line option that set the key. For all other keys,
             the option is ``--set``.
 
@@ -90,7 +90,7 @@ def parse(
 
 
 def _culprits(text: str, overrides: Sequence[str], flags: Mapping[str, str]) -> str:
-    """Return the overrides whose keys are in the error text, as the user typed them; empty if there are none."""
+    """Return the options of the overrides whose keys are in the error text; empty if there are none."""
     keys = {override.partition("=")[0]: override for override in overrides}
     named = [key for key in keys if re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", text)]
     return ", ".join(flags.get(key, f"--set {keys[key]}") for key in named)

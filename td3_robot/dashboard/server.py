@@ -86,7 +86,7 @@ class Dashboard:
 
     async def _act(self, request: Request) -> Response:
         if request.scope[ROLE] != OPERATOR:
-            return PlainTextResponse("refused: only the operator's address may command the robots\n", 403)
+            return PlainTextResponse("refused: to command the robots, open the address after 'operate:'\n", 403)
         body = b""
         async for part in request.stream():
             body += part
@@ -108,7 +108,7 @@ class Dashboard:
 def columns(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Return one list for each name that has a number in a record. The list has None for a record without this name.
 
-    If there are too many records, every n-th record and the newest record remain.
+    If there are too many records, every n-th record remains, counted back from the newest.
     """
     stride = -(-len(records) // _POINTS)
     kept = records[::-1][::stride][::-1] if records else []

@@ -49,10 +49,10 @@ class Body(ABC):
 
     @abstractmethod
     def step(self, action: Float32) -> int | None:
-        """End a control period with the applied ``action``, float32[N, A].
+        """End a control period in which the robots apply ``action``, float32[N, A].
 
-        Reset each robot whose episode ended before this control period.
+        A simulator simulates the whole period here. Reset each robot whose episode ended before this control period.
 
         Returns:
-            The number of transitions: one for each robot within an episode; None if there is no observation to publish.
+            The number of transitions, one for each robot that began no episode; None without an observation to publish.
         """

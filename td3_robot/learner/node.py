@@ -29,7 +29,7 @@ from td3_robot.util.version import __version__
 
 log = logging.getLogger(__name__)
 
-# Seconds to wait while an earlier learner saves its last checkpoint; less than the time that a node has to start.
+# Seconds to wait while an earlier learner saves its last checkpoint; less than READY_TIMEOUT of the supervisor.
 _PATIENCE = 60.0
 
 

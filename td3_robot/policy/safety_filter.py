@@ -1,7 +1,7 @@
 """The filter after the actor. It changes the policy's action into one that the robot may apply.
 
-The filter has no memory. Every Step contains the action that the robot really applied, so a lost Action causes no
-later error, and a recorded Action can be computed again.
+The filter has no memory: it begins at the action that the robot really applied, and every Step contains this action.
+So a lost Action causes no later error, and replay can compute a recorded Action again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class SafetyFilter:
     def __init__(self, envelope: Envelope, spec: RobotSpec) -> None:
         self.envelope = envelope
         self.spec = spec
-        # Rows [1, A] have the shape of one robot's actions. Equal shapes save time (see Actor).
+        # Rows [1, A], as the actions of one robot: numpy is faster with equal shapes (see Actor).
         self._low, self._high = envelope.low[None], envelope.high[None]
         self._step = None if envelope.step is None else envelope.step[None]
         self._blend = None if envelope.blend is None else envelope.blend[None]

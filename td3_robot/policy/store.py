@@ -185,9 +185,9 @@ class PolicyStore:
     def roll_back(self, version: int = 0) -> Policy:
         """Serve a held policy again, withdraw the current policy, and freeze. Return the policy that serves.
 
-        Version 0 chooses the newest of the older policies that a person loaded. If there is none, version 0 chooses
-        the previous policy. A version other than 0 may also be newer than the current version. Raises LifecycleError if
-        the store does not hold the policy.
+        Version 0 chooses the newest older policy that a person loaded. If no person loaded an older one, version 0
+        chooses the previous policy. A version other than 0 may also be newer than the current version. Raises
+        LifecycleError if the store does not hold the policy.
         """
         before = self.serving
         if before is None:

@@ -21,7 +21,7 @@ class Decoder:
         label: name of the recording, for error texts.
 
     Attributes:
-        sizes: N, O and A of each known source.
+        sizes: by source, the number N of robots, and the sizes O of an observation and A of an action.
         unknown_fields: by topic, the number of messages with unknown fields. The decoder ignores these fields.
     """
 
@@ -49,7 +49,7 @@ class Decoder:
         return message
 
     def knows(self, entry: Entry) -> bool:
-        """Whether the sizes for this message are known. Also true for malformed bytes: decoding reports the error."""
+        """Whether the sizes that this message needs are known. True for malformed bytes: decoding reports the error."""
         if entry.topic != Action.NAME:
             return True
         source = codec.source_of(entry.payload)

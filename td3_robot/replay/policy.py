@@ -1,4 +1,4 @@
-"""Replays the policy server's core. The core must produce the recorded messages of the topics in TOPICS."""
+"""Replays the policy server's core. Replay must produce the recorded messages of the topics in TOPICS."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from td3_robot.safety.limits import SafetyConfig
 from td3_robot.transport import link as handshake
 
 TOPICS = (Action.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Teleop.NAME, Latches.NAME)
-"""The compared topics: what a policy server's core sends, what operators sent to it, and its safety state."""
+"""The compared topics: what the core sends, its safety states, and the operators' messages that a server records."""
 _CORES = 8  # maximum number of cores in memory, one for each weights version
 _NO_STEPS = "Actions: their Steps are not recorded"
 _NO_WEIGHTS = "Actions: their weights are not recorded"
-_SAFE = "safe actions: their times depend on states and deadlines"
-_OPERATED = "Actions of operators: their times depend on deadlines"
+_SAFE = "safe actions: states and deadlines decide which Steps get one"
+_OPERATED = "Actions of operators: deadlines decide which Steps get one"
 
 
 def replay(session: Session) -> Outcome:

@@ -2,18 +2,18 @@
 
 The states of the driver and of the ROS node follow each other:
 
-============= ============= ====================================
-driver        ROS           request from ROS to the driver
-============= ============= ====================================
-unconfigured  unconfigured  ``configure`` asks for configure
-inactive      inactive      ``activate`` asks for activate
-active        active        ``deactivate`` asks for deactivate
-fault         inactive      ``activate`` asks for activate
+============= ============= ============================
+driver        ROS           possible transitions in ROS
+============= ============= ============================
+unconfigured  unconfigured  ``configure``, ``shutdown``
+inactive      inactive      ``activate``, ``shutdown``
+active        active        ``deactivate``, ``shutdown``
+fault         inactive      ``activate``, ``shutdown``
 finalized     finalized     none
-============= ============= ====================================
+============= ============= ============================
 
-In every state except finalized, ``shutdown`` asks for shutdown. If the driver refuses a request, the transition fails
-in ROS, and the ROS node keeps its state. The ROS node refuses ``cleanup``, because a driver keeps its configuration.
+A transition in ROS sends the command of the same name to the driver. If the driver refuses the command, the transition
+fails, and the ROS node keeps its state. The ROS node refuses ``cleanup``, because a driver keeps its configuration.
 """
 
 from __future__ import annotations

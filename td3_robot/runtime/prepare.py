@@ -54,7 +54,7 @@ def new_run(
     *,
     cluster: bool = False,
 ) -> Prepared:
-    """Create a run. If a check fails, raise a Td3RobotError and write nothing.
+    """Create a run. If a check fails, raise a Td3RobotError and create no run folder.
 
     Args:
         source: a configuration file, or the name of a shipped one; None for the defaults.
@@ -137,7 +137,7 @@ def resumed_run(
         what = "overrides: total_steps"
     for override in overrides:
         key, _, text = override.partition("=")
-        if key == "total_steps" and text.isdecimal():  # before loading, which compares total_steps with other keys
+        if key == "total_steps" and text.isdecimal():  # before load(): its error would be about another key
             _check_steps(run, int(text), what)
     before = run.trained_with() or run.config()
     wanted = configuration.load(source or run.config_file, overrides, flags)
@@ -246,7 +246,7 @@ def _announce(config: Config, path: Path, device_memory: int | None) -> list[str
         return []
     notices = [*thread_notices(config.learner, available_cores()), *compile_notices(config.learner)]
     if config.learner.algorithm not in CONSUMES:
-        return notices  # the learner checks memory and disk when a simulator joins
+        return notices  # an installed algorithm: the learner checks memory and disk when a simulator joins
     return [*notices, resources.announce(config, *_sizes(config.task), RunFolder(path), device_memory)]
 
 

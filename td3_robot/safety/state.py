@@ -34,7 +34,7 @@ class SafetyState:
     operated: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """Return the state as plain values for a Latches message. In ``held``, only the text shows the cause."""
+        """Return the state as plain values for Latches. In ``held``, the first words tell stops from faults."""
         server = self.server or Held(Cause.FAULT)
         sources = self.sources.items()
         operated = {name: list(robots) for name, robots in self.operated.items()}

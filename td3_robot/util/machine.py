@@ -62,7 +62,7 @@ def available_cores() -> int:
 def compiler() -> list[str]:
     """Return the command of the C++ compiler. The environment variable ``CXX`` replaces the default.
 
-    ``CXX`` may contain options, for example ``ccache g++``.
+    ``CXX`` may contain several words, for example ``ccache g++``.
     """
     return os.environ.get("CXX", "").split() or ["clang++" if sys.platform == "darwin" else "g++"]
 

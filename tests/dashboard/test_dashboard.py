@@ -104,7 +104,7 @@ def test_a_run_that_has_ended_has_metrics_and_a_stream(site: Site) -> None:
 
 
 def test_a_viewer_that_reads_nothing_blocks_nobody(site: Site) -> None:
-    """29 viewers read the stream, and one more viewer reads nothing."""
+    """29 viewers read the stream. One more viewer reads nothing after the headers of the answer."""
     cookie = site.cookie()
     with contextlib.ExitStack() as stack:
         streams = []
@@ -160,7 +160,7 @@ def test_only_an_operator_may_command(site: Site) -> None:
         return status, answer.decode()
 
     stop = b'{"verb": "estop"}'
-    assert act(viewer, stop) == (403, "refused: only the operator's address may command the robots\n")
+    assert act(viewer, stop) == (403, "refused: to command the robots, open the address after 'operate:'\n")
     assert act({"Cookie": operator["Cookie"]}, stop) == (403, "refused: the request has no Origin header\n")
     assert act({**operator, "Origin": "http://evil.example"}, stop)[0] == 403
     assert site.get("/act", operator)[0] == 405

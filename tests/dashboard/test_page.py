@@ -102,7 +102,7 @@ def test_the_memory_of_an_open_page_stays_constant(page: Page, serve: Callable[.
     assert page.problems == []
 
 
-def test_after_a_change_of_the_robot_the_page_does_not_draw_waiting_pictures(
+def test_after_another_robot_is_chosen_the_page_drops_the_queued_frames(
     page: Page, serve: Callable[..., Site], tmp_path: Path
 ) -> None:
     make_run(tmp_path / "run")

@@ -34,7 +34,7 @@ def damaged(content: bytes, file: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["faulted", "deployed", "walkers", "tampered"])
-def test_the_page_shows_what_the_command_info_reports(
+def test_the_page_shows_what_td3_robot_info_reports(
     page: Page, serve: Callable[..., Site], tmp_path: Path, name: str
 ) -> None:
     run = make_run(tmp_path / "run")

@@ -35,7 +35,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> 
 
 
 def processor(monkeypatch: pytest.MonkeyPatch, speed: float | None) -> None:
-    """Pretend that bf16 multiplies ``speed`` times as fast as fp32. None means a processor without bf16."""
+    """Pretend that products in bf16 are ``speed`` times as fast as in fp32. None means a processor without bf16."""
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: speed is not None, raising=False)
     monkeypatch.setattr(compute, "bf16_speed", lambda: speed)
@@ -96,7 +96,7 @@ def test_a_chosen_precision_is_not_measured_again(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("before", "begins"), [(None, True), ("fp32", True), ("bf16", False)])
-def test_a_resumed_run_does_not_choose_the_same_precision_again(
+def test_a_resumed_run_checks_its_precision_only_if_it_changes(
     before: str | None, begins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The configuration sets bf16. ``before`` is the precision of the resumed run; None means a new run."""
@@ -209,7 +209,7 @@ def test_the_speed_of_bf16_is_measured_once() -> None:
     assert compute.bf16_speed() == speed
 
 
-def test_resolve_gives_the_settings_that_this_process_would_use() -> None:
+def test_resolve_replaces_auto_with_settings_that_fit_this_machine() -> None:
     """A child process examines this machine. The default settings need no child process."""
     fixed = parse({})
     assert resolve(fixed, sizes) == (fixed, None, [])

@@ -86,8 +86,8 @@ class Cable:
         delay: delay of each packet in seconds.
         loss: probability that a packet is lost, 0 to 1.
         lost: number of packets lost so far.
-        carried: number of packets delivered so far.
-        late: number of delivered packets that were over 5 ms late, because this thread did not get the processor.
+        carried: number of packets that were not lost so far.
+        late: number of these packets that were over 5 ms late, because this thread did not get the processor.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:

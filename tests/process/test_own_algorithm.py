@@ -53,5 +53,5 @@ def test_unknown_algorithm_gives_one_line_of_error_before_the_run_starts(train: 
 def test_prioritised_replay_needs_an_algorithm_with_td_errors(train: Any) -> None:
     run = train(1200, "learner.algorithm=sign", "learner.replay=lap")
     assert run.finish() == 2, run.output()
-    wanted = "learner.replay is 'lap', but learner.algorithm gives no TD errors; allowed for it: 'uniform'"
+    wanted = "learner.replay is 'lap', but learner.algorithm gives no TD errors; learner.replay must be 'uniform'"
     assert wanted in run.output()

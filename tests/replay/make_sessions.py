@@ -365,7 +365,7 @@ def main(names: list[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / f"{name}.mcap"
             SESSIONS[name](made)
-            # The first replay must find no difference. Then --update adds only transitions.
+            # The first replay must find no difference, so --update only attaches the learner's transitions.
             for words in ((), ("--update",)):
                 if code := td3_robot(["replay", str(made), *words]):
                     return code

@@ -132,7 +132,7 @@ def test_a_robot_appears_as_ros_topics(ros: World, command: Callable[..., Comman
     assert listener.got["/leg/robot_0/commands"][0]["layout"]["dim"][0]["label"] == "torque"
 
 
-def test_a_remark_that_comes_after_the_last_new_topic_is_printed(
+def test_a_new_remark_without_a_new_topic_is_printed(
     ros: World, command: Callable[..., Command], make_step: Callable[..., Step], save: Callable[..., Path]
 ) -> None:
     """The robot starts again without one of its channels. This gives a new remark, but no new topic."""

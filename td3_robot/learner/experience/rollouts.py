@@ -92,7 +92,7 @@ class Rollouts:
             self._ended.append(np.stack(self._running.pop(key).rows))
 
     def take(self) -> Batch:
-        """Remove the oldest finished piece, and return a batch of its T steps in order: B = T.
+        """Remove the oldest finished piece, and return its steps, in order, as one batch.
 
         ``discount`` is γ, but 0 for the last step of an episode that terminated.
         """

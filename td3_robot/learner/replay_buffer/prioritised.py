@@ -61,7 +61,7 @@ class SumTree:
             children = torch.from_numpy(level.reshape(-1, BRANCHES)[found])
             sums = children.cumsum_(1).numpy()  # five times as fast as numpy's cumsum
             branch = np.minimum((sums <= rest[:, None]).sum(1), BRANCHES - 1)
-            sums[:, -1] = 0.0  # the sum before branch 0
+            sums[:, -1] = 0.0  # branch 0 reads column -1 in the next line, and no sum comes before it
             rest -= sums[np.arange(len(rest)), branch - 1]
             found = found * BRANCHES + branch
         return found
@@ -110,7 +110,7 @@ class PrioritisedReplay(ReplayBuffer):
     def learned(self, errors: Sequence[Tensor]) -> None:
         if not errors:
             raise ConfigError(
-                "learner.replay is 'lap', but learner.algorithm gives no TD errors; allowed for it: 'uniform'"
+                "learner.replay is 'lap', but learner.algorithm gives no TD errors; learner.replay must be 'uniform'"
             )
         size = np.max([error[:, 0].abs().cpu().numpy() for error in errors], 0).astype(np.float64)
         priorities = np.fmin(np.fmax(size, 1.0), _LARGEST_ERROR) ** self.exponent
@@ -126,7 +126,7 @@ class PrioritisedReplay(ReplayBuffer):
         priorities, greatest = arrays["priorities"], float(scalars["greatest_priority"])
         sound = (priorities >= 1) & np.isfinite(priorities)
         if priorities.shape != (len(self),) or not sound.all() or not 1 <= greatest < np.inf:
-            raise ValueError(f"the priorities must be {len(self)} finite numbers of at least 1")
+            raise ValueError(f"the {len(self)} priorities and the greatest must be finite numbers of at least 1")
         self._greatest = greatest
         self._tree.leaves[:] = 0
         self._tree.set(slice(len(self)), priorities)

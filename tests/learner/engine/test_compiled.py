@@ -141,7 +141,7 @@ def test_batch_sizes_may_change_and_nan_spreads_as_in_the_plain_engine(clip: flo
 
 @needs_compiler
 def test_the_second_thread_works_and_does_not_change_the_results() -> None:
-    """With these sizes, a share takes long enough for the second thread to begin it before the first thread is free."""
+    """With these sizes, share 0 takes so long that the second thread begins share 1 before the first thread is free."""
     config = LearnerConfig(threads=2)
     one, two = (CompiledTD3(O, A, (400, 300), config, seed=3) for _ in range(2))
     for batch in batches(40, seed=41, size=256):
@@ -198,7 +198,7 @@ def test_the_learner_compiles_once_for_a_machine(empty_cache: Path) -> None:
 
 @needs_compiler
 def test_a_damaged_file_in_the_cache_is_compiled_again(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``CXX`` names a compiler with an option here, as users of ccache do."""
+    """``CXX`` holds a compiler and an option here."""
     monkeypatch.setenv("CXX", f"{' '.join(machine.compiler())} -w")
     path = compiled.library_file()
     path.parent.mkdir(parents=True)

@@ -64,8 +64,8 @@ def test_a_task_without_a_time_limit_gives_batches_of_bounded_size(
     world.step(M, lost=True)
     for phase in (M, M, M, T):
         world.step(phase)
-    # Step 6 is lost, so the transitions to steps 6 and 7 are missing. A batch has LONGEST = 2 transitions. So two
-    # batches are incomplete and dropped: transitions 5 and 6, and transitions 7 and 8.
+    # Transition n ends at step n. Step 6 is lost, so transitions 6 and 7 are missing. A batch has LONGEST = 2
+    # transitions. So the batches of transitions 5 and 6, and of 7 and 8, are incomplete and dropped.
     assert world.rewards() == [[3, 4], [9, 10]]
 
 

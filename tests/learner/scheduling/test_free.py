@@ -1,4 +1,4 @@
-"""How free-running shares the allowed steps among sources."""
+"""How the free-running scheduler divides the allowed steps among the sources."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_late_simulator_gets_an_equal_part_from_then_on(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("fleet", [2], indirect=True)
-def test_a_missing_simulator_stops_the_other_only_for_the_start_time(fleet: Fleet) -> None:
+def test_a_simulator_waits_for_a_missing_one_only_until_the_start_time_is_over(fleet: Fleet) -> None:
     fleet.start("a")
     for _ in range(100):  # 2 s
         fleet.turn(20)
