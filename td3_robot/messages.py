@@ -6,7 +6,7 @@ A action channels, E episodes. ``docs/reference/protocol.md`` is produced from t
 
 The annotation of a field has the type, the shape of an array, the meaning, and the unit if there is one. A field with a
 default is optional: if a message lacks the field, the reader takes the default. A reader ignores and counts fields that
-it does not know. So a new field is one line at the end of its message::
+it does not know. So a new field needs only one line, at the end of its message::
 
     latency: Annotated[U64, "time from observation to action", "ns"] = 0
     torque: Annotated[Float32, Shape("NA"), "measured torque", "N·m"] = ZEROS
@@ -57,9 +57,9 @@ class ActionOrigin(IntEnum):
 
     NONE = 0  # no action: every robot is at FIRST
     POLICY = 1  # the Action that answered the previous Step
-    HELD = 2  # no Action came in time: each robot repeats its last action; in a simulator, zero after a reset
+    HELD = 2  # no Action came in time: each robot repeats its last action; after a reset, a simulator applies zero
     ZERO = 3  # no Action came in time: the robots apply zero, or the limit nearest to zero
-    SAFE = 4  # the safe action: the policy server sent it, or the source is inactive, in fault or waits for an Action
+    SAFE = 4  # the safe action: the policy server sent it, or the source is inactive, in fault, or waits for an Action
     OPERATOR = 5  # an Action whose ``operated`` is not empty: operators have at least one robot, see Step.operated
 
     @classmethod
@@ -188,7 +188,7 @@ def wire_fields(message: type[Message]) -> dict[str, FieldType]:
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number in an operator's action. Actions are float32."""
 _SOURCE = "id of the simulator process or robot"
-_INCARNATION = "number that grows with each start of the source; no transition joins two incarnations"
+_INCARNATION = "number that grows with each start of the source; both Steps of a transition have the same one"
 
 
 class Hello(Message, frozen=True):
@@ -225,7 +225,7 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The server rejects the client. The ``code`` hello asks an unknown client for a Hello."""
+    """The server rejects the client. With the code ``hello``, it asks an unknown client for a Hello."""
 
     NAME: ClassVar[str] = "refused"
 
@@ -251,8 +251,9 @@ class Bye(Message, frozen=True):
 
 
 _OPERATED = (
-    "the operator's name by robot index, for robots that operators have taken over; the name is empty while the "
-    "operator is silent: then the robot gets the safe action; without such robots, the field is left out"
+    "the operator's name by robot index, for each robot that an operator has taken over; an empty name means that the "
+    "robot does not apply the operator's action, usually because the operator is silent and the robot gets the safe "
+    "action; the field is left out if no robot is taken over"
 )
 
 
@@ -471,8 +472,8 @@ class Command(Message, frozen=True, omit_defaults=True):
     reason: Annotated[LongText, "why, for the log; may be empty"]
     version: Annotated[
         U64,
-        "load: version of the policy, 0 for the next; rollback: version to use; 0: the newest older version that a "
-        "person loaded, or the previous version if there is none",
+        "load: version of the policy, 0 for the next number; rollback: version to use, 0 for the newest older version "
+        "that a person loaded, or for the previous version if no person loaded an older one",
     ]
     sha256: Annotated[Text, "load: hexadecimal SHA-256 of payload; else empty"]
     payload: Annotated[bytes, wire("bytes", max_length=LONGEST_PAYLOAD), "load: a policy bundle; else empty"]
@@ -568,7 +569,7 @@ class Turn(Message, frozen=True):
                 return f"topic {item[1][:40]!r} is not one of {', '.join(MESSAGES)}"
             named = item[2].get("named", [])
             if not (isinstance(named, list) and all(type(part) in (str, int) for part in named)):
-                return f"{item[1]} is named {repr(named)[:80]}; needed is a list of text and integers"
+                return f"'named' of {item[1]} is {repr(named)[:80]}; needed is a list of text and integers"
             if "wire" in item[2] and (type(item[2]["wire"]) is not str or type(item[2].get("robots")) is not int):
                 return f"{item[1]} has the fields {repr(item[2])[:80]}; needed are wire (text) and robots (integer)"
         return None
@@ -622,7 +623,8 @@ class Record(Message, frozen=True):
         kind = MESSAGES.get(self.topic)
         if kind is None or kind is Record:
             return f"topic {self.topic!r} is not recorded"
-        return f"payload has {len(self.payload)} bytes" if len(self.payload) > kind.MAX_BYTES else None
+        size, limit = len(self.payload), kind.MAX_BYTES
+        return f"payload has {size} bytes; allowed: at most {limit}" if size > limit else None
 
 
 MESSAGES: dict[str, type[Message]] = {message.NAME: message for message in Message.__subclasses__()}

@@ -35,7 +35,7 @@ _EXAMPLES = """examples:
   td3-robot bundle export walker.safetensors walker.onnx --onnx
   td3-robot bundle import td3_walker.zip walker.safetensors --task Walker2D
 """
-_TRIALS = 64  # number of random observations for which verify computes actions
+_TRIALS = 64  # number of random observations for which the command ``verify`` computes actions
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,7 +58,7 @@ def _parser() -> Parser:
     which.add_argument("--final", action="store_true", help="take a run's final policy")
     create.add_argument("--note", metavar="TEXT", help="text to store in the bundle's provenance")
     create.add_argument(
-        "--noise", type=real(), default=0.0, metavar="SCALE", help="Gaussian exploration (default: none)"
+        "--noise", type=real(), default=0.0, metavar="SCALE", help="scale of Gaussian exploration (default: none)"
     )
 
     show = commands.add_parser("show", help="print what a bundle contains")
@@ -232,10 +232,9 @@ def _check(bundle: Bundle, robot: RobotSpec | None, source: str) -> dict[str, An
     """
     if robot and (difference := robot.difference(bundle.spec)):
         raise BundleError(f"policy {source!r} is for another robot: {difference}")
-    # Use limits of at most ±1000, because no uniform distribution covers an infinite range.
-    low, high = (
-        np.clip([getattr(channel, side) for channel in bundle.spec.observations], -1e3, 1e3) for side in ("low", "high")
-    )
+    low, high = (np.array([getattr(channel, side) for channel in bundle.spec.observations]) for side in ("low", "high"))
+    # No uniform distribution covers an infinite range, so use the part of each range that is near 0.
+    low, high = np.maximum(low, np.minimum(-1e3, high - 2e3)), np.minimum(high, np.maximum(1e3, low + 2e3))
     observations = np.random.default_rng(0).uniform(low, high, (_TRIALS, len(low))).astype(np.float32)
     with np.errstate(all="ignore"):
         actions = Actor(bundle)(observations)

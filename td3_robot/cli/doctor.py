@@ -33,7 +33,7 @@ for name in sys.argv[1:]:
         broken[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
 print()
 print(json.dumps(broken), flush=True)
-os._exit(0)  # so that no package prints more
+os._exit(0)  # skips exit handlers: a package could print after the JSON
 """
 _REALTIME_CODE = """
 import json
@@ -123,7 +123,10 @@ def _child(code: str, *words: str) -> tuple[dict[str, Any], str]:
         return {}, f"the check did not end within {_TIMEOUT:g} s"
     if done.returncode:
         return {}, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    try:
+        answer: dict[str, Any] = json.loads((done.stdout.splitlines() or [""])[-1])
+    except ValueError:
+        return {}, "the check ended without a result"
     return answer, ""
 
 

@@ -99,12 +99,12 @@ def _parser() -> Parser:
         "--at-once",
         type=integer(1),
         metavar="N",
-        help="number of parallel runs (default: one for every two processor cores; with --cluster, of all hosts)",
+        help="number of parallel runs (default: one for every two cores of this machine; with --cluster, of all hosts)",
     )
     parser.add_argument(
         "--cluster",
         metavar="ADDRESS",
-        help="train on the hosts of a Ray cluster that see the folder of the runs: auto, or HOST:PORT",
+        help="train on the hosts of a Ray cluster that see the folder of the runs; ADDRESS is auto, or HOST:PORT",
     )
     return parser
 
@@ -159,7 +159,8 @@ def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: 
     running: dict[Training, Running] = {}
     caught: list[int] = []
     with contextlib.ExitStack() as stack:
-        for number in _SIGNALS:  # an exception in the handler could interrupt the start of a training
+        # The handler only notes the signal, because an exception could interrupt the start of a training.
+        for number in _SIGNALS:
             stack.callback(signal.signal, number, signal.signal(number, lambda number, _: caught.append(number)))
         while (waiting or running) and not caught:
             here = max(1, available_cores() // 2)
@@ -175,10 +176,11 @@ def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: 
                 done += 1
                 final = _final(out, training)
                 failed |= code != EXIT_GOOD or not final
-                problem = f"failed with exit code {code}" if code else "ended without a final evaluation"
-                result = f"mean return {final['eval_return_mean']:.1f}" if final else problem
-                where = "" if final else f"; see {out / training.name}.log"
-                print(f"{done}/{len(trainings)} {training.name}: {result}{where}", flush=True)
+                results = [f"mean return {final['eval_return_mean']:.1f}"] if final else []
+                if code or not final:
+                    results.append(f"failed with exit code {code}" if code else "ended without a final evaluation")
+                    results.append(f"see {out / training.name}.log")
+                print(f"{done}/{len(trainings)} {training.name}: {'; '.join(results)}", flush=True)
         for process in running.values():
             process.send_signal(signal.SIGINT)
         for process in running.values():

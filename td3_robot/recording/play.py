@@ -126,7 +126,7 @@ def _play(options: argparse.Namespace) -> int:
             if problem:
                 print(f"td3-robot play: {problem}", file=sys.stderr)
                 return EXIT_CHECK_FAILED
-            loop += 1
+            loop += not stopped
     result = {"loops": loop, "interrupted": bool(stopped), **played}
     print(json.dumps(result) if options.json else ", ".join(f"{count} {name}" for name, count in played.items()))
     return exit_code_of(stopped[0]) if stopped else EXIT_GOOD

@@ -92,7 +92,7 @@ def expand(launch: Launch, config: Config) -> list[Process]:
             processes.append(Process(name, row))
         else:
             count = _value(config, row.count, name)
-            if not isinstance(count, int):
+            if type(count) is not int:  # a bool is an int, too
                 raise ConfigError(
                     f"launch description: count of process {name!r} is {row.count!r}, which is not the key of a number"
                 )

@@ -20,11 +20,12 @@ from td3_robot.util.text import one_line
 def path(name: str, value: Any) -> Path:
     """Check an argument that names a file or a folder."""
     allowed = "the path of a file or folder, as text or pathlib.Path"
-    if not isinstance(value, str | os.PathLike):
+    found = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(found, str):
         raise wrong_type(name, value, allowed)
-    if not str(value) or "\0" in str(value):
-        raise ArgumentError(name, f"is {str(value)!r}; allowed: {allowed}")
-    return Path(value)
+    if not found or "\0" in found:
+        raise ArgumentError(name, f"is {found!r}; allowed: {allowed}")
+    return Path(found)
 
 
 def text(name: str, value: Any) -> str:

@@ -3,10 +3,12 @@
 To add a simulator, write two classes and register the backend:
 
 * a subclass of :class:`Environment` simulates one robot;
-* a subclass of :class:`Backend` names the tasks of one engine and makes their environments;
+* a subclass of :class:`Backend` describes the tasks of one engine and makes their environments;
 * a row in ``td3_robot_sims.tasks.BACKENDS``, or an entry point of an installed package, registers the backend.
 
 ``tests/contract/simulator_backend.py`` tests a backend against the rules of this module.
+
+In the shapes of arrays, O is the number of a robot's observation channels, and A the number of its action channels.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class Environment(ABC):
             for a robot without named groups.
 
     Attributes:
-        concurrent: whether threads can step environments of this class at the same time, and save time by this.
+        concurrent: whether threads can step environments of this class at the same time, faster than one thread can.
         random: the random generator of resets and steps.
         disturbance: the randomization of this robot; None if nothing is randomized.
     """
@@ -84,7 +86,7 @@ class Environment(ABC):
         self._start: NDArray[np.uint64] | None = None  # the random state before the reset of the running episode
         self._running = False
         self._action_shape = (spec.action_size,)
-        self._actions: list[Float32] = []  # all actions of the episode, without delays
+        self._actions: list[Float32] = []  # all actions of the episode, as step() received them
         self._observation = np.zeros(spec.observation_size, np.float32)
 
     @property
@@ -122,17 +124,18 @@ class Environment(ABC):
 
         Raises:
             RuntimeError: no episode is running. Call reset before the first step, and after the end of an episode.
-            ValueError: the action has the wrong shape, is not finite, or the sum of its squares exceeds float32.
+            ValueError: the action has the wrong shape, is not finite, or the sum of its squares is too large for
+                float32.
         """
         if not self._running:
             raise RuntimeError(f"{self.spec.name}: no episode is running; call reset() first")
         action = np.array(action, np.float32)  # a copy, because the caller may reuse its array
         if action.shape != self._action_shape:
             raise ValueError(f"{self.spec.name}: the action has shape {action.shape}; it must be {self._action_shape}")
-        # Use neither dot(), which releases the interpreter lock, nor @, which warns about an overflow.
+        # Use Python's sum(): dot() would release the interpreter lock, and @ would warn about an overflow.
         if not sum(value * value for value in action.tolist()) <= _LARGEST:
             raise ValueError(f"{self.spec.name}: action {action.tolist()} is not finite, or is too large")
-        self._actions.append(action)  # without its delay, because restore_state() delays it again
+        self._actions.append(action)  # not delayed, because restore_state() passes it to step(), which delays it
         if self.disturbance:
             truth, reward, terminated, truncated = self._step(self.disturbance.delayed(action))
             observation = self.disturbance.sensed(truth)
@@ -162,7 +165,7 @@ class Environment(ABC):
         return dict(self._terms) or {"reward": self._reward}
 
     def save_state(self) -> dict[str, Any]:
-        """Save the random state at the start of the episode, all its actions and its newest observation.
+        """Save the random state at the start of the episode, its k actions so far and its newest observation.
 
         Before the first episode, this saves the current random state.
 
@@ -188,13 +191,14 @@ class Environment(ABC):
         """
         where = f"saved state of {self.spec.name}"
         if state.keys() != {"random", "started", "actions", "observation"}:
-            raise BundleError(f"{where}: it must hold random, started, actions, observation")
+            raise BundleError(f"{where}: it must hold exactly the keys 'random', 'started', 'actions', 'observation'")
         words = saved_episode.array(state, "random", np.uint64, (6,), where)
         count = getattr(state["actions"], "shape", (0,))[:1]
         actions = saved_episode.array(state, "actions", np.float32, (*count, *self._action_shape), where)
         observation = saved_episode.array(state, "observation", np.float32, self._observation.shape, where)
-        if not np.isfinite(actions).all():
-            raise BundleError(f"{where}: an action is not finite")
+        sizes = np.square(actions, dtype=np.float64).sum(tuple(range(1, actions.ndim)))
+        if not (sizes <= _LARGEST).all():
+            raise BundleError(f"{where}: an action is not finite, or is too large")
         saved_episode.unpack_random(words, self.random)
         self._start, self._running, self._actions = None, False, []
         if not state["started"]:

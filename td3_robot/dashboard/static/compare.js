@@ -3,6 +3,10 @@
 
 const compared = new Chart("chart-compare");
 
+function reload() {
+  load().catch((error) => { $("connection").textContent = `no connection to td3-robot dashboard: ${error.message}`; });
+}
+
 async function load() {
   const answer = await fetch("/compare");
   if (!answer.ok) {
@@ -58,5 +62,5 @@ function showVideos(runs) {
 }
 
 window.history.replaceState(null, "", "/"); // keep the token out of the browser's history and of screenshots
-$("again").onclick = load;
-load();
+$("again").onclick = reload;
+reload();

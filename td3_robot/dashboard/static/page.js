@@ -35,7 +35,7 @@ async function loadMetrics() {
   if (train.env_steps || evaluation.env_steps) $("training").hidden = false;
   const drawn = joined([{ table: train, name: "return_mean", label: "training" }, { table: evaluation, name: "eval_return_mean", label: "evaluation" }]);
   if (drawn) returns.set(...drawn);
-  const loss = joined(Object.keys(train).filter((name) => name.endsWith("_loss")).map((name) => ({ table: train, name, label: name.replace("_", " ") })));
+  const loss = joined(Object.keys(train).filter((name) => name.endsWith("_loss")).map((name) => ({ table: train, name, label: name.replaceAll("_", " ") })));
   if (loss) losses.set(...loss);
   const body = $("records").tBodies[0];
   body.replaceChildren();
@@ -83,7 +83,7 @@ function medianBin(counts) {
 
 const listed = (map) => Object.entries(map).map(([name, value]) => `${name} ${number(value)}`).join(", ");
 
-// The value begun is the time at which the dashboard attached to the nodes, in seconds since 1970.
+// begun: the time at which the dashboard attached to the nodes, in seconds since 1970.
 function showNodes({ nodes, faults, begun }) {
   const body = $("nodes").tBodies[0];
   body.replaceChildren();
@@ -131,7 +131,7 @@ function showRobots(live) {
     return;
   }
   $("robot-facts").textContent = `action from: ${robot.origin}. Episode ${robot.episode}, step ${robot.episode_step}, ${robot.phase}. Reward ${number(robot.reward)}`;
-  showChannels(robot, live.specs[robot.source] ?? {}, live.point.time); // first, because showChannels may forget the pictures
+  showChannels(robot, live.specs[robot.source] ?? {}, live.point.time); // before body.play, because new channels remove the old pictures
   $("undrawn").textContent = whyUndrawn(robot, live.drawable);
   $("undrawn").hidden = !$("undrawn").textContent;
   const drawn = live.drawn?.[keyOf(robot)];
@@ -183,7 +183,7 @@ function showChannels(robot, spec, time) {
   drawChannels(names);
 }
 
-// A limit is null or undefined if there is none.
+// If a channel has no limit, low or high is null or undefined.
 function outside({ value, low, high }) {
   return (low ?? -Infinity) > value || (high ?? Infinity) < value;
 }

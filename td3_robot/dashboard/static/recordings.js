@@ -9,6 +9,7 @@ let shown = null; // the shown robot with its channels
 let selected = new Set();
 
 const say = (text, kind = "") => { $("connection").textContent = text; $("connection").className = kind; };
+const lost = (error) => say(`no connection to td3-robot dashboard: ${error.message}`, "bad");
 const megabytes = (bytes) => (bytes / 1e6).toFixed(2);
 
 async function loadList() {
@@ -32,7 +33,7 @@ async function loadList() {
   }
 }
 
-// Reads a recording. Without a robot, the server selects the first one.
+// Reads a recording. If robot is empty, the server selects the first robot.
 async function open(wanted, robot = "") {
   say(`reading ${wanted}`);
   for (const button of document.querySelectorAll("#files button, #robot")) button.disabled = true;
@@ -47,10 +48,10 @@ async function open(wanted, robot = "") {
     showTopics(report.topics);
     showEvents(report);
     showRobot(report);
-    showReplay(await (await fetch("/recordings/replay")).json());
+    await askReplay();
     say(`opened ${name}`, "good");
   } catch (error) {
-    say(`no connection to td3-robot dashboard: ${error.message}`, "bad");
+    lost(error);
   } finally {
     for (const button of document.querySelectorAll("#files button, #robot")) button.disabled = false;
   }
@@ -134,7 +135,12 @@ function showReplay(replay) {
   else if (replay.running) $("replayed").textContent = `${of}replay runs`;
   else $("replayed").textContent = `${replay.text}exit code ${replay.code}: ${verdict(replay.code)}`;
   $("replayed").className = replay.running || !replay.name ? "" : replay.code === 0 ? "good" : "bad";
-  if (replay.running) setTimeout(async () => { const answer = await fetch("/recordings/replay"); if (answer.ok) showReplay(await answer.json()); }, 500);
+  if (replay.running) setTimeout(() => askReplay().catch(lost), 500);
+}
+
+async function askReplay() {
+  const answer = await fetch("/recordings/replay");
+  if (answer.ok) showReplay(await answer.json());
 }
 
 const verdict = (code) => (code === 0 ? "all compared outputs are as recorded" : code === 1 ? "an output differs, or nothing could be checked" : "the recording could not be replayed");
@@ -149,7 +155,7 @@ async function replay() {
 }
 
 window.history.replaceState(null, "", "/recordings"); // keep the token out of the browser's history and of screenshots
-$("again").onclick = loadList;
-$("replay").onclick = replay;
+$("again").onclick = () => loadList().catch(lost);
+$("replay").onclick = () => replay().catch((error) => { lost(error); $("replay").disabled = false; });
 $("robot").onchange = () => open(name, $("robot").value);
-loadList();
+loadList().catch(lost);

@@ -30,11 +30,13 @@ needs_compiler = pytest.mark.skipif(machine.compiler_lack() is not None, reason=
 def pair(config: LearnerConfig, hidden: tuple[int, ...] = (24, 16)) -> tuple[FastTD3, CompiledTD3]:
     """A plain and a compiled engine with the same weights.
 
-    The actor's last weights are 8 times as large as usual, so that some target actions reach a limit.
+    The weights of the last layer of the actor and its target are 8 times as large as usual, so that some target actions
+    reach -1 or 1.
     """
     engines = FastTD3(O, A, hidden, config, seed=11), CompiledTD3(O, A, hidden, config, seed=11)
     for engine in engines:
-        tensors_of(engine)[f"actor.{len(hidden)}.weight"].mul_(8)
+        for role in ("online", "target"):
+            tensors_of(engine, role)[f"actor.{len(hidden)}.weight"].mul_(8)
         engine.restored()
     return engines
 
@@ -43,9 +45,9 @@ def pair(config: LearnerConfig, hidden: tuple[int, ...] = (24, 16)) -> tuple[Fas
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_compiled_updates_equal_plain_updates(config: LearnerConfig, threads: int) -> None:
-    """They differ only by rounding. tests/learner/engine/test_td3.py explains why a tolerance of 5e-5 detects a wrong
-    update.
+    """Compiled and plain updates differ only by rounding.
 
+    tests/learner/engine/test_td3.py explains why a tolerance of 5e-5 detects a wrong update.
     The test covers three hidden layers, and batches with an odd number of rows, which have unequal halves.
     """
     plain, quick = pair(replace(config, threads=threads), (24, 16, 20))
@@ -65,10 +67,10 @@ def test_compiled_updates_equal_plain_updates(config: LearnerConfig, threads: in
 @needs_compiler
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_compiled_bfloat16_is_as_exact_as_plain_bfloat16(layer_norm: bool) -> None:
-    """Both differ from float32 by rounding.
+    """In bfloat16, plain and compiled updates differ from float32 by rounding.
 
-    The total error of the compiled gradients is at most 1.2 times that of the plain ones. With this seed, the factor is
-    0.8 to 0.9.
+    The error is the norm of this difference in the means of the gradients (Adam's first moments) of all tensors. The
+    error of compiled updates is at most 1.2 times that of plain updates. With this seed, the factor is 0.8 to 0.9.
     """
     config = LearnerConfig(layer_norm=layer_norm, threads=2)
     (exact, _), (plain, quick) = (pair(replace(config, precision=each), (400, 300)) for each in ("fp32", "bf16"))
@@ -108,7 +110,7 @@ def test_compiled_updates_are_deterministic_and_a_restored_engine_continues(prec
 
 @needs_compiler
 def test_batches_from_the_replay_buffer_are_read_correctly() -> None:
-    """They are columns of a larger array, so their rows have gaps."""
+    """The tensors of a batch are columns of one larger array. So in memory, there are gaps between their rows."""
     plain, quick = pair(LearnerConfig(threads=2, learning_rate=1e-3))
     buffer = filled_buffer()
     for _ in range(4):
@@ -122,7 +124,7 @@ def test_batches_from_the_replay_buffer_are_read_correctly() -> None:
 @needs_compiler
 @pytest.mark.parametrize("clip", [None, 0.2])
 def test_batch_sizes_may_change_and_nan_spreads_as_in_the_plain_engine(clip: float | None) -> None:
-    """After a reward that is NaN, the same weights are NaN as in the plain engine."""
+    """After updates with a reward that is NaN, the same weights are NaN in both engines."""
     plain, quick = pair(LearnerConfig(threads=2, gradient_clip=clip))
     for size in (32, 1, 33, 32):
         for batch in batches(2, seed=size, size=size):
@@ -141,7 +143,10 @@ def test_batch_sizes_may_change_and_nan_spreads_as_in_the_plain_engine(clip: flo
 
 @needs_compiler
 def test_the_second_thread_works_and_does_not_change_the_results() -> None:
-    """With these sizes, share 0 takes so long that the second thread begins share 1 before the first thread is free."""
+    """Work has two shares. The first thread computes share 0. Whichever thread is free earlier computes share 1.
+
+    With these sizes, share 0 takes so long that the second thread begins share 1 before the first thread is free.
+    """
     config = LearnerConfig(threads=2)
     one, two = (CompiledTD3(O, A, (400, 300), config, seed=3) for _ in range(2))
     for batch in batches(40, seed=41, size=256):
