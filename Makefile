@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: train test test-all check fuzz docs audit sbom format clean help
 
 help:
-	@echo "make train     set up, train Walker2D, print where the curve is"
+	@echo "make train     set up, train Walker2D, print the path of its learning curve"
 	@echo "make test      set up, run all tests except the slow ones"
 	@echo "make test-all  set up, run every test"
 	@echo "make check     set up, ruff, mypy --strict, bandit and the document checks"

@@ -1,4 +1,4 @@
-"""Inject a fault into a robot with a recorder. faults.py uses this for its table cells ``deploy`` and ``record``."""
+"""Inject a fault into a robot with a recorder. faults.py calls this for the uses ``deploy`` and ``record``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from td3_robot.transport.keys import KeyFolder
 from tests.process.deployed_robot import bundle
 from tests.process.test_network import _SERVER, Cable
 
-POLICY, SAFE = 0.5, -0.125  # N·m
-CUT = 3.0  # seconds
+POLICY, SAFE = 0.5, -0.125  # torque in N·m: the policy's action, the safe action
+CUT = 3.0  # seconds without a link
 PERIOD_MS, DEADLINE_MS = 20, 500
 SLOW_PERIOD_MS, SLOW_DEADLINE_MS = 200, 2000
 """On a lossy link, one period must be long enough for 50 ms of delay each way and a retransmission."""
@@ -215,7 +215,7 @@ def _inject(robot: Robot) -> None:
         time.sleep(10)
     elif fault == "disk":
         filler = fill(robot.disk)
-        robot.operator("estop")  # the policy server must write its state file, which fails if its disk is the full one
+        robot.operator("estop")  # the policy server writes its state file, which fails if the file is on the full disk
         time.sleep(3)
         filler.unlink()
         robot.operator("reset")
@@ -228,9 +228,11 @@ def _inject(robot: Robot) -> None:
 
 
 def _robot_figures(applied: Sequence[tuple[float, float]], at: float) -> Result:
-    """Return the seconds from the fault to the safe action, and to the policy's first action after the safe action.
+    """Return two times in s: ``safe_s`` and ``robot_goes_on_s``.
 
-    Without a safe action, ``robot_goes_on_s`` is the longest time after the fault without a new action of the policy.
+    ``safe_s`` lasts from the fault to the first safe action. ``robot_goes_on_s`` lasts from the fault to the policy's
+    first action after the safe action. If there is no safe action, ``safe_s`` is None, and ``robot_goes_on_s`` is the
+    longest wait for the policy's next action after the fault.
     """
     after = [(when - at, torque) for when, torque in applied if when > at]
     safe = next((when for when, torque in after if torque == SAFE), None)

@@ -1,4 +1,4 @@
-"""Inject a fault into a training with a recorder. faults.py calls this for the faults of the use ``train``."""
+"""Inject a fault into a training with a recorder. faults.py calls this for the use ``train``."""
 
 from __future__ import annotations
 

@@ -110,10 +110,10 @@ def read(recordings: list[Path]) -> tuple[dict[str, list[int]], int]:
 
 
 def longest_gap(times: list[int], since: int, until: int) -> float | None:
-    """Return the longest interval in s between two successive messages, among those that end after ``since`` (ns).
+    """Return the longest interval in s between two successive messages. Skip intervals that end before ``since`` (ns).
 
     The first interval begins at the last message before ``since``. If no message comes after ``until`` (ns), the last
-    interval ends at ``until``. Without an interval, the result is None.
+    interval ends at ``until``. The result is None if there is no interval.
     """
     found = times[max(0, bisect.bisect(times, since) - 1) :]
     if found and found[-1] < until:

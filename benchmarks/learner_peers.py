@@ -3,8 +3,8 @@
     python benchmarks/learner_peers.py [--networks 400-300] [--threads 2] [--repetitions 9] [--json]
 
 Two contestants compute only the matrix products of an update, in fp32 and in bf16. No update can be faster than its
-products in the same precision. The script needs ``pip install stable-baselines3``. SBX is Stable-Baselines3 in JAX; it
-needs ``pip install sbx-rl``.
+products in the same precision, so the table calls the speed of these products the peak. The script needs
+``pip install stable-baselines3``. SBX is Stable-Baselines3 in JAX; it needs ``pip install sbx-rl``.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def _connections(endpoint: str, words: bytes) -> Iterator[None]:
 
 
 def _clients(endpoint: str, keys: str, message: list[bytes] | None) -> Iterator[None]:
-    """Open clients. With a message, they have an allowed key and send it. Without a message, they have a wrong key."""
+    """Open clients. They have an allowed key and send ``message``, or have a wrong key if ``message`` is None."""
     context = zmq.Context()
     opened: list[zmq.Socket[bytes]] = []
     while True:

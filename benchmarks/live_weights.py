@@ -97,7 +97,7 @@ def main() -> int:
     parser.number("--hidden", list(example.HIDDEN), "N", "widths of the actor")
     parser.number("--every", 0.1, "S", "seconds between new weights", low=0.001)
     parser.number("--rate", 500.0, "HZ", "rate of the robot")
-    parser.number("--seconds", 10, "N", "seconds to measure with new weights, and again without")
+    parser.number("--seconds", 10, "N", "seconds to measure with new weights, and as many without")
     options = parser.parse_args()
     hidden = tuple(options.hidden)
     report: harness.Report = {

@@ -42,7 +42,7 @@ class Processes:
     def start(
         self, name: str, *words: str, before: Sequence[str] = (), environment: Mapping[str, str] = _NOTHING
     ) -> None:
-        """Start Python with these words. A new log replaces the log of an earlier process with this name.
+        """Start Python with the arguments ``words``. A new log replaces the log of an earlier process with this name.
 
         Args:
             name: name of the process.

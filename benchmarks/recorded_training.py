@@ -4,8 +4,9 @@
 
 The benchmark divides one training into stretches: plain, recorded, recorded, plain, and so on. A recorder runs in the
 recorded stretches. With this order, slow changes of the machine's load affect both kinds equally. Each block of four
-stretches gives one ratio of environment steps per second. The result is the median over the blocks, with a 95 %
-confidence interval. The benchmark also measures processor time, which hardly depends on the load.
+stretches gives one ratio: environment steps per second with a recorder, divided by those without. The result is the
+median ratio over the blocks, with a 95 % confidence interval. The benchmark also measures processor time, which hardly
+depends on the load.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def _total(stretches: Sequence[Stretch], recorded: bool, *fields: str) -> float:
 
 
 def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
-    """Median of independent values, and a confidence interval for the true median.
+    """Return the median of independent values, and a confidence interval for the true median.
 
     ``low`` is the k-th smallest value, and ``high`` is the k-th largest. The function uses the largest k for which the
     true median lies outside of the interval with a probability of at most 5 % (sign test, binomial distribution).

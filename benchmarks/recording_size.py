@@ -2,9 +2,9 @@
 
     python benchmarks/recording_size.py FILE [--rounds 3] [--json]
 
-The benchmark gives the messages of FILE to a recorder again. It gives them in groups of 0.1 s, because a node sends its
-messages to a recorder every 0.1 s. FILE must hold every policy. The processor time does not include the time to
-receive messages. To measure the figures in the documents, run:
+The benchmark reads the messages of FILE and gives them to new recorders. It gives them in groups of 0.1 s, because a
+node sends its messages to a recorder every 0.1 s. FILE must hold every policy. The processor time does not include the
+time to receive messages. To measure the figures in the documents, run:
 
     td3-robot train pendulum --steps 9000 --out run --set simulators=2 --set record=true \
         --set record.weights_every=1

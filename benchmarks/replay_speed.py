@@ -79,7 +79,7 @@ def main() -> int:
     parser.number("--transitions", 1_000_000, "N", "size of each buffer")
     parser.number("--repetitions", 5, "N", "measurements of each operation in each buffer")
     parser.number("--seconds", 1.0, "S", "length of one measurement", low=0.001)
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="make the temporary folder of the file in DIR")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="make the buffer file's temporary folder in DIR")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         buffers = contestants(options.transitions, Path(folder))

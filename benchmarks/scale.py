@@ -178,7 +178,7 @@ class _Bench:
         return self._cells([Load(1)], {"learner.learning_starts": 10, "learner.replay_ratio_band": 8})
 
     def costs(self) -> dict[str, Any]:
-        """Measure policy server and recorder. Add the cost of the simulator, which ``__init__`` has measured."""
+        """Measure the policy server and the recorder. The result also has the simulator's cost from ``__init__``."""
         os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as launch/train.yaml sets it for a policy server
         with harness.process_of("costs") as call:
             return {
@@ -188,7 +188,7 @@ class _Bench:
             }
 
     def ray(self) -> dict[str, Any]:
-        """Measure a learner with two sources of 16 robots, and programs on Ray that transport the same transitions."""
+        """Measure a learner with two sources of 16 robots each, and Ray programs that move the same transitions."""
         others, missing = scale_ray.contestants(self._steps, sources=2, robots=16, seconds=self._seconds)
         with scale_ray.running(), self._learner(_INTAKE) as learner:
 
@@ -231,11 +231,11 @@ class _Bench:
     def _measure(self, learner: _Learner, load: Load) -> dict[str, float]:
         """Connect sources and policy servers to a learner, measure for some seconds, and disconnect them.
 
-        On a busy machine, a connection can fail. This loses Steps, because the sources do not repeat them. So the
-        measurement starts again.
+        On a busy machine, a connection can fail. The failure loses Steps, because the sources send no Step twice. After
+        such a loss, the function repeats the measurement.
 
         Raises:
-            NodeError: Steps were lost in each attempt.
+            NodeError: each of _ATTEMPTS measurements lost Steps.
         """
         for _ in range(_ATTEMPTS):
             figures = self._attempt(learner, load)

@@ -3,7 +3,8 @@
     python benchmarks/scale_nodes.py learner|sources|policies OPTIONS
 
 One process runs all sources, and one process runs all policy servers. Each source and policy server has its own TCP
-connection with keys, as on a cluster. At SIGTERM, each of these two processes prints its totals as JSON.
+connection with keys, as on a cluster. At SIGTERM, the process of the sources and the process of the policy servers
+print their totals as JSON.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def main() -> int:
 
 
 def _learner(arguments: Sequence[str]) -> int:
-    """Run the learner's node. Its Status also reports the number of turns: calls of :meth:`LearnerCore.step`."""
+    """Run the learner's node. Its Status also counts the turns. A turn is one call of :meth:`LearnerCore.step`."""
     from td3_robot.learner import node as learner_node  # loads torch, which the other processes do not need
     from td3_robot.learner.core import LearnerCore
 

@@ -21,8 +21,8 @@ import psutil
 from td3_robot.util import machine
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "100"}
-_IN_FLIGHT = 100  # unanswered Steps of one source, as with td3-robot
-_STORED = 20_000  # transitions of the buffer, as with td3-robot
+_IN_FLIGHT = 100  # a source waits when it has this many unanswered Steps, as with td3-robot
+_STORED = 20_000  # capacity of the buffer in transitions, as with td3-robot
 
 
 def free_port() -> int:
@@ -121,7 +121,7 @@ class Source:
 
 
 def _plain(steps: Path, sources: int, robots: int, seconds: float) -> dict[str, float]:
-    """Send the Steps to a Ray actor that stores them, and measure its speed."""
+    """Run sources and a sink as Ray actors. Return the measured speed and processor times."""
     import ray
 
     sink: Any = ray.remote(Sink).remote()

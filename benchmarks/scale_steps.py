@@ -52,7 +52,7 @@ class Replay:
 
     Attributes:
         step: the next Step.
-        transitions: number of transitions up to and including this Step.
+        transitions: number of transitions of this source up to and including ``step``.
     """
 
     def __init__(self, spec: RobotSpec, rows: dict[str, Any], source: str, robots: int, incarnation: int) -> None:

@@ -17,7 +17,7 @@ from torchrl.data import Bounded, Composite, LazyTensorStorage, ReplayBuffer, Un
 from torchrl.envs import EnvBase
 
 _FRAME = 960  # transitions in one batch
-_STORED = 20_000  # transitions of the buffer, as with td3-robot
+_STORED = 20_000  # capacity of the buffer in transitions, as with td3-robot
 
 
 class Replayed(EnvBase):  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
     python benchmarks/sim_peers.py [--steps 1000] [--rounds 5] [--json]
 
-``td3_robot_gymnasium`` is our robot from ``gymnasium.make()``, so it has the same wrappers as the published robot.
+In the report, ``td3_robot_gymnasium`` is our robot from ``gymnasium.make()``, with the wrappers of the published robot.
 The script needs ``pip install pybullet_envs_gymnasium==0.6.0``.
 """
 

@@ -176,7 +176,7 @@ def latencies(recordings: Sequence[Path]) -> np.ndarray[Any, np.dtype[np.float64
     """Return a row for each Action whose Step is recorded: wall time of the Step (s), time from Step to Action (s).
 
     The latency includes the transport of the Step and the server's work. Each process reads the clock after it has
-    sent its message, so a latency can be negative on a busy machine.
+    sent its message. If a busy machine delays the source in between, the latency is too short or even negative.
     """
     sent: dict[tuple[str, int], int] = {}
     rows: list[tuple[float, float]] = []

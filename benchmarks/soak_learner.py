@@ -1,4 +1,4 @@
-"""A learner for soak.py and faults.py. It repeatedly publishes its policy as new weights.
+"""A learner for soak.py and faults.py. Every SECONDS seconds, it publishes the file POLICY as new weights.
 
 python soak_learner.py ENDPOINT POLICY SECONDS [KEYS]
 """

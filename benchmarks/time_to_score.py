@@ -208,7 +208,8 @@ def train_ours(training: Training, folder: Path) -> None:
     begin, limits = time.monotonic(), training.limits
     overrides = {"evaluation.every": limits.every, "evaluation.episodes": limits.episodes}
     # Seconds from ``begin`` to the start of the learner's clock. ``look`` subtracts ``wall_s``, a reading of that
-    # clock, from the current time. ``wall_s`` is a little old, so ``started`` is slightly too high.
+    # clock, from the current time. The learner reads ``wall_s`` a little earlier than ``look`` reads the time. So
+    # ``look`` subtracts slightly too little, and ``started`` is slightly too high.
     started = 0.0
 
     def add_evaluations() -> bool:
@@ -232,7 +233,7 @@ def train_ours(training: Training, folder: Path) -> None:
         callback=look,
         progress=False,
     )
-    add_evaluations()  # those since the last callback
+    add_evaluations()  # the evaluations since the last callback
 
 
 def train_peer(training: Training) -> list[Point]:

@@ -40,7 +40,7 @@ def peers(*, threads: Sequence[int], **sizes: Any) -> Contestants:
 
 
 def compare(results: list[dict[str, Any]]) -> None:
-    """Compare every contestant with the fastest Stable-Baselines3 of each round, over all numbers of threads."""
+    """Compare every contestant with the fastest Stable-Baselines3 of the same round, whatever its number of threads."""
     best = [max(made) for made in zip(*(row["rounds"] for row in results if row["kind"] == "sb3"), strict=True)]
     for row in results:
         row["over_faster_sb3"] = harness.ratio(row["rounds"], best)
@@ -77,7 +77,7 @@ def _their_training(name: str, threads: int, hidden: list[int], batch: int, step
             batch_size=batch, train_freq=1, gradient_steps=1, buffer_size=1_000_000,
             policy_kwargs={"net_arch": hidden}, device="cpu", seed=0,
         )  # fmt: skip
-        model.learn(WARM_UP + RECORD)  # SBX compiles at its first updates; the figures of td3-robot begin here, too
+        model.learn(WARM_UP + RECORD)  # unmeasured, as with td3-robot: SBX compiles at its first updates
         begin = time.perf_counter()
         model.learn(steps, reset_num_timesteps=False)
         return time.perf_counter() - begin

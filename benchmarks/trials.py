@@ -58,7 +58,7 @@ def train(trial: dict[str, Any], seed: int, folder: Path) -> None:
     """Begin or resume a training; end it after the trial's number of steps."""
 
     def goes_on(progress: tr.TrainingProgress) -> bool:
-        # A training of all ``total_steps`` ends by itself, after its last evaluation.
+        # If ``stops_at`` is ``total_steps``, the training ends by itself. So it also makes its last evaluation.
         return progress.env_steps < trial["stops_at"] or trial["stops_at"] == trial["set"].get("total_steps")
 
     if not (folder / "config.yaml").is_file():

@@ -1,4 +1,4 @@
-"""Compare the speed of this checkout with another checkout. Run ``td3-robot bench`` of both alternately.
+"""Compare the speed of two checkouts of td3-robot: run ``td3-robot bench`` alternately in one and in the other.
 
     python benchmarks/versus.py --base DIR [BENCHMARK …] [--rounds 3] [--json] [-- ARGUMENTS]
 
@@ -24,7 +24,7 @@ from td3_robot.errors import NodeError, UsageError
 
 ROOT = Path(__file__).parents[1]
 Figures = dict[str, tuple[float, str]]
-"""Name of a figure, mapped to value and unit. A figure in µs or s is a time; all others are rates."""
+"""Maps the name of a figure to its value and unit. A figure in µs or s is a time; all other figures are rates."""
 
 
 def _rows(unit: str, label: Callable[[Mapping[str, Any]], str]) -> Callable[[harness.Report], Figures]:
@@ -116,7 +116,7 @@ def run(checkout: Path, name: str, arguments: Sequence[str]) -> Figures:
     """
     print(f"{checkout}: bench {name}", file=sys.stderr)
     sims = checkout / "sims"
-    places = [checkout] if (sims / "__init__.py").exists() else [checkout, sims]  # version 0.1.0 has a package "sims"
+    places = [checkout] if (sims / "__init__.py").exists() else [checkout, sims]  # in version 0.1.0, sims is a package
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
     command = [sys.executable, "-m", "td3_robot.cli.main", "bench", name, "--json", *arguments]
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
-"""Hook of MkDocs: links from a page to a file that is not on the site become plain text.
+"""Hook of MkDocs: it replaces links to files that are not on the site by plain text with the path of the file.
 
 The site holds only the folder ``docs``, without Python files. A link such as ``../../tests/process/test_deploy.py``
-works in the repository. On the site, the text of the link names the file. The build warns if the file does not exist.
+works in the repository, but not on the site. The build warns if the file does not exist.
 """
 
 from __future__ import annotations

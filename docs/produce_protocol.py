@@ -59,13 +59,13 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def constants() -> str:
     rows = [
         ["PROTOCOL_VERSION", str(PROTOCOL_VERSION), "`protocol` in Hello and Welcome"],
-        ["HELLO_PERIOD", f"{HELLO_PERIOD} s", "between two Hellos, or two Heartbeats, without an answer"],
+        ["HELLO_PERIOD", f"{HELLO_PERIOD} s", "until a client repeats a Hello or a Heartbeat that got no answer"],
         ["HEARTBEAT_PERIOD", f"{HEARTBEAT_PERIOD} s", "of silence after which a client sends a Heartbeat"],
         ["PEER_TIMEOUT", f"{PEER_TIMEOUT} s", "of silence after which a server forgets a client"],
         [
             "LONG_SILENCE",
             f"{LONG_SILENCE} s",
-            "without a message from a client to the server; then its next message must be a Hello",
+            "in which a client sends nothing to the server; after this time, the client must send a Hello first",
         ],
         ["DRIVER_SILENCE", f"{DRIVER_SILENCE} s", "of silence after which another process may use a driver's name"],
         ["QUEUE_LENGTH", str(QUEUE_LENGTH), "messages: ZeroMQ's high-water mark at each end and in each direction"],
@@ -73,7 +73,7 @@ def constants() -> str:
         [
             "MAX_SIZE",
             str(codec.MAX_SIZE),
-            "limit of N, O, A and E, and of the elements in a msgpack map or array",
+            "limit of the array sizes N, O, A and E (section 2), and of the elements in a msgpack map or array",
         ],
         ["MAX_PARTS", str(codec.MAX_PARTS), "maps and lists inside a field of kind map, including this map"],
         ["MAX_DEPTH", str(codec.MAX_DEPTH), "levels of maps and lists inside a field of kind map"],
@@ -101,7 +101,7 @@ def topics() -> str:
 
 
 OTHERS = (Throttle, Weights, Evaluation, Status, Teleop)
-"""Messages that the policy server and a driver do not exchange."""
+"""Messages that the policy server and a driver do not exchange. :func:`messages` lists them last."""
 LOCKSTEP, RECORDING = (SimulatorState,), (Record,)
 INTERNAL = (Start, Turn, RobotReport, MotorCommand, Latches)
 

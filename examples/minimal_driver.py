@@ -162,7 +162,7 @@ class Link:
             self.welcome = False
             return False
         if topic == "heartbeat":
-            if not self.welcome:  # the answer to a Hello: another driver of this name may be alive
+            if not self.welcome:  # a Heartbeat answers a Hello: another driver of this name may be alive
                 self.may_move = False
             return False
         return self.welcome
@@ -189,7 +189,7 @@ class Driver:
         self.name, self.incarnation = link.hello["name"], link.hello["incarnation"]
         self.state = "active" if autostart else "inactive"
         self.stopped = False  # True during an emergency stop: only `reset` ends it
-        self.answered_at: float | None = None  # time of the last applied Action; None until the first one in this state
+        self.answered_at: float | None = None  # time of the newest Action applied in this state; None if there is none
         self.sequence = -1
         self.step: dict = {}
         self.choose_fallback()

@@ -44,11 +44,11 @@ class Exploration:
     """How the policy server explores.
 
     Attributes:
-        kind: a row of :data:`td3_robot.noises.NOISES`.
+        kind: name of a row of :data:`td3_robot.noises.NOISES`.
         scale: a fraction of half the range of each action. It sets the standard deviation of the noise. For
             Ornstein-Uhlenbeck noise, it sets the standard deviation of the normal numbers that drive the process. For
-            categorical noise, it sets the temperature of the softmax. With a range [low, high], the robots of a source
-            have different scales in this range. ``none``, ``uniform`` and ``uniform_v2`` ignore the scale.
+            categorical noise, it sets the temperature of the softmax. A pair [low, high] gives the robots of a source
+            different scales from low to high. ``none``, ``uniform`` and ``uniform_v2`` ignore the scale.
         parameters: parameters of the noise by name. Missing parameters have their defaults.
 
     Raises:
@@ -191,7 +191,7 @@ class Bundle:
 
 
 def read_metadata(payload: bytes, source: str) -> dict[str, Any]:
-    """The JSON object under the key ``td3_robot`` in the metadata of a safetensors file. May raise BundleError."""
+    """Read the JSON object ``td3_robot`` in the metadata of a safetensors file. Raises BundleError if there is none."""
     length = int.from_bytes(payload[:8], "little")
     if len(payload) < 8 or not 2 <= length <= min(len(payload) - 8, MAX_HEADER):
         raise BundleError(f"{source}: not a safetensors file")

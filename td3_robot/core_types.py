@@ -22,7 +22,8 @@ class Peer:
     Attributes:
         link: name of the link on which the client connected.
         key: routing identity of the connection.
-        dims: the sizes N, O and A of the arrays in the client's messages, by letter.
+        dims: the sizes of the arrays in the client's messages, by letter: N robots, O observation channels, A action
+            channels.
         owner: the client's public key, proved in its handshake; empty on a link without keys.
     """
 

@@ -39,7 +39,7 @@ class Td3RobotError(Exception):
 
 
 class ConfigError(Td3RobotError):
-    """A configuration names an unknown key, holds a value that is not allowed or contradicts itself."""
+    """A configuration names an unknown key, holds a value that is not allowed, or contradicts itself."""
 
 
 class UsageError(Td3RobotError):

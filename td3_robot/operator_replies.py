@@ -14,7 +14,7 @@ from td3_robot.safety.lifecycle import State
 from td3_robot.transport.bus import Bus
 from td3_robot.util.text import one_line
 
-LONGEST_ERROR = 2048  # characters of a text from a peer
+LONGEST_ERROR = 2048  # maximum number of characters of a text from a peer
 _ROBOTS_ANSWER = 1.0  # seconds within which robots answer a question about their state
 FOLLOWED: dict[str, Callable[[Reply], bool]] = {
     "estop": lambda answer: answer.detail.get("stopped") is True,
@@ -56,8 +56,8 @@ def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | No
     This function asks only the robots that the Reply names, which are at most 512.
 
     Raises:
-        CommandError: a robot has not followed the Command; or the Reply does not name a connected robot; or no robot is
-            connected and the Command is ``estop``.
+        CommandError: a robot has not followed the Command; or the Reply omits the name of a connected robot; or the
+            Command is ``estop`` and no robot is connected.
     """
     answers = _states(bus, reply, messages)
     in_all = reply.detail.get("connected_in_all")

@@ -44,10 +44,10 @@ class Watching(enum.Enum):
 class Operator:
     """Commands a policy server and its robots. :func:`connect` returns an Operator.
 
-    Each method that returns a Reply connects, sends one command, waits for the answer and disconnects. So several
-    threads may share an operator. A command with ``target`` is for the robot with this name. A command without
-    ``target`` is for the server. The server passes ``configure``, ``activate``, ``deactivate``, ``reset`` and ``estop``
-    on to all its robots.
+    Each method that returns a Reply opens a connection, sends one command, waits for the answer and closes the
+    connection. So several threads can share an operator. A command with ``target`` is for the robot with this name. A
+    command without ``target`` is for the server. The server passes ``configure``, ``activate``, ``deactivate``,
+    ``reset`` and ``estop`` on to all its robots.
 
     In a Reply, ``node`` is the node that answered. ``state`` is the new state of this node: unconfigured, inactive,
     active, fault or finalized. ``detail`` is a map with more facts about the node.
@@ -92,8 +92,8 @@ class Operator:
         Without ``target``, ``detail["confirmed"]`` names the robots that have stopped. This method cuts a reason after
         1000 characters, because a long reason must not prevent a stop.
 
-        A CommandError can have a ``reply`` with an empty ``error``. Then the server has stopped, but not every robot
-        has confirmed its stop, or no robot is connected.
+        If a CommandError has a ``reply`` with an empty ``error``, the server has stopped. But a robot has not confirmed
+        its stop, or no robot is connected.
         """
         return self.ask(make_command("estop", target, reason))
 
@@ -275,9 +275,10 @@ class Takeover:
         return values
 
     def wait(self) -> None:
-        """Wait until the next action is due: one control period after the previous one, or now if it is late.
+        """Wait until the next action is due: one control period after the previous action was due.
 
-        If the period is longer than half of the deadline, wait for half of the deadline instead.
+        If this time has passed, return at once. If the period is longer than half of the deadline, wait for half of the
+        deadline instead.
 
         Raises:
             CommandError: see :meth:`command`.
@@ -303,7 +304,7 @@ class Takeover:
         """Give the robot back to the policy, and close the connection.
 
         Raises:
-            CommandError: the server does not answer. Or it refuses: the policy or another operator has the robot.
+            CommandError: the server does not answer, or refuses because the policy or another operator has the robot.
         """
         name, robot = self._robot
         command = replace(make_command("give_back", name), robot=robot)

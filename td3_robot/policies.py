@@ -106,11 +106,12 @@ class Policy:
         """Return the actions for observations.
 
         Args:
-            observation: numbers [O] for one robot or [N, O] for N robots, of any real dtype, in the order and units of
-                ``spec.observations``. The policy computes with float32.
+            observation: numbers [O] for one robot or [N, O] for N robots, of any real dtype. The O channels have the
+                order and units of ``spec.observations``. The policy computes with float32.
 
         Returns:
-            float32[A] or float32[N, A], in the order, units and ranges of ``spec.actions``; a new array.
+            float32[A] or float32[N, A], a new array. The A channels have the order, units and ranges of
+            ``spec.actions``.
 
         Raises:
             ValueError: the array has another shape, or a value is not real or is not finite in float32.

@@ -30,6 +30,8 @@ _SCALARS = {"u32": "uint32", "u64": "uint64", "i64": "int64", "f64": "float64"}
 class Transitions:
     """All transitions of a recording, episode after episode: M rows for training or analysis.
 
+    O and A are the numbers of observation and action channels.
+
     Attributes:
         observation: float32[M, O], before the action, in the units of the robot's observations.
         action: float32[M, A], the applied action, in the units of the robot's actions.
@@ -103,10 +105,10 @@ class Recording:
         """Return the numbers of a topic as arrays with R rows.
 
         Returns:
-            Arrays by field name. Their shape is [R] for one number per row, and [R, O] or [R, A] for channels.
-            docs/reference/protocol.md lists their dtypes. ``received_s`` (float64[R], s since 1970) is the time at
-            which the recorder received the row. The result has no text, maps, lists or bytes; see
-            :meth:`to_pandas`.
+            Arrays by field name. Their shape is [R] for one number per row, and [R, O] or [R, A] for O
+            observation or A action channels. docs/reference/protocol.md lists their dtypes. ``received_s``
+            (float64[R], s since 1970) is the time at which the recorder received the row. The arrays leave out
+            fields with text, maps, lists or bytes; for these fields see :meth:`to_pandas`.
 
         Raises:
             SessionError: the recording has no such messages, is damaged, or its robots have different channels.

@@ -70,7 +70,7 @@ class Run:
     def best_policy(self) -> Policy:
         """The policy with the highest mean return of all evaluations after the first update.
 
-        Without such an evaluation, the final policy.
+        If the run has no such evaluation, this is the final policy.
 
         Raises:
             BundleError: the run has not saved a policy yet.
@@ -116,8 +116,8 @@ class Run:
     ) -> Run:
         """Continue the training from its newest checkpoint. Blocks until the end of the training.
 
-        A finished run continues only if an argument changes its configuration, and if ``total_steps`` is then above
-        the steps made so far. Otherwise, this method does not train.
+        A finished run continues only if an argument changes its configuration, and if the new configuration asks for
+        more ``total_steps`` than the run has made. Otherwise, this method returns the finished run without training.
 
         Args:
             total_steps: environment steps of the whole run, including the steps made so far; None keeps the number of

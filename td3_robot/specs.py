@@ -95,12 +95,12 @@ class RobotSpec:
 
     @property
     def action_low(self) -> Float32:
-        """float32[A]: the lowest value of each action channel, in its unit."""
+        """float32[A]: the lowest value of each of the A action channels, in its unit."""
         return np.array([channel.low for channel in self.actions], np.float32)
 
     @property
     def action_high(self) -> Float32:
-        """float32[A]: the highest value of each action channel, in its unit."""
+        """float32[A]: the highest value of each of the A action channels, in its unit."""
         return np.array([channel.high for channel in self.actions], np.float32)
 
     def describe(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class RobotSpec:
             raise ConfigError(f"robot specification: {error}; see docs/reference/protocol.md") from None
 
     def difference(self, other: RobotSpec) -> str | None:
-        """The first difference from another specification; None if both agree. The meanings of channels may differ."""
+        """The first difference from another specification; None if both agree. ``meaning`` is not compared."""
         if self.name != other.name:
             return f"robot is {self.name!r} here, {other.name!r} there"
         if self.control_period != other.control_period:

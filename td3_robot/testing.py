@@ -33,7 +33,7 @@ class ManualClock:
 
 
 class FakeRobot:
-    """One robot (N = 1) that is connected in memory to the core of a policy server.
+    """A client that sends the Steps of one robot. It is connected in memory to the core of a policy server.
 
     The connection uses the real handshake and encoding.
 
@@ -57,10 +57,10 @@ class FakeRobot:
         self._exchange()
 
     def observe(self, observation: Float32, reward: float = 0.0, phase: Phase = Phase.MID) -> Action | None:
-        """Publish an observation, float32[O]. Returns the Action that answers it, or None without an answer.
+        """Publish an observation of all O channels, float32[O]. Returns the Action that answers it, or None.
 
         The Step reports that the robot applied the answer to the previous observation, or zero if there was no answer.
-        The first observation of an episode always gets the phase FIRST, and its Step reports zero.
+        The first observation of an episode always gets the phase FIRST. Its Step has a zero action and the reward 0.
 
         Raises:
             ValueError: ``phase`` is FIRST in the middle of an episode.
@@ -99,7 +99,7 @@ class FakeRobot:
             world={},
         )
         self.steps.append(step)
-        if not self.bus.send("policy", step):  # after a long silence the server must welcome this robot again
+        if not self.bus.send("policy", step):  # after a long silence, send() sends Hello instead of the Step
             self._exchange()
             self.bus.send("policy", step)
         self.last = self._exchange()

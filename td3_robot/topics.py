@@ -25,9 +25,9 @@ class Topic:
             or any.
         rate: how often the publisher sends the message. The rate is text, because most rates depend on the
             configuration.
-        queue: what happens when the queue is full. *never drop*: the sender waits; a sender that may not wait drops and
-            counts the message. *keep latest*: the receiver empties its queue and uses the newest message of each
-            sender. It counts the other messages, except Throttles and repeated Actions. In lock-step, the policy server
+        queue: what happens when the queue is full. *never drop*: the sender waits; a sender that must not wait drops
+            and counts the message. *keep latest*: the receiver empties its queue and uses the newest message of each
+            sender. It counts the older messages, except Throttles and repeated Actions. In lock-step, the policy server
             uses all Weights. *never wait*: the sender drops the message, and counts it if it was for a recorder.
             *handshake*: the rules of the handshake apply.
         recorded: which side copies the message to a recorder. *sent*: the publisher copies it once for all subscribers.
@@ -64,7 +64,7 @@ TOPICS: tuple[Topic, ...] = (
     Topic(messages.Step, "source", "policy server", "policy", "control rate", "keep latest", "sent"),
     Topic(messages.Step, "source", "learner", "learner", "control rate", "never drop", "sent"),
     Topic(messages.Action, "policy server", "source", "policy", "one for each Step", "keep latest", "sent"),
-    Topic(messages.Throttle, "learner", "source", "learner", "as the ratio allows", "keep latest", "sent"),
+    Topic(messages.Throttle, "learner", "source", "learner", "as the replay ratio allows", "keep latest", "sent"),
     Topic(messages.SimulatorState, "simulator", "learner", "learner", "when asked for", "never drop", "sent"),
     Topic(
         messages.SimulatorState,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as in launch/train.yaml, so that sums have the same order
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as in launch/train.yaml; more threads add numbers in another order
 
 import contextlib
 import io
@@ -155,9 +155,9 @@ class Command:
 
     Args:
         cwd: folder in which it runs.
-        before: words before the program.
+        before: words of a command that starts the program, for example ``nohup``.
         program: words that start the program, before ``arguments``.
-        environment: variables that it gets in addition to those of the tests.
+        environment: environment variables in addition to those of the test process.
 
     Attributes:
         cwd: folder in which it runs.
@@ -217,7 +217,9 @@ class Command:
         raise AssertionError(f"no line like {pattern!r} in:\n{self.output()}")
 
     def wait_for_steps(self, steps: int, timeout: float = 240) -> int:
-        """Wait for a progress line with at least ``steps`` environment steps. Unread lines count, too.
+        """Wait for a progress line with at least ``steps`` environment steps.
+
+        A line that the process printed earlier also counts, if the test has not read it.
 
         Returns:
             The number of environment steps in the line that matched.
@@ -321,7 +323,7 @@ SMALL = (
 )
 """Overrides of a training that is quick and learns little, for tests of processes.
 
-Precision and threads are set, because ``auto`` needs some seconds to measure them.
+Precision and threads are set, because ``auto`` needs some seconds to measure which values are fastest.
 """
 
 

@@ -1,6 +1,6 @@
 """Runs a learner, a policy server and simulators in one process.
 
-A lock-step run over several processes must give exactly the same results.
+A lock-step run over several processes must give exactly the same results as this run in one process.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def acted(
 ) -> Callable[..., list[tuple[str, Message]]]:
     """``acted(steps)`` returns messages of a policy server, a learner, and a simulator with two robots.
 
-    The learner sends Weights twice: before the first Step and in the middle. With one step, it sends them once.
+    The learner sends Weights before the first Step, and again before Step ``steps // 2`` if that is a later Step.
     """
 
     def run(steps: int = 30) -> list[tuple[str, Message]]:

@@ -1,4 +1,4 @@
-"""The public names of td3_robot, their signatures, and the packages that their import loads."""
+"""The public names of td3_robot, their signatures, and the packages that importing these names loads."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_importing_the_package_loads_none_of_its_dependencies() -> None:
 def test_every_public_name_needs_only_the_base_install() -> None:
     extras = ("torch", "gymnasium", "pybullet", "mcap", "pandas", "matplotlib", "tensorboard", "imageio")
     code = (
-        f"import sys; sys.modules.update(dict.fromkeys({extras}))\n"  # an import of these fails
+        f"import sys; sys.modules.update(dict.fromkeys({extras}))\n"  # importing one of the extras now fails
         "import td3_robot\n"
         "for name in td3_robot.__all__: getattr(td3_robot, name)\n"
         "print(*{name.split('.')[0] for name in sys.modules})"
@@ -131,7 +131,7 @@ def test_every_public_name_needs_only_the_base_install() -> None:
     assert {"numpy", "zmq", "td3_robot_sims"} <= python(code)
 
 
-def test_the_version_is_that_of_the_project() -> None:
+def test_the_version_equals_the_version_in_pyproject() -> None:
     written = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
     assert written
     assert td3_robot.__version__ == written[1]

@@ -25,7 +25,7 @@ ALLOWED = {
     "td3_robot/noises.py": {"errors", "registry", "util"},
     "td3_robot/bundle.py": {"errors", "noises", "safety", "specs", "util"},
     "td3_robot/util": {"errors", "util"},
-    # From ``learner``, the configuration may import only tables.
+    # From ``learner``, the configuration may import only ``learner.algorithms.table``, which does not load torch.
     "td3_robot/config": {"config", "errors", "learner", "noises", "safety", "util"},
     "td3_robot/safety": {"config", "errors", "messages", "safety", "specs", "util"},
     "td3_robot/transport": {"core_types", "errors", "messages", "specs", "topics", "transport", "util"},
@@ -83,7 +83,7 @@ def test_a_module_imports_only_allowed_modules(module: Path) -> None:
         "config/resume.py",
     ],
 )
-def test_modules_that_serve_every_algorithm_name_none_of_them(place: str) -> None:
+def test_modules_for_all_algorithms_contain_no_name_of_an_algorithm(place: str) -> None:
     for module in (ROOT / "td3_robot").glob(place):
         words = set(re.findall(r"\w+", module.read_text(encoding="utf-8").lower().replace("td3-robot", "")))
         assert not words & {"td3", "ddpg", "a2c"}, module
@@ -104,9 +104,9 @@ CORES = (
     "td3_robot.safety.state",
     "td3_robot_sims.core",
 )
-"""Modules whose classes run in nodes and tests, most also in replay.
+"""The modules of the cores and of their parts. Nodes and tests use all of these modules, and replay uses most of them.
 
-Two cores are missing: the recorder's core writes files, and the evaluator's core is in the module of its node.
+Two cores are not in this list: the recorder's core writes files, and the evaluator's core is in the node's module.
 """
 IO = {
     *("asyncio", "concurrent", "ctypes", "fcntl", "mmap", "multiprocessing", "os", "pathlib", "select", "selectors"),
@@ -115,7 +115,7 @@ IO = {
 
 
 def module_file(name: str) -> Path | None:
-    """Return the file of a module of this project, or None for a package, a name in a module, or another project."""
+    """Return the file of ``name`` if it is a module of this project. Else return None, for example for a class."""
     folder = ROOT / "sims" if name.startswith("td3_robot_sims.") else ROOT
     path = folder.joinpath(*name.split(".")).with_suffix(".py")
     return path if name.startswith(("td3_robot.", "td3_robot_sims.")) and path.exists() else None
@@ -139,10 +139,10 @@ def runtime_imports(module: Path, *, inside_functions: bool) -> set[str]:
 
 @pytest.mark.parametrize("core", CORES)
 def test_cores_do_no_io(core: str) -> None:
-    """Neither a core nor a module of this project that it imports may use I/O, clocks or threads.
+    """A core, and the modules of this project that the core imports, must not use I/O, clocks or threads.
 
-    An import inside a function counts only in the core's package. In other packages, the function may be one that
-    only nodes call, for example ``Bundle.load_with_bytes``.
+    An import inside a function counts only in the core's package. In other packages, only nodes call some of these
+    functions, for example ``Bundle.load_with_bytes``.
     """
     package = core.rpartition(".")[0]
     chains = {core: core}
@@ -217,7 +217,7 @@ def test_nothing_is_unpickled() -> None:
 
 
 def test_learner_core_imports_no_torch_and_no_training() -> None:
-    """The learner's node passes the training to the core. So the core runs no speed measurement and no compiler."""
+    """``learner.factory`` loads torch and measures the machine. The core gets only the function ``make_training``."""
     code = "import sys, td3_robot.learner.core\nprint(*sorted(sys.modules))"
     loaded = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

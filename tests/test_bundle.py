@@ -40,7 +40,7 @@ def put_together(tensors: Any, ours: Any, data: bytes) -> bytes:
 
 
 def reason(payload: bytes) -> str:
-    """Check that these bytes are refused with one line of reasonable length, and return the line."""
+    """Check that decode() refuses these bytes with a short error of one line. Return the text of the error."""
     with pytest.raises(BundleError) as caught:
         Bundle.decode(payload, "weights version 7")
     text = str(caught.value)
@@ -108,7 +108,7 @@ def test_truncated_or_longer_bytes_are_refused(make_bundle: Make) -> None:
 
 
 def test_bundle_with_a_changed_byte_is_refused_or_still_fits_its_header(make_bundle: Make) -> None:
-    """If decode() accepts the damaged bundle, its values are finite and its shapes fit. Only a hash can detect this."""
+    """If decode() accepts the bundle, its values are finite and its shapes fit. Only a hash can detect this damage."""
     payload = make_bundle().encode()
     for position in range(0, len(payload), 97):
         for value in (0x00, 0x7F, 0xFF, payload[position] ^ 1):
@@ -353,7 +353,7 @@ def test_save_into_a_missing_folder_raises_and_creates_nothing(make_bundle: Make
     assert list(tmp_path.iterdir()) == []
 
 
-def test_errors_of_load_name_the_file(tmp_path: Path) -> None:
+def test_an_error_of_load_contains_the_path_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
     with pytest.raises(BundleError, match=r"policy '.*policy.safetensors' cannot be read: No such file or directory"):
         Bundle.load(path)
@@ -389,7 +389,7 @@ def test_bundle_keeps_safety_settings(make_bundle: Make) -> None:
     settings = SafetyConfig(limits={"left": (0.0, 1.0)}, rate=5.0, safe_action="zero", observation_deadline_ms=100)
     bundle = replace(make_bundle(), safety=settings)
     assert Bundle.decode(bundle.encode()).safety == settings
-    assert b"safety" not in make_bundle().encode()  # without settings, the bytes have no such key
+    assert b"safety" not in make_bundle().encode()  # without safety settings, the header has no key ``safety``
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class GrownStep(Step, frozen=True):
     """A Step of a later version."""
 
     latency: Annotated[U64, "time from observation to action", "ns"] = 7
-    torque: Annotated[Float32, Shape("NA"), "measured torque", "N·m"] = ZEROS
+    torque: Annotated[Float32, Shape("NA"), "measured torque", "N·m"] = ZEROS  # N robots, A actions
     note: Annotated[str, wire("text", max_length=10), "for a person"] = "none"
 
 
@@ -194,7 +194,7 @@ def test_an_old_client_counts_new_fields(later_bytes: bytes) -> None:
     ],
 )
 def test_a_field_whose_name_is_not_text_is_counted(name: bytes, spec: Any) -> None:
-    """Any peer may send such bytes. They must not end the process."""
+    """Any peer can send such bytes. They must not end the process."""
     payload = codec.encode(Bye("over"))
     assert payload[0] == 0x81  # a map of one field
     grown = b"\x82" + payload[1:] + name + b"\x01"

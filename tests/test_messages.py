@@ -158,7 +158,7 @@ def test_every_field_has_a_wire_type_and_a_meaning(message: type[Message]) -> No
         if wire.kind == "array":
             assert np.dtype(wire.dtype).str.replace("|", "<") == wire.dtype
             assert wire.shape
-            assert set(wire.shape) <= set("NOAE")
+            assert set(wire.shape) <= set("NOAE")  # N robots, O observations, A actions, E episodes
         elif wire.kind in ("text", "bytes"):
             assert wire.limit > 0
 
@@ -178,7 +178,7 @@ def test_longest_fields_fit_into_the_message(message: type[Message]) -> None:
 
 def test_a_step_of_1024_large_robots_fits_into_a_message() -> None:
     robots, observations, actions = 1024, 256, 64
-    # phase, episode, episode_step, observation, reward, action
+    # bytes of one robot: phase, episode, episode_step, observation, reward, action
     assert robots * (1 + 8 + 4 + 4 * observations + 4 + 4 * actions) < MESSAGES["step"].MAX_BYTES
 
 

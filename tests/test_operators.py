@@ -1,4 +1,4 @@
-"""With a fake clock: how long operators and takeovers wait, and which process their errors name."""
+"""With a fake clock: how long operators and takeovers wait, and which process is in their errors."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The folder of a run without a policy."""
+    """The folder of a run that has not saved a policy."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.yaml").touch()

@@ -144,7 +144,7 @@ def test_the_noise_in_the_document_equals_the_noise_of_the_policy_server(
 def test_the_policy_in_the_document_gives_the_action_of_the_policy_server(
     make_bundle: Callable[..., Bundle], rng: np.random.Generator, hidden: tuple[int, ...], normalised: bool
 ) -> None:
-    """Follow section 6 by hand: read header length, JSON and offsets from the bytes, then compute the action."""
+    """The test follows section 6 of protocol.md: it reads the header and the tensors, then computes the action."""
     bundle = make_bundle(3, hidden=hidden, tame=True)
     if normalised:
         mean, std = rng.normal(size=3).astype("f4"), rng.uniform(0.01, 2, 3).astype("f4")

@@ -39,11 +39,11 @@ def test_arrays_hold_the_recorded_numbers_with_a_row_for_each_robot(pendulum: Re
     assert arrays["observation"].tobytes() == np.concatenate([step.observation for step in steps]).tobytes()
     assert (arrays["phase"].dtype, arrays["sequence"].dtype, arrays["stamp"].dtype) == ("u1", "u8", "i8")
     assert (np.diff(arrays["received_s"]) >= 0).all()
-    assert not {"source", "world"} & arrays.keys()  # text and map
+    assert not {"source", "world"} & arrays.keys()  # text and a map do not become arrays
 
 
 @pytest.mark.parametrize("name", ["pendulum", "walkers"])
-def test_transitions_are_those_of_the_episodes(name: str) -> None:
+def test_transitions_hold_the_same_numbers_as_the_episodes(name: str) -> None:
     recording = open_recording(SESSIONS / f"{name}.mcap")
     splitter = Episodes()
     episodes = [episode for step in recording.messages("step") for episode in splitter.add(step)]  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def test_a_data_frame_has_the_columns_and_numbers_of_an_export(pendulum: Recordi
     assert frame["reward"].tolist() == [float(row[column]) for row in table]
 
 
-def test_errors_name_the_file_and_the_missing_extra(monkeypatch: pytest.MonkeyPatch, pendulum: Recording) -> None:
+def test_an_error_contains_the_file_or_the_missing_extra(monkeypatch: pytest.MonkeyPatch, pendulum: Recording) -> None:
     with pytest.raises(SessionError, match=r"nowhere\.mcap' cannot be read"):
         open_recording("nowhere.mcap")
     with pytest.raises(SessionError, match="holds no 'steps'; it holds"):

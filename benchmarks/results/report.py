@@ -2,8 +2,8 @@
 
     python benchmarks/results/report.py [--check]
 
-The tables go between the marks in README.md (the rows of rows.yaml with ``readme: true``) and in
-docs/explanation/results.md (every row).
+The script writes a table between the marks in README.md, and another in docs/explanation/results.md. The table in
+README.md has only the rows of rows.yaml with ``readme: true``. The other table has every row.
 The charts go to docs/images/results_CHART.png. ``--check`` writes nothing; its exit code is 1 if a table does not match
 the data.
 """
@@ -85,7 +85,7 @@ def _line(row: dict[str, Any], results: list[Result]) -> str:
         for result in shown
     )
     mean = statistics.fmean(result["final"]["mean"] for result in shown)
-    best = [result["best"]["mean"] for result in shown if "best" in result]  # no best policy without an evaluation
+    best = [result["best"]["mean"] for result in shown if "best" in result]  # a training without evaluations has none
     complete = len(whole) == len(row["seeds"])
     missed = complete and mean < row.get("bar", mean)
     verdict = " (missed)" if missed else "" if complete else " (not complete)"

@@ -29,10 +29,10 @@ OURS = "td3_robot"
 SEED = 0
 
 Contestants = dict[tuple[str, int], Any]
-"""Maps name and size to robots, which have ``close()`` and ``step(action)``. The action is float32[N, A].
+"""Maps (name, number of robots or ALONE) to a contestant: an object with ``close()`` and ``step(action)``.
 
-In a vector environment, ``step`` steps each robot, or resets it if its episode has ended. With one robot alone, the
-call that ends an episode also resets the robot.
+The action is float32[N, A], for N robots with A action channels. In a vector environment, ``step`` steps each robot, or
+resets it if its episode has ended. With one robot alone, the call that ends an episode also resets the robot.
 """
 
 
@@ -51,8 +51,8 @@ def options(command: str, description: str) -> harness.Options:
 
 
 def measure(options: argparse.Namespace, others: Callable[[str], Contestants] = lambda _: {}) -> Report:
-    """Measure memory and speed of every task. ``others`` returns additional robots to measure for a task."""
-    # Measure memory first. After the speed test, new robots would reuse freed memory, and seem to need less.
+    """Measure memory and speed of every task. ``others`` returns additional contestants for a task."""
+    # Measure memory first. After the speed test, new robots would reuse freed memory, and seem to need less memory.
     used = {task: memory(task, options.resets) for task in TASKS}
     rows = {task: speeds(task, options, others(task)) for task in TASKS}
     return {
@@ -67,7 +67,7 @@ def measure(options: argparse.Namespace, others: Callable[[str], Contestants] = 
 
 
 def memory(task: str, resets: int) -> dict[str, Any]:
-    """Measure the bytes of RAM of a robot, and their growth over many short episodes; both are None if not on Linux."""
+    """Measure the RAM (bytes) of a robot, and its growth over many short episodes; both are None if not on Linux."""
     robots = [tasks.make(task, SEED)]
     _play(robots[0], 20)
     before = machine.resident_bytes()
@@ -131,7 +131,7 @@ def speeds(task: str, options: argparse.Namespace, others: Contestants) -> dict[
 
 
 def speed(robots: Any, actions: Float32) -> float:
-    """Step robots with actions, float32[T, N, A]. Return the robot steps per second."""
+    """Step N robots T times with ``actions``, float32[T, N, A]. Return the robot steps per second."""
     begin = time.perf_counter()
     for action in actions:
         robots.step(action)

@@ -37,7 +37,7 @@ _EXAMPLES = """examples:
 """
 MAX_STEPS = EvaluationConfig().max_steps
 _FAST = {"libx264": ["-preset", "veryfast"], "libvpx-vp9": ["-deadline", "realtime", "-cpu-used", "8"]}
-"""Fast settings of the encoders. With the default settings, encoding takes half of the time for a video."""
+"""Fast settings of the encoders. With the default settings, the encoding takes half of the time that a video takes."""
 _FRAME_RATE = 30.0  # wanted frames per second of a video; the real rate is the step rate divided by a whole number
 
 
@@ -89,8 +89,8 @@ def evaluate(
         ValueError: a number is too low, or the video cannot be written.
         TypeError: an argument has a wrong type.
         BundleError: the policy does not exist, its file is damaged, or it is for another robot than ``task``.
-        ConfigError: the task does not exist, or it cannot be made or drawn. Or the policy file names the task, and the
-            task needs a module that this process has not imported.
+        ConfigError: the task does not exist, or it cannot be made or drawn. Or ``task`` is None, and the task of the
+            training needs a module that this process has not imported.
         NodeError: a reward is not finite.
         ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
     """
@@ -115,7 +115,7 @@ def main(words: Sequence[str] | None = None) -> int:
     policy = load_policy(options.policy)
     task = _trained_task(policy, "--task {task}") if options.task is None else options.task
     numbers = {"episodes": options.episodes, "seed": options.seed, "max_steps": options.max_steps}
-    with redirect_stdout(sys.stderr):  # a task may print; keep this out of the result
+    with redirect_stdout(sys.stderr):  # if a task prints text, keep it out of the result
         result = evaluate(policy, task=task, video=options.video, **numbers)
     _report(result, policy, options)
     return 0
@@ -210,7 +210,7 @@ def _plain(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]:
-    """Open a video. Yield a function that adds every n-th frame. Call it after each reset and each step."""
+    """Open a video. Yield a function to call after each reset and each step. Every n-th call adds a frame."""
     import imageio.v2 as imageio  # imported here, because only a video needs it
 
     period = environment.spec.control_period
@@ -233,7 +233,7 @@ def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]
         if next(counter) % every == 0:
             try:
                 writer.append_data(environment.render())
-            except OSError as error:  # the error's other lines contain the encoder's command
+            except OSError as error:  # use only its first line; the others contain the encoder's command
                 problem = f"{str(path)!r} cannot be written: {str(error).splitlines()[0]}"
                 raise ArgumentError("video", problem) from None
 

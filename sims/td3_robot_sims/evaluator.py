@@ -28,7 +28,7 @@ _STEPS = 20  # maximum number of environment steps in one call of EvaluatorCore.
 
 
 class EvaluatorCore:
-    """Evaluates the received Weights one after the other. It ignores Weights whose version already waits or runs.
+    """Evaluates the received Weights one after the other. It ignores a version that already waits or is in evaluation.
 
     Args:
         seed: seed of the starting states, the same for all Weights.

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import h5py  # noqa: F401 - minari imports it later, with a less clear error
+import h5py  # noqa: F401 - if h5py is missing, this error is clearer than minari's later error
 import minari
 import numpy as np
 from gymnasium import error, spaces
@@ -123,7 +123,10 @@ def _add(storage: MinariStorage, episodes: Sequence[Episode], counts: Counter[st
 
 
 def _columns(episode: Episode) -> dict[str, Any]:
-    """Return the arguments of Minari's EpisodeBuffer: T + 1 observations and infos, T rows in all other arrays."""
+    """Return the arguments of Minari's EpisodeBuffer.
+
+    For an episode of T steps, these are T + 1 observations and infos, and T rows in all other arrays.
+    """
     terminated = np.zeros(len(episode.steps) - 1, bool)
     truncated = terminated.copy()
     (terminated if episode.end == Phase.TERMINATED else truncated)[-1] = True

@@ -30,9 +30,10 @@ class ThreadPool:
         """Call ``call`` once with each number below ``count``; return when all calls have ended.
 
         Raises:
-            BaseException: if an exception interrupted this method outside a call, this exception. Then no further call
-                begins. Otherwise, the exception of the failed call with the lowest number. Exceptions that are not
-                subclasses of Exception, such as KeyboardInterrupt, take precedence over all others.
+            BaseException: an exception that interrupts this method outside a call; no further call begins then. If
+                nothing interrupts this method, it raises the exception of the failed call with the lowest number. But
+                if calls failed with exceptions that are no subclass of Exception, such as KeyboardInterrupt, the method
+                raises one of these.
         """
         numbers = iter(range(count))  # next() is atomic
         failures: dict[int, BaseException] = {}

@@ -31,7 +31,7 @@ class VectorEnvironment(Body):
 
     Args:
         make: makes one environment from a seed.
-        robots: N.
+        robots: the number N of robots.
         seed: with ``source`` and ``incarnation``, it determines every robot's random stream.
         threads: number of threads; None for one per processor core. More than N threads are never used.
 
@@ -119,7 +119,7 @@ class VectorEnvironment(Body):
             A reason for each robot that cannot be restored exactly. The next step begins a new episode of this robot.
 
         Raises:
-            BundleError: the arrays are damaged, or belong to another robot or another number of robots.
+            BundleError: the arrays of all robots together are damaged, or belong to another robot or number of robots.
         """
         own: dict[str, NDArray[Any]] = {name: getattr(self, name) for name in _SAVED}
         for name, mine in own.items():

@@ -118,7 +118,7 @@ def _options() -> argparse.ArgumentParser:
         type=real(above=True),
         default=5.0,
         metavar="S",
-        help="longest time from the last Action to the driver's fault (default: 5)",
+        help="longest time from the last Action until the driver reports the state fault (default: 5)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -49,11 +49,11 @@ DEMANDS = {
     "origin": "origin is 0 if all robots are at FIRST, else 1 to 4; not 5, because no operator acts (section 5)",
     "answered": "with origin 1, answered, version and noise are those of the Action for the previous Step; "
     "else answered is the Step's own sequence, and version and noise are 0 (section 5)",
-    "action": "a Step reports the Action, clipped to the limits; with origin 2, the last action again (section 5)",
+    "action": "origin 1: the Step reports the Action, clipped to the limits; 2: it reports the last action (section 5)",
     "answers": "the driver applies the Actions that answer its newest Step (section 5)",
     "unknown field": "a message with an additional, unknown field is valid (section 2)",
     "pace": "a Step comes once in every control period (section 5)",
-    "reply": "each Command gets one Reply with the same id, the state, and a detail with the key stopped (section 8)",
+    "reply": "each Command gets one Reply with the same id, the state, and a detail with the key `stopped` (section 8)",
     "refusal": "a Command that is unknown, or not allowed in this state, gets an error (section 8)",
     "lifecycle": "each change of state is sent as LifecycleChange (section 8)",
     "stop": "an emergency stop leads to fault, and only reset ends the stop (section 8)",
@@ -109,7 +109,7 @@ class _Examination:
     """The kit's knowledge of one driver.
 
     Attributes:
-        session: session of the newest Welcome; 0 before the first, and while the kit refuses the driver.
+        session: session of the newest Welcome; 0 before the first Welcome, and while the kit refuses the driver.
         greets: whether the kit answers each Hello with a Welcome.
         silent: whether the kit answers neither Steps nor Heartbeats.
         state: the driver's state from its newest Reply.
@@ -156,7 +156,7 @@ class _Examination:
         count = len(self.hellos)
         self._until(3.0, lambda: len(self.hellos) >= count + 2)
         expect.require(
-            "hello again", len(self.hellos) > count, "after a Heartbeat instead of a Welcome, no other Hello came"
+            "hello again", len(self.hellos) > count, "the kit sent a Heartbeat, no Welcome; then no further Hello came"
         )
         expect.expect("wait", True, "")
         assert self.steps
@@ -220,11 +220,11 @@ class _Examination:
         self.checks.expect(check, good, f"state and stopped are {found}; demanded: {states}, {stopped}")
 
     def _expect_safe(self, rules: StepRules, state: str) -> None:
-        """The driver must publish Steps with origin 4, or 0 at FIRST, although the kit answers them."""
+        """Expect Steps with origin 4, or with origin 0 at FIRST, although the kit sends Actions for these Steps."""
         begin = rules.count
         more = self._until(conformance_wire.PATIENCE, lambda: rules.count >= begin + 6)
         self.checks.expect("inactive", more, f"the Steps stop in state {state}")
-        found = set(rules.origins[begin + 2 :])  # the first Steps may report actions from before the change
+        found = set(rules.origins[begin + 2 :])  # the first two can report actions from before the change
         good = found <= {int(ActionOrigin.SAFE), int(ActionOrigin.NONE)}
         self.checks.expect("inactive", good, f"in state {state} Steps have origin {sorted(found)}")
 
@@ -302,7 +302,7 @@ class _Examination:
         self.key, *frames = frames
         message = read(self.checks, frames, self.dims)
         if message is None and frames[:1] == [b"hello"]:
-            self.checks.require("hello", False, "the kit cannot read the Hello; see the checks frames and form")
+            self.checks.require("hello", False, "the kit cannot read the Hello; see the checks `frames` and `form`")
         if isinstance(message, Hello):
             self._take_hello(message)
         elif message is not None:

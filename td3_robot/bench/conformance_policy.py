@@ -57,9 +57,9 @@ DEMANDS = {
     "optional": "a Hello without the meanings of its channels is valid (section 3)",
     "reply": "each Command of an operator gets one Reply with its id and the state (section 8)",
     "unknown verb": "a Command with an unknown verb gets an error (section 8)",
-    "relay": "the robot gets a Command for it, with an empty target; the operator gets the robot's Reply (section 8)",
+    "relay": "a Command for a robot reaches the robot with an empty target; its Reply reaches the operator (section 8)",
     "stop": "estop reaches the robots, and their Steps get the safe action, until reset and activate (section 8)",
-    "stop of a robot": "estop from a driver stops the server, and the server sends it back to the driver (section 8)",
+    "stop of a robot": "estop from a driver stops the server, and the server sends estop to the driver (section 8)",
     "joining a stop": "a driver that joins during an emergency stop gets estop (section 8)",
     "bye": "after a Bye, the server does not know the client (section 3)",
 }
@@ -94,7 +94,7 @@ def check(endpoint: str, bundle: Bundle, wait: float) -> Checks:
 
 
 def _must(answer: Kind | None) -> Kind:
-    """The answer. Raises PeerStoppedError if there is none, because the next checks need it."""
+    """Return the answer. If it is None, raise PeerStoppedError, because the next checks need an answer."""
     if answer is None:
         raise PeerStoppedError
     return answer
@@ -105,7 +105,7 @@ class _Examination:
         self._context, self._endpoint, self._bundle, self._checks = context, endpoint, bundle, checks
         self._spec = bundle.spec
         self._actor = Actor(bundle)
-        self._clients: list[Client] = []  # so that their sockets stay open to the end
+        self._clients: list[Client] = []  # Python would close the socket of a deleted client
         self._ids, self._sequences = itertools.count(2**40), itertools.count()
         self._incarnation = time.time_ns() // 1_000_000
 
@@ -330,7 +330,7 @@ class _Examination:
         expect("stop", state == State.FAULT, f"estop leads to {state!r}")
         self._expect_stop(driver, "stop")
         action = self._answered(driver, "stop")
-        expect("stop", action is not None and action.weights_version == 0, "during a stop, the policy answers")
+        expect("stop", action is not None and action.weights_version == 0, "during a stop, a Step gets no safe action")
         late = self._client(name="conformance-late")
         late.send(late.hello)
         self._expect_stop(late, "joining a stop")

@@ -11,7 +11,7 @@ from td3_robot.messages import Action, ActionOrigin, Hello, Phase, Step
 from td3_robot.specs import Float32, RobotSpec
 
 NORMAL, BEYOND, NOTHING, SAFE, FOREIGN, GROWN = range(6)
-"""The six cases: what the kit sends for a Step. Step n has the case n % 6.
+"""The six cases. The case of a Step decides what the kit sends for it. Step n has the case n % 6.
 
 NORMAL: an Action. BEYOND: an Action beyond the limits. NOTHING: no Action. SAFE: the safe action. FOREIGN: Actions for
 other Steps. GROWN: an Action with a field that the driver does not know.
@@ -89,7 +89,7 @@ class StepRules:
         return Action(step.source, step.incarnation, step.sequence, step.stamp, actions, 9, 1, 42)
 
     def _value(self, case: int) -> Float32:
-        """The action of the kit's policy in one of the six cases, float32[A]."""
+        """The action of the kit's policy for one robot in one of the six cases: one number for each channel."""
         low, high = self.spec.action_low, self.spec.action_high
         share = np.float32(10.0 if case == BEYOND else 0.05)
         value: Float32 = ((low + high) / 2 + (high - low) / 2 * share).astype(np.float32)
@@ -146,7 +146,7 @@ class StepRules:
         low, high, case = self.spec.action_low, self.spec.action_high, step.answered % 6
         applied, sent = step.action[moving], action.action[moving]
         within = (low <= applied) & (applied <= high)
-        if case == BEYOND:  # the driver may have tighter limits, but it must not apply less than NORMAL
+        if case == BEYOND:  # a driver may have tighter limits, but they must allow the action of NORMAL
             normal = self._value(NORMAL)
             fits = bool((applied > normal - 1e-5 * (1 + abs(normal))).all())
         else:

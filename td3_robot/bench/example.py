@@ -18,7 +18,7 @@ SOURCE = "bench"
 SAFETY = SafetyConfig(limits=(-0.9, 0.9), rate=500.0, low_pass=100.0, observation_deadline_ms=1e6)
 """Settings for all parts of the safety filter and for the observation watchdog.
 
-A benchmark's policy server with these settings adds no exploration noise.
+The benchmarks that use these settings also turn the exploration noise off.
 """
 
 

@@ -1,6 +1,7 @@
 """Functions for all benchmarks: options, turns, worker processes, medians and ratios, and printing.
 
-The contestants of a benchmark take turns, so that a change of the machine's load affects all of them alike.
+A benchmark compares contestants, for example kinds of update. They take turns, so that a change of the machine's load
+affects all of them alike.
 :func:`summary` gives the median over all rounds, and :func:`ratio` the median of the ratios of all rounds.
 """
 
@@ -127,7 +128,7 @@ def repeat_for(seconds: float, run: Callable[[int], object], block: int) -> tupl
 
 
 def summary(unit: str, values: Sequence[float]) -> dict[str, Any]:
-    """Return median, lowest value, highest value, and all values (``rounds``). The key of the median is the unit."""
+    """Return median, lowest value, highest value, and all values (``rounds``). ``unit`` is the key of the median."""
     return {unit: statistics.median(values), "lowest": min(values), "highest": max(values), "rounds": list(values)}
 
 
@@ -140,7 +141,7 @@ PERCENTILES = f"{'µs':24} {'p50':>9} {'p99':>9} {'p99.9':>9} {'max':>10}"  # he
 
 
 def percentiles(nanoseconds: Any) -> dict[str, float]:
-    """Return percentiles and maximum in µs of times in ns, in any shape. ``p999`` is the 99.9th percentile."""
+    """Return percentiles and maximum (µs) of an array of times (ns). ``p999`` is the 99.9th percentile."""
     values = np.asarray(nanoseconds, np.float64) / 1e3
     p50, p99, p999 = np.percentile(values, (50, 99, 99.9))
     figures = {"p50": p50, "p99": p99, "p999": p999, "max": values.max()}
@@ -175,7 +176,7 @@ def show(report: Report, as_json: bool, lines: Callable[[Report], Iterable[str]]
     """Print a report as JSON, or as text with the machine in the first line. Return the exit code.
 
     Args:
-        report: must have the key ``machine``. ``not_measured`` maps a contestant to the reason why it is missing.
+        report: must have the key ``machine``. ``not_measured`` maps each contestant without a result to the reason.
         lines: returns this benchmark's part of the text.
     """
     if as_json:

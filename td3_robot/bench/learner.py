@@ -128,7 +128,7 @@ def lack(kind: str, device: torch.device = compute.CPU) -> str | None:
 
 
 def _kinds(device: torch.device, threads: int, *, compiled: bool) -> list[str]:
-    """Return the kinds of update that differ on this device with this number of threads."""
+    """Return the kinds of update to measure, without kinds that do the same as another kind on this device."""
     kinds = ["fp32", "bf16"]
     if device.type == "cpu":
         kinds += ["operators fp32", "operators bf16"] * (threads > 1) + ["compiled fp32", "compiled bf16"] * compiled

@@ -1,4 +1,4 @@
-"""``td3-robot bench policy``: the policy server's time for an action, its start time and its memory."""
+"""``td3-robot bench policy``: the policy server's time for an action, its time to start, and its memory."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def server_time(robots: int, actions: int, safety: SafetyConfig | None = None) -
 def _actor_and_noise(robots: int, actions: int) -> dict[str, Any]:
     """Measure the actor, the noise, and the noise of earlier td3-robot versions separately. Return the times (ns).
 
-    The noise draws its numbers for several steps at once. So the highest percentiles show how long a draw takes.
+    The noise draws its numbers for several steps at once, so only one of these steps is slow. The highest percentiles
+    show the time of such a draw.
     """
     actor = Actor(example.bundle())
     noises = [kind(0, example.SOURCE, 0, robots, example.ACTIONS) for kind in (GaussianV2, Gaussian)]
@@ -120,7 +121,10 @@ def _actor_and_noise(robots: int, actions: int) -> dict[str, Any]:
 
 
 def memory(actions: int) -> dict[str, int | None]:
-    """Measure the growth of resident memory over this many actions after a warm-up; None if not on Linux."""
+    """Measure the growth of resident memory over this many actions after a warm-up.
+
+    ``growth_bytes`` is None on systems other than Linux.
+    """
     server, resident = _Server(1), []
     for count in (max(1000, actions // 10), actions):
         for number in range(count):
@@ -134,7 +138,8 @@ def memory(actions: int) -> dict[str, int | None]:
 def start(times: int) -> dict[str, Any]:
     """Start server processes one after another.
 
-    Return the seconds until each server's first action, its processor time at that moment, and the largest memory.
+    Return each server's seconds until its first action, its processor time at that moment, and the memory of the
+    largest server.
     """
     seconds, processor, resident = [], [], []
     with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as folder:

@@ -1,7 +1,7 @@
 """``td3-robot bench record`` and ``bench replay``: the cost of a recording, and the speed of a replay.
 
-Both use one robot with Walker2D's sizes, hidden layers of 400 and 300, and 60 Steps per second of recorded time. Each
-Step comes with a Turn and an Action, so there are three messages per Step.
+Both benchmarks use one robot with Walker2D's sizes, hidden layers of 400 and 300, and 60 Steps per second of recorded
+time. Each Step comes with a Turn and an Action, so there are three messages per Step.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class _Records:
 def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) -> float:
     """Return the seconds that a tap needs for all messages, with or without a connected recorder.
 
-    The tap sends nothing.
+    The tap's function ``post`` drops each message, so the time does not include sending.
     """
     link = ClientLink("recorder", handshake.hello("node", "bench", client=0), ())
     link.state = "welcome" if recorder else "connecting"

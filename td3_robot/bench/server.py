@@ -1,6 +1,6 @@
 """The server process of ``bench link`` and ``bench policy``: the real policy core on the real bus.
 
-``python -m td3_robot.bench.server --endpoint E`` prints the endpoint that it serves.
+``python -m td3_robot.bench.server --endpoint ENDPOINT`` serves the endpoint, and prints it with the chosen port.
 """
 
 from __future__ import annotations

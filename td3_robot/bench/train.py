@@ -1,8 +1,8 @@
 """``td3-robot bench train``: environment steps per second of a whole training on this machine.
 
-The training uses Walker2D, one robot and one update per step. Each turn runs ``td3-robot train`` with all its
-processes except the evaluator. The benchmark does not measure the first 2,000 steps: the warm-up of 1,000 steps, and
-1,000 steps after it.
+The training uses Walker2D, one robot and one update per step. Each measurement runs ``td3-robot train`` with all
+its processes except the evaluator. The benchmark does not measure the first 2,000 steps: the warm-up of 1,000 steps,
+and 1,000 steps after it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _EXAMPLES = """examples:
   then exchange the two identity.public files, and
   on the robot         td3-robot keys allow workstation workstation.public --server learner
   on the workstation   td3-robot keys allow robot-7 robot-7.public
-  to command the robot from the workstation
+  to command the robot from the workstation, also
   on the robot         td3-robot keys allow workstation workstation.public --role operator
   on both, in the configuration   endpoints: {keys: ~/.config/td3-robot/keys}
   to forget a key      td3-robot keys revoke robot-7
@@ -66,7 +66,7 @@ def _parser() -> Parser:
     kind.add_argument(
         "--server",
         choices=LINKS,
-        help="expect this key from the server of this link; its owner still cannot connect to this machine",
+        help="the server of this link must have this key; this does not let the key's owner connect to this machine",
     )
     shown = commands.add_parser("list", help="show this machine's key and the known keys")
     shown.add_argument("--json", action="store_true", help="print one JSON object")

@@ -26,13 +26,13 @@ VERBS = {
     "state": "print the states of the policy server and its robots; faults and emergency stops come first",
     "watch": "print a line for each change of state, until Ctrl-C",
     "configure": "go from unconfigured to inactive",
-    "activate": "let the policy move the robots: from inactive, or from fault",
-    "deactivate": "from active or fault to inactive: the robots apply the safe action until activate",
+    "activate": "go from inactive or fault to active: the policy moves the robots",
+    "deactivate": "go from active or fault to inactive: the robots apply the safe action until activate",
     "estop": "emergency stop: all robots apply the safe action until reset and activate; print which robots confirm it",
     "reset": "end an emergency stop or a fault; the new state is inactive, or unconfigured before any configure",
     "load": "serve POLICY (a file, a run folder or a shipped policy) from the next action on",
-    "rollback": "serve VERSION again, and refuse the weights of learners; without VERSION: the newest older policy "
-    "that a person loaded, or the previous policy if there is none",
+    "rollback": "serve VERSION again, and refuse the weights of learners; without VERSION, serve an older "
+    "policy: the newest one that a person loaded, or the previous policy if no person loaded an older one",
     "freeze": "refuse the weights of learners",
     "unfreeze": "accept the weights of learners again",
     "takeover": "drive the robot of --target with the keyboard, or with actions from standard input, one per line",
@@ -46,7 +46,7 @@ _USES = {
     "json": _WITH_ANSWER,
     "reason": [*_WITH_ANSWER, "takeover"],
 }
-"""Maps an option to the verbs that use it. All verbs use the options that are not here."""
+"""Maps an option to the verbs that use it. Every verb uses an option that is not in this table."""
 
 _EPILOG = """verbs:
 {verbs}
@@ -107,11 +107,11 @@ def _parser() -> argparse.ArgumentParser:
         "--target", default="", metavar="NAME", help="command only this robot (default: the server; see protocol.md)"
     )
     add_index(parser)
-    parser.add_argument("--reason", default="", help="all verbs but watch: reason, for the log")
+    parser.add_argument("--reason", default="", help="all verbs but watch: why you give the command, for the log")
     parser.add_argument(
         "--force",
         action="store_true",
-        help="load: accept a POLICY with a lower version than the served one, and give it the newest version",
+        help="load: accept a POLICY that is not newer than all earlier ones; its new version is the newest one plus 1",
     )
     parser.add_argument(
         "--timeout",

@@ -16,7 +16,7 @@ from td3_robot.operators import Takeover
 from td3_robot.util.output import say
 from td3_robot.util.text import one_line
 
-_PATIENCE = 2.0  # this command sends actions for this time (s) after the newest key
+_PATIENCE = 2.0  # seconds after the newest key in which this command sends actions
 _PRESSES = 20  # key presses from the lower to the upper limit of a channel
 _KEYS = f"""keys:
   left, right  choose a channel
@@ -142,7 +142,7 @@ class Lines:
 def _keys_at_once(source: int) -> Iterator[None]:
     """Let a terminal pass each key at once and without echo. Restore the terminal at the end.
 
-    Keys that a person pressed earlier are lost: they must not move the robot.
+    Keys that a person pressed before this call are lost: they must not move the robot.
     """
     if not os.isatty(source):
         yield

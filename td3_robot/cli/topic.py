@@ -26,9 +26,9 @@ from td3_robot.util.output import print_rows, say
 from td3_robot.util.text import did_you_mean
 
 WATCHED = sorted(kind.NAME for kind in RECORDED - {Turn})
-"""Topics that a monitor can subscribe to; only recorders get Turns."""
+"""Topics that a monitor can subscribe to: all recorded topics except Turn, which only recorders get."""
 _ROLES = {"source": ROBOT_ROLES, "policy server": ("policy",)}
-"""Maps a subscriber's name in the table of topics to its roles in Hello. Any other name is itself the role."""
+"""Maps a ``subscriber`` in the table of topics to the roles in its Hello. Other subscribers are looked up as roles."""
 _EXAMPLES = """examples:
   td3-robot topic list
   td3-robot topic show step
@@ -75,7 +75,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="every topic: publisher, subscriber, rate, and what a full queue does")
     showing = commands.add_parser("show", help="the fields of a topic's message")
-    showing.add_argument("topic", metavar="TOPIC", help="a topic of the list")
+    showing.add_argument("topic", metavar="TOPIC", help="a topic of td3-robot topic list")
     for command in (listing, showing):
         command.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -162,7 +162,7 @@ def _measure(node: Node, options: argparse.Namespace) -> None:
 def rate(stamps: Sequence[int]) -> dict[str, float]:
     """The rate (Hz) of the times ``stamps`` (ns), and facts about the periods (ms) between them.
 
-    The map is empty if no time passes.
+    The result is empty for fewer than two times, or if the last time is not after the first.
     """
     periods = [(later - earlier) * 1e-6 for earlier, later in pairwise(stamps)]
     if not periods or sum(periods) <= 0:
@@ -208,8 +208,8 @@ def _describe(node: Node, options: argparse.Namespace) -> None:
 def subscribers(topic: str, clients: Mapping[tuple[str, str], str]) -> list[str]:
     """The subscribers of a topic.
 
-    For each row of the topic: the names of known clients, or the row's subscriber if no client is known. ``clients``
-    maps the link and the name of each known client to its role.
+    For each row of the topic, the result contains the names of the known clients with the row's link and role. If there
+    is no such client, it contains the row's subscriber. ``clients`` maps link and name of a known client to its role.
     """
     found: set[str] = set()
     for row in (row for row in listed() if row["topic"] == topic):

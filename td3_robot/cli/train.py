@@ -27,7 +27,7 @@ _FLAGS = {
     "learner.recordings": "--from",
     "learner.offline_updates": "--offline",
 }
-"""Maps a configuration key to its command-line option. Errors contain the option.
+"""Maps a configuration key to its command-line option. Errors about the key contain the option.
 
 The parser stores the value of the option under the name of the key.
 """
@@ -167,7 +167,10 @@ def _resumed(options: argparse.Namespace) -> Prepared:
 
 
 def _settings(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """Return the configuration keys that the command line sets, each as ``KEY=VALUE``, and the option for each key."""
+    """Return what the command line sets: a list of ``KEY=VALUE``, and a map from key to option.
+
+    The map lacks the keys that ``--set`` sets.
+    """
     flags = {key: flag for key, flag in _FLAGS.items() if getattr(options, key) is not None}
     for override in options.set:
         key = override.partition("=")[0]
@@ -193,8 +196,9 @@ def _finished(prepared: Prepared, final: Mapping[str, Any]) -> str:
 def _next_steps(prepared: Prepared) -> str:
     run, config, _ = prepared
     backend, name = importlib.import_module("td3_robot_sims.tasks").find(config.task)
-    # The name of a task may contain a Python module. For safety, eval imports this module only if --task names it; a
-    # policy file is not enough. Such a task may have no pictures, so do not suggest a video.
+    # The name of a task can contain the name of a Python module. For safety, eval imports this module only if --task
+    # names the task. The name in a policy file is not enough. A task of a module may have no pictures, so do not
+    # suggest a video.
     how = f"--task {shlex.quote(config.task)}" if backend.module(name) else "--video walk.mp4"
     return (
         f"curve:   {run.curve_file}\n"

@@ -73,7 +73,7 @@ COMMANDS: dict[str, Verb] = {
 
 
 def find(table: Mapping[str, Verb], name: str, kind: str) -> Verb:
-    """Return the row with this name. If there is none, raise UsageError with ``kind`` as the word for a row."""
+    """Return the row with this name. If there is none, raise UsageError; ``kind`` is its word for a row."""
     if name not in table:
         raise UsageError(f"unknown {kind} {name!r}; {did_you_mean(name, table, 'allowed:')}")
     return table[name]

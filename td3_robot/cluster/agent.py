@@ -37,8 +37,8 @@ print(process.wait(), flush=True)
 """
 """A program that starts another program, and prints its process ID and later its exit code.
 
-When an actor ends, Ray kills its children, but not their children. This program is a child of the actor, and a learner
-is a child of this program. So the learner can still save its checkpoint.
+When an actor ends, Ray kills the actor's child processes, but not its grandchildren. This program is a child of the
+actor, and the learner is a child of this program. So Ray does not kill the learner, which can then save its checkpoint.
 """
 KILLED = -int(signal.SIGKILL)
 """Exit code of a process that SIGKILL ended."""
@@ -56,7 +56,7 @@ def remover(read_end: int, *folders: Path) -> list[str]:
 class Report(NamedTuple):
     """State of a process: its exit code, and at most 1 MiB of new output.
 
-    The code is None while the process runs, and until the reports have returned all of its output.
+    The code is None until the process has ended and the reports have returned all of its output.
     """
 
     code: int | None
@@ -64,10 +64,10 @@ class Report(NamedTuple):
 
 
 class Agent:
-    """The processes on one host. They end with the agent. Ray ends the agent when its creator ends."""
+    """The processes on one host. They end with the agent. Ray ends the agent when the process that created it ends."""
 
     def __init__(self) -> None:
-        # Not in the user's runtime folder: systemd removes that folder at logout, but Ray continues after the logout.
+        # The user's runtime folder is unsuitable: systemd removes it at logout, but Ray continues after the logout.
         self._folder = Path(tempfile.mkdtemp(prefix=endpoints.SOCKETS_PREFIX))
         self._lifeline = Lifeline()
         ended, alive = os.pipe()  # the pipe closes when the agent and its processes have ended
@@ -124,7 +124,7 @@ class Agent:
 
     @staticmethod
     def copy(kept: str) -> None:
-        """Copy the remaining files of a kept run folder to the storage, and remove the folder.
+        """Copy the files that the storage lacks from a kept run folder to the storage, and remove the folder.
 
         Raises:
             NodeError: the storage fails. The folder stays.

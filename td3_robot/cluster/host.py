@@ -31,7 +31,7 @@ class Host:
         address: the address at which other hosts reach this host.
         cpus, gpus: numbers of processor cores and of GPUs of the host.
         sees_run: whether the host can read the run folder.
-        lost: whether the host, or its agent, has died.
+        lost: whether the run has given up the host, because it has died or does not answer, or a call to it failed.
         simulators: number of simulators that run here.
         promised: simulators that start here when the agent has started. Other hosts must not take them.
         reserved: numbers of cores and of GPUs that the run has reserved here.
@@ -67,7 +67,7 @@ class Host:
             raise
 
     def _lose(self) -> None:
-        """Note that the host is lost. If its agent lives, the agent and its processes must end."""
+        """Mark the host as lost, and kill its actors. The processes that the agent started then end, too."""
         self.lost = True
         for actor in (self.agent, *self._reservations):
             with contextlib.suppress(Exception):  # Ray's head may be dead
@@ -129,7 +129,8 @@ class Host:
 
     def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Running:
         """Start a process on this host: Python with these arguments. ``log`` is a file on this machine."""
-        self.take(wait=True)  # take an old report now: it may hold the exit code of an earlier process of this name
+        # An old report may hold the exit code of an earlier process of this name. Take it before the new one starts.
+        self.take(wait=True)
         self.ask("start", name, arguments, environment)
         self._processes[name] = _Remote(self, name, log)
         return self._processes[name]

@@ -1,9 +1,9 @@
-"""The hosts of a Ray cluster as hosts of a run.
+"""Runs the processes of a training on the hosts of a Ray cluster.
 
-The learner runs on a host that sees the run folder. If ``cluster.storage`` is set, it can run on any host. Of the
-possible hosts, it prefers hosts with a GPU, and then the host with the most processor cores. The other hosts run the
-simulators. If there is no other host, the learner's host runs them. Each host with simulators has its own policy
-server, so observations and actions stay on the host. Recorder and evaluator run beside the supervisor.
+The learner runs on a host that sees the run folder. If ``cluster.storage`` is set, the learner can run on any host. Of
+the possible hosts, it gets one with a GPU if there is one, and among these the one with the most processor cores. The
+other hosts run the simulators. If there is no other host, the learner's host runs them. Each host with simulators has
+its own policy server, so observations and actions stay on the host. Recorder and evaluator run beside the supervisor.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RayHosts(Hosts):
             resources.callback(super().__exit__)
             resources.callback(ray.shutdown)
             connect(self._address)
-            shutil.rmtree(self._keys.path, ignore_errors=True)  # an earlier command may have ended by a crash
+            shutil.rmtree(self._keys.path, ignore_errors=True)  # left by a command that crashed
             resources.enter_context(self._keys_removed())
             self._keys.create("run")
             self._run.write_run(keys=str(self._keys.path))
@@ -356,7 +356,7 @@ class RayHosts(Hosts):
 
 
 def share(count: int, hosts: Sequence[Host], each: float) -> Iterable[Host]:
-    """Yield a host for each of ``count`` simulators: the host with the most free processor cores."""
+    """Yield the host with the most free cores for each of ``count`` simulators. A simulator needs ``each`` cores."""
     given = {host.node: host.simulators for host in hosts}
     for _ in range(count):
         host = max(hosts, key=lambda it: it.cpus - given[it.node] * max(each, 1e-9))

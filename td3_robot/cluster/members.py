@@ -108,9 +108,10 @@ class Members:
             now = time.monotonic()
 
     def request_cores(self, learner: Host) -> None:
-        """If the hosts have too few cores for all simulators, ask Ray's autoscaler for these and the learner's host.
+        """If the hosts have too few cores for all simulators, request more hosts from Ray's autoscaler.
 
-        Without an autoscaler, the request has no effect.
+        The request names the cores of all simulators, and all cores and GPUs of the learner's host. Without an
+        autoscaler, it has no effect.
         """
         if self.room(learner) >= self.most:
             return

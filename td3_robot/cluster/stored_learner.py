@@ -1,6 +1,6 @@
-"""A learner whose files are copied to the storage of the run: ``python -m td3_robot.cluster.stored_learner --run DIR``.
+"""``python -m td3_robot.cluster.stored_learner --run DIR`` runs a learner, and copies its files to the run's storage.
 
-The environment variable :data:`MODULE` names the module of the learner.
+The environment variable ``TD3_ROBOT_LEARNER`` names the module of the learner.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MODULE = "TD3_ROBOT_LEARNER"
 
 
 def stored(start: Start) -> Start:
-    """Return the start of this program, which runs the learner of ``start``."""
+    """Return a Start of this program. The program then runs the module of ``start``, the learner."""
     return start._replace(
         module="td3_robot.cluster.stored_learner", environment={**start.environment, MODULE: start.module}
     )

@@ -47,7 +47,7 @@ class SweepHosts:
 
     @property
     def slots(self) -> int:
-        """Number of trainings that fit the cores of the living hosts. A host always counts as at least one."""
+        """Number of trainings that fit the cores of the living hosts. Each host gets at least one."""
         return sum(max(1, int(host.cpus // _CORES)) for host in self._hosts if not host.lost)
 
     def start(self, name: str, arguments: Sequence[str], log: Path) -> Running:

@@ -1,4 +1,4 @@
-"""A training of a sweep on a cluster: ``python -m td3_robot.cluster.training`` acts like ``td3-robot train``.
+"""``python -m td3_robot.cluster.training`` acts like ``td3-robot train``. It runs one training of a sweep on a cluster.
 
 When the sweep gets Ctrl-C or is killed, the training saves a checkpoint and stops.
 """

@@ -28,8 +28,8 @@ class ClusterConfig(Section, frozen=True):
         bind: the address or network interface that each host binds, for example ``0.0.0.0`` or ``eth1``; null for the
             address at which other hosts reach it. Set it only where the two addresses differ, for example behind NAT.
         storage: URL of a folder to which the run copies the learner's files, for example ``s3://bucket/walker`` or
-            ``file:///mnt/walker``; null for none. With a URL, the learner can run on a host that does not see the run
-            folder. The package fsspec must know the protocol. Each run needs its own URL.
+            ``file:///mnt/walker``; null for no copies. With a URL, the learner can run on a host that does not see the
+            run folder. The package fsspec must know the protocol. Each run needs its own URL.
     """
 
     simulators: int | tuple[int, int] | None = None  # msgspec 0.22 cannot combine a limit and a tuple

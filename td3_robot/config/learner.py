@@ -55,15 +55,15 @@ class LearnerConfig(Section, frozen=True):
         priority_exponent: exponent of a transition's priority, see ``replay``.
         buffer_size: transitions that the buffer holds.
         replay_storage: ``memory``, or ``file`` for a file in the run folder. With a file, a killed learner loses no
-            transition, and checkpoints are small. In lock-step, checkpoints hold the buffer too, because the file may
-            hold transitions that are newer than the checkpoint.
+            transition, and checkpoints are small. In lock-step, checkpoints hold the buffer, too: a resumed run needs
+            the buffer of the checkpoint, but the file may hold newer transitions.
         recordings: files whose transitions fill the buffer at the start. These transitions are not environment steps.
         learn_from_operator: learn also from transitions in which an operator chose the action. ``a2c`` never does.
         operator_share: if above 0, the learner keeps the operator's transitions in a separate buffer: the newest
             100,000, or ``buffer_size`` if that is smaller. This share of each batch comes from that buffer. If 0, the
             replay buffer holds these transitions.
-            Even with ``replay_storage: file``, a killed learner loses the rows of the separate buffer that are newer
-            than the newest checkpoint.
+            Even with ``replay_storage: file``, a killed learner loses the transitions of the separate buffer that
+            are newer than the newest checkpoint.
         learning_starts: environment steps before the first update that is not an offline update. In these steps,
             actions are uniformly random, except with ``start_from`` or ``offline_updates``.
         replay_ratio: updates for each environment step; null for no limit.
@@ -75,8 +75,8 @@ class LearnerConfig(Section, frozen=True):
             observation normalisation, instead of random weights and uniform actions.
         critics_first: number of updates at the start that train only the critics. Untrained critics would spoil the
             actor of ``start_from``.
-        device: ``auto`` is a CUDA GPU if torch finds one, else the CPU. A resumed run keeps the choices for ``auto``.
-            On a cluster, the learner chooses again each time it starts, unless ``device`` is ``cpu``.
+        device: ``auto`` is a CUDA GPU if torch finds one, else the CPU. A resumed run keeps what ``auto`` has chosen.
+            On a cluster, unless ``device`` is ``cpu``, ``auto`` chooses anew at each start of the learner.
         precision: ``auto`` is the faster precision on a CPU, and fp32 on a GPU.
         threads: threads of the learner. ``auto`` measures which number makes the fastest updates. ``auto`` is 1
             on a GPU, in lock-step, and for algorithms without a fast engine. On a cluster, ``auto`` is 1 unless
@@ -135,7 +135,8 @@ class LearnerConfig(Section, frozen=True):
             )
         if self.operator_share and not self.learn_from_operator:
             raise ValueError(
-                f"learner.operator_share is {self.operator_share} and learner.learn_from_operator is false; allowed: 0"
+                f"learner.operator_share is {self.operator_share} and learner.learn_from_operator is false; "
+                "allowed for operator_share: 0"
             )
         if self.offline_updates and not self.recordings:
             raise ValueError(

@@ -79,9 +79,10 @@ class RandomizationConfig(Section, frozen=True):
             applied action.
         action_jitter: additional delay in whole control periods, which the simulator draws for each action. The
             simulator drops an action that arrives after a newer action.
-        sensor_noise: standard deviation of the Gaussian noise on observations. The simulator draws one value for each
-            group.
-        sensor_bias: offset of observations, constant during an episode. The simulator draws one for each channel.
+        sensor_noise: standard deviation of the Gaussian noise on observations. The simulator draws one standard
+            deviation for each group.
+        sensor_bias: offset of observations, constant during an episode. The simulator draws one offset for each
+            channel.
         push: forces on the torso.
         tilt: angle by which the robot is tilted at the start of an episode, rad. The direction is random. A planar
             robot tilts forwards or backwards.
@@ -119,12 +120,12 @@ class RandomizationConfig(Section, frozen=True):
         return bool(self.ranges())
 
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """The name in this section, for example ``push.force``, and the range of every key that is on."""
+        """The range of every key that is on, by the key's name in this section, for example ``push.force``."""
         found = self._set()
         if self.push.force is None:
             del found["push.duration"], found["push.interval"]
         return found
 
     def _set(self) -> dict[str, tuple[float, float]]:
-        """The name in this section and the range of every key that is not null."""
+        """The range of every key that is not null, by the key's name in this section."""
         return {key: values for key, values in flat(msgspec.to_builtins(self)).items() if values is not None}

@@ -17,7 +17,8 @@ class RealtimeConfig(Section, frozen=True):
         priority: SCHED_FIFO priority, 1 to 99; 0 selects the usual scheduler. Under systemd, this needs LimitRTPRIO. If
             the priority is at least 2, the thread that checks new weights gets the priority minus one.
         lock_memory: keep the server's memory pages in RAM. Under systemd, this needs LimitMEMLOCK.
-        freeze_gc: stop Python's cyclic garbage collector. The loop makes no reference cycles.
+        freeze_gc: stop Python's cyclic garbage collector. The server's loop makes no reference cycles, so it needs no
+            collector.
         spin_us: after a message, the server polls for this time in µs before it sleeps, because a sleeping processor
             reacts slowly. If the time is longer than the control period, the server keeps one processor busy. This
             key cannot be combined with ``priority``, because the server would block the driver.

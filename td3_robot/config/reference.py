@@ -33,7 +33,7 @@ class Key(NamedTuple):
     name: str  # full name, for example ``learner.batch_size``
     type: str  # type of the value, for example ``integer or null``
     default: str  # as JSON; ``required`` if the key has no default
-    allowed: str  # the range or the choices; empty if the type in the schema sets none
+    allowed: str  # the range or the choices; empty if the type in the schema has neither
     doc: str  # meaning of the key
 
 
@@ -101,7 +101,7 @@ def _allowed(kind: Any) -> str:
 
 
 def _names(key: str) -> str:
-    """Return the allowed names of an algorithm or a noise; an empty text for all other keys."""
+    """Return the allowed values of a key whose value is an algorithm or a kind of noise; empty for all other keys."""
     if key == "learner.algorithm":
         return ", ".join(algorithms.ALGORITHMS.names())
     if key == "exploration.kind":

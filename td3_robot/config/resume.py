@@ -12,27 +12,27 @@ from td3_robot.config.section import flat
 from td3_robot.errors import UsageError
 
 FIXED = {
-    "task": "the run's policy has learned this task",
-    "seed": "the run has used the random numbers of this seed",
-    "timing": "the run's checkpoints fit only this timing",
-    "network.hidden": "the run's networks have that shape",
-    "learner.layer_norm": "the run's networks have that shape",
-    "learner.algorithm": "the run's networks belong to that algorithm",
-    "learner.twin_critics": "the run's networks have that number of critics",
-    "learner.discount": "the run's replay buffer holds that discount",
-    "learner.n_step": "the run's replay buffer holds sums over that many steps",
-    "learner.replay": "the run's replay buffer is of that kind",
-    "learner.normalise_observations": "the run's networks have learned with that setting",
-    "learner.policy_average": "the run's average of the actor began with that rate",
-    "learner.learning_starts": "the run counts its updates from that step",
-    "learner.replay_ratio": "the run counts its updates with that ratio",
+    "task": "the run's policy has learned the old task",
+    "seed": "the run has used the random numbers of the old seed",
+    "timing": "the run's checkpoints fit only the old timing",
+    "network.hidden": "the run's networks have the old shape",
+    "learner.layer_norm": "the run's critics have the old layers",
+    "learner.algorithm": "the run's networks belong to the old algorithm",
+    "learner.twin_critics": "the run has the old number of critics",
+    "learner.discount": "the run's replay buffer holds the old discount",
+    "learner.n_step": "the run's replay buffer holds sums over the old number of steps",
+    "learner.replay": "the run's replay buffer is of the old kind",
+    "learner.normalise_observations": "the run's networks have learned with the old setting",
+    "learner.policy_average": "the run's average of the actor began with the old rate",
+    "learner.learning_starts": "the run counts its updates from the old step",
+    "learner.replay_ratio": "the run counts its updates with the old ratio",
     "learner.recordings": "the run read the recordings at its start",
     "learner.offline_updates": "the run has made its offline updates",
-    "launch": "the run's checkpoints belong to the processes of that launch description",
-    "learner.buffer_size": "the run's replay buffer has that size",
+    "launch": "the run's checkpoints belong to the processes of the old launch description",
+    "learner.buffer_size": "the run's replay buffer has the old size",
     "learner.operator_share": "it determines the buffer in which the run stores an operator's transitions",
-    "learner.replay_storage": "the run's replay buffer is stored there",
-    "learner.start_from": "the run's actor started from it",
+    "learner.replay_storage": "the run's replay buffer is stored in the old place",
+    "learner.start_from": "the run's actor started with the old setting",
 }
 """Keys that cannot change at a resume, each with the reason."""
 FIXED_IN_LOCKSTEP = {
@@ -52,9 +52,9 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
 
     Args:
         before: the configuration of the run's last training.
-        after: the configuration to resume with. In ``before`` and ``after``, chosen values have replaced ``auto``. So
-            the check also finds a new device or precision. Values that a learner on a cluster chooses are still
-            ``auto``.
+        after: the configuration to resume with. In ``before`` and ``after``, the chosen values have replaced ``auto``.
+            So the check also finds a device or precision that ``auto`` chooses only now. If a learner on a cluster
+            chooses the values, they remain ``auto``.
         declared: keys that the user wants to change. The name of a section means all its keys.
 
     Raises:
@@ -73,7 +73,7 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
         raise UsageError(
             "the configuration differs from the run's: "
             f"{'; '.join(f'{key} is {old} in the run, {new} now' for key, old, new in values)}; "
-            f"to change it, add {' '.join(f'--set {key}={new}' for key, _, new in values)} (in Python: to overrides)"
+            f"to change it, add {' '.join(f'--set {key}={new}' for key, _, new in values)}; in Python, use overrides"
         )
     return [f"{key}: {_text(old)} → {_text(new)}" for key, (old, new) in changed.items()]
 

@@ -39,13 +39,13 @@ class SensorQosConfig(QosConfig, frozen=True):  # QosConfig documents the keys
 
 class ObservationConfig(Section, frozen=True):
     """The source of one observation channel: ``joint``, ``imu`` or ``index``. The channel's value is
-    sign · scale · value + offset.
+    sign · scale · source value + offset.
 
     Attributes:
         channel: name of the observation channel.
         topic: the topic. The default is ``joint_states`` for a joint and ``imu`` for an IMU. An array needs a topic.
         joint: name of a joint in a sensor_msgs/JointState.
-        field: the value of the joint to read.
+        field: which value of the joint the driver reads.
         imu: field of a sensor_msgs/Imu.
         index: index of a value in a std_msgs/Float64MultiArray.
         scale: factor from the unit of the message to the unit of the channel.
@@ -118,8 +118,8 @@ class Ros2Config(Section, frozen=True):
 
     Attributes:
         bundle: a policy file, a run folder or a shipped policy. The driver takes the robot's specification from it.
-        stale_ms: the longest allowed age of the value of each observation channel. If a value is older, the state is
-            FAULT, and the driver applies the safe action.
+        stale_ms: the longest allowed age of the value of each observation channel. If a value is older, the driver
+            goes to FAULT and applies the safe action.
         observations: the source of each observation channel, in any order.
         actions: the values of a command, in the order of the array or of the trajectory's joints. The default is the
             order of the specification.

@@ -116,7 +116,7 @@ class EvaluationConfig(Section, frozen=True):
         if self.target_return is not None and not self.every:
             raise ValueError(
                 f"evaluation.target_return is {self.target_return} and evaluation.every is 0; "
-                "with a target return, every must be at least 1"
+                "with a target return, evaluation.every must be at least 1"
             )
 
 
@@ -218,7 +218,7 @@ class EndpointsConfig(Section, frozen=True):
 
     Attributes:
         policy, learner, supervisor, recorder, monitor: the address at which the process of this name listens. Nodes
-            find monitors and recorders on the same machine even if these two keys are null.
+            find monitors and recorders on the same machine even if ``recorder`` and ``monitor`` are null.
         keys: folder of this machine's keys, see ``td3-robot keys``. With keys, every ``tcp://`` link is encrypted and
             accepts only known keys. Without keys, links cannot connect to other machines.
     """
@@ -277,7 +277,7 @@ class Config(Section, frozen=True):
 
     @property
     def _consumes(self) -> str | None:
-        """What a shipped algorithm consumes. None for an algorithm of another package: its class is not loaded here."""
+        """``transitions`` or ``rollouts``; None for an algorithm of another package, whose class is not loaded here."""
         return algorithms.CONSUMES.get(self.learner.algorithm)
 
     def _check_learner(self) -> None:
@@ -310,13 +310,13 @@ class Config(Section, frozen=True):
         waiting = learner.n_step * self.robots * self.simulators
         if learner.n_step > 1 and learner.learning_starts < waiting:
             raise ValueError(
-                f"learner.learning_starts is {learner.learning_starts}; with {self.simulators} simulators of "
-                f"{self.robots} robots at learner.n_step {learner.n_step} it must be at least {waiting}: "
+                f"learner.learning_starts is {learner.learning_starts}; it must be at least {waiting} with "
+                f"{self.simulators} simulators of {self.robots} robots at learner.n_step {learner.n_step}: "
                 "otherwise the replay buffer would be empty at the first update"
             )
         if learner.replay_storage == "file" and learner.n_step > 1 and self.timing == "free":
-            # The learner stores an n-step row some time after the Steps of this row. A killed learner would lose or
-            # repeat rows.
+            # Transitions wait in memory until their n-step row is complete. So the file does not match the newest Step,
+            # and a learner that is killed and started again would lose or repeat rows.
             raise ValueError(
                 f"learner.replay_storage is 'file' and learner.n_step is {learner.n_step}; with 'file', n_step "
                 "must be 1, or timing must be lockstep"
@@ -328,14 +328,14 @@ class Config(Section, frozen=True):
         Algorithms without a replay buffer have no replay ratio.
         """
         learner = self.learner
-        # The smallest band: the updates for one step of all robots, plus one. With a smaller band, learner and
+        # The band must allow the updates for one step of all robots, plus one. With a smaller band, learner and
         # simulators would wait for each other for ever (a deadlock).
         needed = (learner.replay_ratio or 0.0) * self.robots * self.simulators + 1
         if learner.replay_ratio is None or learner.replay_ratio_band >= needed:
             return None
         return (
-            f"learner.replay_ratio_band is {learner.replay_ratio_band}; with {self.simulators} simulators of "
-            f"{self.robots} robots at replay_ratio {learner.replay_ratio} it must be at least {needed:g}"
+            f"learner.replay_ratio_band is {learner.replay_ratio_band}; it must be at least {needed:g} with "
+            f"{self.simulators} simulators of {self.robots} robots at replay_ratio {learner.replay_ratio}"
         )
 
     def _check_lockstep(self) -> None:
@@ -353,7 +353,10 @@ class Config(Section, frozen=True):
             )
         for key in ("observation_deadline_ms", "action_deadline_ms", "frozen_ms"):
             if (value := getattr(self.safety, key)) is not None:
-                raise ValueError(f"safety.{key} is {value} and timing is 'lockstep', which waits: use timing free")
+                raise ValueError(
+                    f"safety.{key} is {value} and timing is 'lockstep': in lock-step, processes wait without a time "
+                    "limit; use timing free"
+                )
 
     def agreement(self) -> dict[str, str]:
         """Return the values that all processes of a run must share, as text. The handshake compares them by key."""

@@ -17,7 +17,9 @@ IR_VERSION = 8
 
 
 def convert(bundle: Bundle) -> bytes:
-    """Return the ONNX model of a policy: input ``observation`` float32[N, O], output ``action`` float32[N, A], any N.
+    """Return the ONNX model of a policy: input ``observation`` float32[N, O], output ``action`` float32[N, A].
+
+    N is any number of robots; O and A are the numbers of observation and action channels.
 
     Except for rounding, the model computes the actions of the policy server, but without noise and safety filter. If
     the bundle normalises observations, the model does so, too. It computes the ReLU layers and tanh, scales the actions

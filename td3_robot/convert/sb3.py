@@ -126,7 +126,10 @@ def _layers(state: dict[str, Float32], source: str) -> dict[str, Float32]:
         raise BundleError(f"{source}: its actor has {strange[:60]!r}; allowed: only linear layers (MlpPolicy)")
     indices = sorted({int(match[1]) for match in found.values()})
     if indices != list(range(0, 2 * len(indices), 2)):
-        raise BundleError(f"{source}: its actor has layers {indices[:8]}; every second one must be an activation")
+        raise BundleError(
+            f"{source}: its actor has linear layers at indices {indices[:8]}; allowed: 0, 2, 4, …, with an activation "
+            "after each"
+        )
     if len(found) != 2 * len(indices):
         raise BundleError(f"{source}: its actor has a layer without weight or bias")
     order = {index: layer for layer, index in enumerate(indices)}

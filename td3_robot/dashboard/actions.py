@@ -37,9 +37,9 @@ def act(body: bytes, folder: RunFolder | None, config: Config) -> dict[str, Any]
     Only a run on a cluster has several policy servers.
 
     Returns:
-        ``done``: whether each server has confirmed the action and, for ``estop`` and ``activate``, each connected
-        robot. ``text``: the problems, empty if there is none. ``state``: the states that the servers report, without
-        repetitions. ``confirmed``: the robots that confirmed the action.
+        ``done``: whether each server has confirmed the action. For ``estop`` and ``activate``, each connected robot
+        must have confirmed it, too. ``text``: the problems, empty if there is none. ``state``: the states that the
+        servers report, without repetitions. ``confirmed``: the robots that confirmed the action.
 
     Raises:
         msgspec.DecodeError: the request is malformed.

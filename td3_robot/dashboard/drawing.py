@@ -22,7 +22,7 @@ _STEPS = 1000  # maximum number of Steps of a source that are kept for a snapsho
 
 
 def keep(newest: dict[str, Any], name: str, value: Any) -> None:
-    """Set a value, and forget the oldest names if there are more than NAMES."""
+    """Set the value of a name, and forget the oldest names if there are more than :data:`NAMES` of them."""
     newest[name] = value
     while len(newest) > NAMES:
         del newest[next(iter(newest))]

@@ -15,7 +15,7 @@ ROLE = "td3_robot_role"
 VIEWER, OPERATOR = "viewer", "operator"
 """The roles. A viewer sees everything. An operator may also command the robots."""
 _HEADERS = {
-    # No script, style, image or connection from another place. No page may show this page in a frame.
+    # The page may use no script, style, image or connection of another site. No page may show it in a frame.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self'; media-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
@@ -75,7 +75,7 @@ class Guard:
         return known[0] if known else ""
 
     def _problem(self, request: Request) -> str:
-        """The reason why a request may come from another site; empty if there is no reason."""
+        """Why the guard refuses a request: its headers show or do not exclude another site; empty for none."""
         hosts, origins = request.headers.getlist("host"), request.headers.getlist("origin")
         if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
             return f"the Host header is not an address of this dashboard; allowed: {', '.join(sorted(self._hosts))}"

@@ -1,4 +1,4 @@
-"""Collects what the dashboard shows live: the newest messages of each node, and a history of limited length."""
+"""Collects what the dashboard shows live: the newest messages of each node, and a history of the main figures."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ HISTORY = 1200
 BINS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 """Upper edges of the bins of a histogram of times, in ms. The last bin has no upper edge."""
 
-_PAUSE = 0.05  # seconds of sleep if no message waits, because each wake-up takes processor time from a training
+_PAUSE = 0.05  # seconds of sleep if no message waits; a shorter sleep would take more processor time from a training
 LISTED = 16
 """The maximum number of robots of one source in a snapshot."""
-_PACE = (Step.NAME, Action.NAME, Weights.NAME)  # topics whose intervals show the speed of the publisher
+_PACE = (Step.NAME, Action.NAME, Weights.NAME)  # the times between messages of these topics show a node's speed
 _TRENDS = ("steps_per_s", "updates_per_s", "replay_ratio", "staleness_updates", "return_mean")
 
 
@@ -67,7 +67,7 @@ class Pace:
 
 
 class Live:
-    """A thread that attaches to the nodes of a run or a robot. When the run starts again, the thread attaches again.
+    """A thread that attaches to the nodes of a run or a robot. If the run is restarted, it attaches to the new nodes.
 
     Args:
         folder: folder of the run, which holds its configuration; None without a run.
@@ -152,7 +152,7 @@ class Live:
         return self._folder.read_run().get("endpoints") if self._folder else None
 
     def _take(self, entry: Entry, message: Message, names: Names) -> None:
-        """Keep the newest message of each kind that the page shows."""
+        """Keep the newest Hello, Status and Step of each node, and measure the times between its messages."""
         del names
         if entry.topic in _PACE:
             keep(self._paces, entry.publisher, self._paces.get(entry.publisher) or Pace())
@@ -233,7 +233,7 @@ class Live:
 
 
 def _robots(step: Step) -> list[dict[str, Any]]:
-    """The newest values of the first robots of a source."""
+    """The newest values of a source's robots; only the first LISTED robots, if there are more."""
     return [
         {
             "source": step.source,

@@ -1,4 +1,4 @@
-"""The page of the recordings of a run or a folder of runs: their content, and what a replay says."""
+"""The page that lists the recordings of a run or of a folder of runs, shows their content and replays them."""
 
 from __future__ import annotations
 

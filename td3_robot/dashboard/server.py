@@ -37,7 +37,7 @@ class Dashboard:
         live: the newest snapshot and the history.
         folder: folder of the run; None without a run.
         config: configuration of the robot, if there is no run.
-        closing: returns whether the server ends. Then the live streams end, too.
+        closing: returns whether the server is closing. If it is, the live streams end.
         recordings: the page of the run's recordings; None without a run.
     """
 
@@ -86,7 +86,10 @@ class Dashboard:
 
     async def _act(self, request: Request) -> Response:
         if request.scope[ROLE] != OPERATOR:
-            return PlainTextResponse("refused: to command the robots, open the address after 'operate:'\n", 403)
+            return PlainTextResponse(
+                "refused: to command the robots, open the address that td3-robot dashboard printed after 'operate:'\n",
+                403,
+            )
         body = b""
         async for part in request.stream():
             body += part
@@ -108,7 +111,7 @@ class Dashboard:
 def columns(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Return one list for each name that has a number in a record. The list has None for a record without this name.
 
-    If there are too many records, every n-th record remains, counted back from the newest.
+    If there are more than ``_POINTS`` records, only every n-th record remains, counted back from the newest.
     """
     stride = -(-len(records) // _POINTS)
     kept = records[::-1][::stride][::-1] if records else []

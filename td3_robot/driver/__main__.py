@@ -1,13 +1,13 @@
 """``python -m td3_robot.driver NAME``: drives a robot from an installed package.
 
-A package adds its robot with an entry point. The entry point names a :class:`td3_robot.driver.robot.Robot`, or a
-function without arguments that returns a robot::
+A package adds its robot with an entry point. The entry point names a subclass of
+:class:`td3_robot.driver.robot.Robot`, or a function without arguments that returns a robot::
 
     [project.entry-points."td3_robot.drivers"]
     leg = "leg_driver.robot:Leg"
 
-An entry point can also name a function ``main``, as ``ros2`` does. This function takes the options and drives a robot
-itself. A program that calls :func:`td3_robot.driver.node.main` needs no entry point.
+An entry point can also name a function ``main``, as the shipped driver ``ros2`` does. This function takes the
+options and drives a robot itself. A program that calls :func:`td3_robot.driver.node.main` needs no entry point.
 """
 
 from __future__ import annotations

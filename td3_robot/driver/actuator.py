@@ -42,7 +42,7 @@ class Actuator:
         self._is_safe = self._guard.safe
 
     def lose_robots(self) -> None:
-        """Another process may move the robots from now on. So do not assume that the safe action still holds."""
+        """Forget that the safe action was applied, because another process could move the robots from now on."""
         self._is_safe = False
 
     def listen(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""How many steps the learner allows, and the Steps that have perhaps not reached it."""
+"""Tracks how many steps the learner allows, and keeps the Steps that the learner has not processed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Allowance:
 
     Args:
         waits: allow no Step before the learner's first Throttle, so that no Step is lost while processes start.
-        lockstep: allow no Step before the learner has answered the Step before it.
+        lockstep: allow the next Step only after the learner has answered the newest Step.
 
     Attributes:
-        begun: whether the source may publish Steps. After the start and a rewind, it may have to wait for a Throttle.
-        needs_version: version of the weights that must answer the next Step; 0: any version.
-        kept: the Steps that the learner has not processed, and the Step before them.
+        begun: False until the first Throttle after a rewind, and with ``waits`` also after the start.
+        needs_version: version of the weights that must compute the Action for the next Step; 0: any version.
+        kept: the Steps that the learner has not processed, and before them the last Step that it has processed.
     """
 
     def __init__(self, *, waits: bool, lockstep: bool) -> None:

@@ -18,9 +18,10 @@ class Body(ABC):
         phase: uint8[N], as in a Step.
         episode: uint64[N], counts from 0.
         episode_step: uint32[N], control periods since FIRST.
-        observation: float32[N, O].
+        observation: float32[N, O]. O is the number of observation channels.
         reward: float32[N], 0 at FIRST.
-        action: float32[N, A], the applied action. At FIRST: the action at the start of the episode, 0 in a simulator.
+        action: float32[N, A], the applied action. A is the number of action channels. At FIRST: the action at the start
+            of the episode, 0 in a simulator.
         world: the random properties of each robot at FIRST, as in a Step. The key is the robot's index as text;
             the value is a map from name to number.
         commanded: float32[N, A], the newest commanded action. In a simulator: the same as ``action``.
@@ -54,5 +55,6 @@ class Body(ABC):
         A simulator simulates the whole period here. Reset each robot whose episode ended before this control period.
 
         Returns:
-            The number of transitions, one for each robot that began no episode; None without an observation to publish.
+            The number of transitions: one for each robot that did not begin an episode. None if there is no observation
+            to publish.
         """

@@ -22,7 +22,7 @@ class Contact(Enum):
     ================================================= ========
     """
 
-    RIVAL = auto()  # the initial state: another driver of this name may move the robots
+    RIVAL = auto()  # the initial state: another driver of this name could be moving the robots
     ALONE = auto()  # no sign of another driver of this name, and no policy moves the robots
     WELCOMED = auto()
 
@@ -35,13 +35,13 @@ class ServerContact:
     movement. So this driver must make the robots safe. A simulator has no rivals and moves its robots at any time.
 
     Args:
-        rivals: whether another process may move the same robots.
+        rivals: whether another process can move the same robots.
     """
 
     def __init__(self, *, rivals: bool) -> None:
         self.state = Contact.RIVAL
         self.rivals = rivals
-        self._silent_since: float | None = None  # restarts at a Heartbeat, and when the robots are made safe
+        self._silent_since: float | None = None  # s; set anew at a Heartbeat, and when the robots are made safe
 
     @property
     def welcomed(self) -> bool:

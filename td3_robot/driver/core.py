@@ -68,9 +68,9 @@ class SourceCore:
     """Repeats a loop: publish a Step, wait for its Action as long as the pacing allows, apply it or a substitute.
 
     Args:
-        lockstep: wait for the Throttle that answers each Step. The next Step then needs the weights version that the
-            Throttle names. Not allowed with a pacing.
-        pacing: the deadlines of real time; None for full speed: step as soon as the source is ready.
+        lockstep: wait for the Throttle that answers each Step. This Throttle names the version of the weights that must
+            compute the Action for the next Step. Not allowed with a pacing.
+        pacing: the deadlines of real time. None means full speed: the source steps as soon as it is ready.
         guard: the default guard has no settings and accepts every action within the specification.
         learner: whether there is a learner to publish to.
         driver: whether the source is a robot's driver. Until the policy server has welcomed a driver, the driver
@@ -179,7 +179,7 @@ class SourceCore:
             use = self.guard.accept(action, now)
             if use is not None:
                 self._exchange.accept(action, use)
-                if (step.phase < Phase.TERMINATED).any():  # robots at the end of an episode are reset next
+                if (step.phase < Phase.TERMINATED).any():  # if all episodes have ended, the resets come next
                     self._actuator.apply(use)
                     self._actuator.listen(now)
 

@@ -29,7 +29,8 @@ class Exchange:
         state: the state of the exchange.
         step: the newest published Step; None before the first.
         action: the accepted Action; None unless the state is ANSWERED.
-        use: float32[N, A], the Action within the limits of the driver's ``Guard``; None if ``action`` is None.
+        use: the numbers of the Action within the limits of the driver's ``Guard``: float32[N, A] for N robots with A
+            action channels each; None if ``action`` is None.
     """
 
     def __init__(self) -> None:
@@ -45,11 +46,11 @@ class Exchange:
         return self.state in (Progress.NOTHING, Progress.ANSWERED)
 
     def replaces(self, action: Action) -> bool:
-        """Whether to accept this Action: the first Action for the Step, or a safe action, which replaces any Action."""
+        """Whether to accept this Action. True for the first Action for the Step; a safe action replaces any Action."""
         return self.action is None or action.safe
 
     def accept(self, action: Action, use: Float32) -> None:
-        """Take the Action; ``use``, float32[N, A], is its action within the limits of the driver's ``Guard``."""
+        """Take the Action. ``use``: the numbers of the Action within the limits of the driver's ``Guard``."""
         self.state, self.action, self.use = Progress.ANSWERED, action, use
 
     def publish(self, step: Step, now: float) -> None:
@@ -67,7 +68,7 @@ class Exchange:
         self.step, self.action, self.use = step, None, None
 
     def ask_again(self, now: float) -> bool:
-        """Whether to send the Step again, because its Action is late. True restarts the wait."""
+        """Whether to send the Step again, because its Action is late. If so, the wait for the Action restarts."""
         if self.state is not Progress.WAITING or now - self._sent_at <= _ASK_AGAIN:
             return False
         self._sent_at = now

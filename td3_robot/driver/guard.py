@@ -23,9 +23,9 @@ class Guard:
     """Guards the robots of one source.
 
     The first Action after the start or an ``activate`` arms the watchdog. The watchdog stays armed in later episodes.
-    After the start, an ``activate`` or the beginning of an episode, a source with a deadline applies the safe action
-    until the next Action. Without a deadline, the pacing chooses the action. The limits of the specification hold even
-    if the settings have none.
+    If ``safety.action_deadline_ms`` is set, the source applies the safe action after the start, an ``activate`` or the
+    beginning of an episode, until the next Action comes. If it is not set, the pacing chooses the action. The limits of
+    the specification hold even if the settings have none.
 
     ``autostart`` takes the robot to the state ``active`` at the first :meth:`look`. Raises ConfigError if the settings
     do not fit the robot.

@@ -15,15 +15,16 @@ Answer = TypeVar("Answer")
 EXIT_HUNG = 70
 """Exit code of a driver after a hang (EX_SOFTWARE of sysexits.h)."""
 # The thread gives up when five looks in a row find the same call. The call has then lasted 1 to 1.25 times the limit.
-_LOOKS = 4  # looks per limit
+_LOOKS = 4  # looks in a time as long as the limit
 
 
 class HangWatch:
     """A thread that watches the calls of the control loop.
 
-    The thread counts its own looks and reads no clock. So the thread does not give up on a call while the process is
-    stopped or the machine sleeps. After the thread gives up on a call, the calling thread never continues, even if the
-    call returns. So no other call begins during or after ``stop``. Only the hanging call may still move the robot.
+    The thread counts its own looks and reads no clock. While the process is stopped or the machine sleeps, the thread
+    makes no looks, so it does not give up on a call. After the thread gives up on a call, the calling thread never
+    continues, even if the call returns. So no other call begins during or after ``stop``. Only the hanging call may
+    still move the robot.
 
     Args:
         limit: seconds that a call may take.
@@ -73,7 +74,7 @@ class HangWatch:
             thread.start()
             thread.join(self._limit)
             outcome = outcomes[-1]
-        # Do not use logging: the hanging thread may hold its lock. A write may hang, too, so another thread writes.
+        # Do not use logging: the hanging thread may hold logging's lock. A write may hang, too, so a new thread writes.
         line = f"HUNG: {what}() has not returned for {self._limit * 1e3:.0f} ms; {outcome}; the driver ends\n"
         writer = threading.Thread(target=self._write, args=(line,), daemon=True, name="log")
         writer.start()

@@ -68,7 +68,7 @@ def drive(node: Node, robot: Robot, follow: Callable[[SourceCore], None] | None 
     """Drive a robot until the node stops. After each turn, call ``follow(core)``, which may read the core's state."""
     endpoint = absolute(node.endpoint("policy"))
     where = f"this machine already runs a driver with this name for the policy server at {endpoint}"
-    # The policy server refuses a second driver of the same name, but the server may not be running.
+    # The policy server refuses a second driver of the same name. This lock also works while no policy server runs.
     with claim(f"driver {node.name} {endpoint}", f"--name is {node.name!r}: {where}"):
         _drive_alone(node, robot, follow)
 

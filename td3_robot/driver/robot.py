@@ -38,14 +38,14 @@ class Robot(ABC):
 
     @abstractmethod
     def observe(self) -> Float32:
-        """Read the sensors: float32[O], in the units of the specification. Return NaN for a failed sensor."""
+        """Return float32[O]: the value of each observation channel, in the channel's unit; NaN for a failed sensor."""
 
     @abstractmethod
     def apply(self, action: Float32) -> None:
         """Command the motors. The command holds until the next call.
 
         Args:
-            action: float32[A], in the units and limits of the specification.
+            action: float32[A], one value for each action channel, in the units and limits of the specification.
         """
 
     def reward(self, observation: Float32, action: Float32) -> float:

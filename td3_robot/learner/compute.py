@@ -39,7 +39,7 @@ def device(wanted: str) -> torch.device:
 def bf16_problem(device: torch.device = CPU) -> str | None:
     """The reason not to use bf16 on this device; None if there is none.
 
-    On a CPU, the function measures whether bf16 is faster than fp32, because on some CPUs with AVX-512 BF16 it is not.
+    On a CPU, the function measures the speed, because on some CPUs with AVX-512 BF16, bf16 is not faster than fp32.
     """
     if (lack := bf16_lack(device)) or device.type != "cpu":
         return lack
@@ -86,8 +86,8 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
     """The precision to use. ``auto`` means the faster precision on a CPU, and fp32 on a GPU.
 
     Args:
-        begins: whether the run chooses its precision now. Then bf16 on a CPU must be faster than fp32. A resumed run
-            keeps bf16 without a measurement: other processes could disturb the measurement, and the run would fail.
+        begins: whether this precision is new for the run. If true, bf16 on a CPU must be faster than fp32. If false, a
+            resumed run keeps bf16 without a measurement, because a disturbed measurement would make the run fail.
 
     Raises:
         ConfigError: ``wanted`` is bf16, and the device does not support bf16. With ``begins``, also if bf16 is not
@@ -118,7 +118,7 @@ def flush_denormals() -> Iterator[None]:
     """Treat denormal numbers (absolute values below 1.2e-38) as zero in this thread and in threads that it starts.
 
     If a gradient vanishes, its moments in Adam decay to denormal numbers, which are slow on CPUs. In this thread, the
-    setting ends with the context. A simulator may run in the same thread, and its results must not change.
+    setting ends with the context. Otherwise it could change the results of a simulator that runs in the same thread.
     """
     torch.set_flush_denormal(True)
     try:

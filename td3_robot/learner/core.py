@@ -38,7 +38,7 @@ class LearnerCore:
 
     Args:
         config: configuration without ``auto`` in ``learner.device`` and ``learner.precision``.
-        make_training: creates the training when the specification of the robot is known.
+        make_training: creates the ``Training`` object; called when the specification of the robot is known.
         provenance: origin of the policies; every policy bundle contains it.
     """
 

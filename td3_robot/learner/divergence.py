@@ -17,10 +17,10 @@ _FACTOR = 100.0
 class Divergence:
     """Checks the metrics of an algorithm.
 
-    No return can exceed r_max / (1 - γ), where r_max is the largest absolute reward so far. Without
-    divergence, the critics' values may still be several times this limit. With divergence, they grow by orders of
-    magnitude within a few thousand updates. So the mean |target| may be up to 100 times the limit. r_max is at least 1,
-    so that new networks pass the check in a task with rare rewards. With γ = 1 there is no limit.
+    No return can exceed the limit r_max / (1 - γ), where r_max is the largest absolute reward so far. Without
+    divergence, the critics' values can be several times this limit. With divergence, they grow by orders of magnitude
+    within a few thousand updates. So the check accepts a mean |target| up to 100 times the limit. r_max is at least
+    1: with rare rewards, a limit of 0 would refuse the values of new networks. With γ = 1, the limit is infinite.
     """
 
     def __init__(self, discount: float) -> None:

@@ -79,7 +79,7 @@ class Evaluations:
             self.add_earlier(float(state["best_return"]))
         saved, self._skipped, every = int(state["next"]), int(state["skipped"]), self.config.every
         self._next = next_multiple(env_steps, every) if every else 0  # a resume may have changed evaluation.every
-        if 0 < saved == self._next - every:  # the checkpoint was saved before an evaluation that was already due
+        if 0 < saved == self._next - every:  # at the checkpoint, an evaluation was due but not yet made
             self._next = saved
 
     def add_earlier(self, mean: float) -> None:

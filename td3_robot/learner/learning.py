@@ -106,7 +106,7 @@ class Learning:
         self.training.update(self.learning_rate)
 
     def store(self, transitions: Transitions, step: Step) -> None:
-        """Count and store the transitions that a Step completed. Do nothing if it completed none."""
+        """Count and store the transitions that a Step completed. Do nothing if there are none."""
         if len(transitions):
             self.training.store(transitions, step)
             self.env_steps += len(transitions)

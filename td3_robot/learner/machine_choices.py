@@ -1,8 +1,9 @@
 """Replaces ``auto`` in ``learner.device``, ``learner.precision`` and ``learner.threads`` with the best values.
 
-A resumed run keeps its precision and threads, so that its arithmetic does not change. On a cluster, the learner may
-choose again at each start, see :func:`resolve`. A separate process makes the choices, because loading torch costs one
-second and 200 MB: ``python -m td3_robot.learner.machine_choices REQUEST``.
+A resumed run keeps its precision and threads, so that its arithmetic does not change. On a cluster, unless
+``learner.device`` is ``cpu``, the learner itself replaces ``auto`` at each start, see :func:`resolve`. In all other
+runs, a separate process replaces ``auto``, because loading torch costs one second and 200 MB. Its command is
+``python -m td3_robot.learner.machine_choices REQUEST``.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Request(msgspec.Struct):
     """What the separate process needs.
 
     Attributes:
-        begins: whether the run chooses its precision now.
+        begins: whether the precision is new for the run, see :func:`td3_robot.learner.compute.precision`.
         others: number of processes that share the processor cores with the learner.
     """
 
@@ -65,7 +66,7 @@ def resolve(
         sizes: returns the sizes of the robot's observation and action.
         before: the configuration of the resumed run, if any. Its precision and threads replace ``auto``.
         cluster: whether the learner runs on a host of a cluster, where it does not share the cores. There, the learner
-            chooses for its own host at each start, unless ``learner.device`` is ``cpu``.
+            itself replaces ``auto`` at each start, unless ``learner.device`` is ``cpu``.
 
     Raises:
         ConfigError: this machine does not support the configured device or precision.
@@ -120,7 +121,7 @@ def main(text: str) -> int:
 
 
 def _fastest(request: Request, precision: Precision) -> dict[str, Any]:
-    """The fastest precision and number of threads. Empty if neither is ``auto``, or without an engine.
+    """The fastest precision and number of threads. Empty if neither is ``auto``, or if the algorithm has no engine.
 
     Args:
         precision: the configured precision. For ``auto``: bf16 if the processor multiplies faster in bf16, else fp32.

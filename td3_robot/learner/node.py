@@ -59,7 +59,7 @@ def _learn(node: Node) -> None:
         core.spec,
     )
     evaluations = core.publisher.evaluations
-    # The file of the best policy may be newer than the checkpoint.
+    # The file of the best policy may be newer than the checkpoint, so its return counts, too.
     evaluations.add_earlier(best_policy.mean_return(node.run.best_file))
     if evaluations.reached:
         log.info("an earlier process reached evaluation.target_return; %s holds that policy", node.run.best_file.name)

@@ -93,7 +93,7 @@ class Publisher:
         return [(peer, weights) for peer in self.policies]
 
     def publish_if_due(self) -> list[Output]:
-        """Publish if there were enough updates, if learning starts, or if an evaluation is due."""
+        """Publish if enough updates followed the last publication, if learning starts, or if an evaluation is due."""
         learning = self._learning
         if learning.spec is None:
             return []
@@ -118,7 +118,7 @@ class Publisher:
     def _evaluate(self) -> list[Output]:
         """Send the policy to the evaluator, unless too many policies wait for an evaluation."""
         if not self.evaluations.plan(self._learning.env_steps):
-            self.version += 1  # versions must not depend on the speed of the evaluator
+            self.version += 1  # as if sent: versions must not depend on the speed of the evaluator
             return []
         weights = self._weights(averaged=True)
         self.evaluations.pending[weights.version] = weights

@@ -14,7 +14,7 @@ from td3_robot.util.rate import RateMeter
 Record = dict[str, Any]
 
 EVERY = 1000  # environment steps (offline: updates) between two records of training
-_PERIODS = 16  # minimum number of control periods between two records: making a record takes 2 ms
+_PERIODS = 16  # minimum number of control periods between two records, because making a record takes 2 ms
 
 
 class Reports:

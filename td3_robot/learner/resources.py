@@ -15,7 +15,7 @@ from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util import files, machine
 
 BRANCHES, ROOTS = 32, 1024
-"""Children of each node, and most nodes of the top level, in the sum tree of prioritised replay.
+"""In the sum tree of prioritised replay: the children of each node, and the maximum number of nodes on the top level.
 
 These numbers were the fastest for a million leaves.
 """
@@ -42,9 +42,10 @@ class Networks(NamedTuple):
 
 
 def estimated(config: Config, observation_size: int, action_size: int) -> Networks:
-    """Estimate the networks of a built-in algorithm without torch: an actor, one or two critics, and their targets.
+    """Estimate the sizes of a built-in algorithm's networks, without importing torch.
 
-    An algorithm without targets, or with one critic, needs less.
+    The estimate counts an actor, one or two critics, and a target of each network. An algorithm without targets, or
+    with one critic although ``twin_critics`` is set, needs less.
     """
     learner, hidden = config.learner, config.network.hidden
 
@@ -80,7 +81,8 @@ def needs(
     apart = row * demonstrations(learner) if learner.operator_share else 0
     lap, in_file = learner.replay == "lap", learner.replay_storage == "file"
     tree = _DOUBLE * sum(tree_levels(capacity)) if lap else 0
-    # In lock-step, the file can have newer rows than the checkpoint, so the checkpoint contains the rows, too.
+    # In lock-step, a rollback needs the rows at the checkpoint, but the file can already have newer rows instead. So
+    # the checkpoint contains the rows, too.
     rows_in_checkpoint = not in_file or config.timing == "lockstep"
     low_precision = _HALF * networks.parameters if learner.precision == "bf16" else 0
     # Each trained parameter also has a gradient and Adam's two moments. A checkpoint contains no gradient.
@@ -152,7 +154,7 @@ def announce(
             if not networks.replays:
                 raise ConfigError(lack)
             most = largest(index, free)
-            fit = f"allowed: at most {most}" if most else "no transition would fit: free some space"
+            fit = f"allowed: a buffer of at most {most}" if most else "no transition would fit: free some space"
             raise ConfigError(f"learner.buffer_size is {held}: {lack}; {fit}")
         if need:
             there = "free space unknown" if free is None else f"{_readable(free)} free"

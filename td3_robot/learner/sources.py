@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 UNLIMITED = 2**63
 _STALLED = 5.0  # seconds; if a source sends no Step for so long, other sources get its unused steps
-_ACKNOWLEDGE = 100  # after so many processed Steps, a source gets a Throttle, even if it gets no new steps
+_ACKNOWLEDGE = 100  # after this number of processed Steps, a source gets a Throttle, even if it gets no new steps
 
 
 @dataclass(eq=False)
@@ -83,7 +83,10 @@ class Sources:
         return source
 
     def leave(self, peer: Peer) -> Source | None:
-        """End the connection of a source and withdraw the source's grant. Returns the source, if there is one."""
+        """End the connection of a source and withdraw the source's grant.
+
+        Returns the source; None if the peer is not the current connection of a source.
+        """
         source = self._all.get(peer.name)
         if source is None or source.peer is not peer:
             return None
@@ -117,7 +120,8 @@ class Sources:
             assembler = Assembler.restored(item["assembler"])
             source = Source(name, None, assembler, assembler.incarnation, 1, int(item["answered"]), int(item["seen"]))
             known = before.get(name)
-            if known and known.peer:  # an absent process misses the rollback, so its ``client`` stays 0
+            # A process that is absent now misses the rollback. ``client`` 0 makes it get its state when it joins again.
+            if known and known.peer:
                 source.peer, source.robots, source.client = known.peer, known.robots, known.client
             self._all[name] = source
 

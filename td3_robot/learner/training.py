@@ -88,7 +88,7 @@ class Training:
         self.storage.commit(Note(self.experience.total_added, env_steps, source, state, self.seen()))
 
     def seen(self) -> dict[str, Any]:
-        """The statistics of all stored transitions, as plain values. Lists keep every bit of the float64 arrays."""
+        """The statistics of all stored transitions, as plain values. Lists replace float64 arrays, without rounding."""
         states = {name: part.state() for name, part in self._gatherers().items()}
         return {
             name: [{key: array.tolist() for key, array in arrays.items()}, scalars]
@@ -123,7 +123,7 @@ class Training:
         return self.divergence.problem(self.algorithm.metrics(clear=False))
 
     def metrics(self) -> dict[str, float]:
-        """Means since the last call, and newest values, see docs/reference/metrics.md. Waits for the device."""
+        """Means since the last call, or newest values, by metric (docs/reference/metrics.md). Waits for the device."""
         return self.algorithm.metrics() | self.value_check.figures(self.algorithm, self.normaliser)
 
     def parts(self) -> dict[str, Stateful]:

@@ -125,7 +125,7 @@ def watch(
 ) -> None:
     """Receive messages until a signal arrives, the run ends, ``seconds`` have passed, or ``show`` returns False.
 
-    Calls ``show`` every ``every`` seconds, and once at the end of ``seconds``.
+    Calls ``show`` at intervals of ``every`` seconds, and once when ``seconds`` have passed.
     """
     logging.getLogger().setLevel(logging.WARNING)
     monitor = Monitor(time.time_ns() - time.monotonic_ns(), listener)

@@ -27,7 +27,7 @@ Frames = tuple[bytes, bytes, bytes]
 def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
     """Yield frames for each topic of :func:`by_topic` that has numbers.
 
-    Channel names follow their field: ``sim-0/step/observation/height``.
+    The name of a channel follows the name of its field: ``sim-0/step/observation/height``.
     """
     time = f"{entry.received * 1e-9:.6f}".encode()
     for topic, values in by_topic(entry, message, names):

@@ -12,7 +12,8 @@ class Actor:
     """Deterministic policy network: optional normalisation of observations, ReLU layers, tanh, action limits.
 
     Attributes:
-        low, high, half, middle: float32[1, A], the action limits, half the distance between them, and their mean.
+        low, high, half, middle: the action limits, half the distance between them, and their mean. Each of them is
+            float32[1, A] for A action channels.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -20,7 +21,8 @@ class Actor:
         layers = len(bundle.hidden) + 1
         # Row-major [in, out]: the product x·W then reads memory in order.
         self._weights = [np.ascontiguousarray(bundle.tensors[f"actor.{i}.weight"].T) for i in range(layers)]
-        # Biases are rows [1, size]. With one robot, a layer's output has the same shape, and numpy needs half the time.
+        # Biases are rows [1, size]. With one robot, a layer's output has the same shape. Then numpy adds the biases in
+        # half the time.
         self._biases = [bundle.tensors[f"actor.{i}.bias"][None] for i in range(layers)]
         self._zeros = [np.zeros_like(bias) for bias in self._biases]
         self._mean = bundle.tensors.get(OBSERVATION_MEAN)
@@ -33,7 +35,7 @@ class Actor:
         self._activations: list[Float32] = []
 
     def __call__(self, observation: Float32) -> Float32:
-        """Return the actions for ``observation``, float32[N, O]: float32[N, A], within the limits, a new array."""
+        """Map observations of N robots, float32[N, O], to actions within the limits, float32[N, A] in a new array."""
         return self.clip(self.unclipped(observation))
 
     def unclipped(self, observation: Float32) -> Float32:

@@ -56,7 +56,7 @@ class Answers:
         if peer in self._waiting:
             self._counters["skipped"] += 1
             if self._waiting[peer][1] != now:
-                del self._waiting[peer]  # the source goes to the end: the server answers earlier Steps first
+                del self._waiting[peer]  # move the source to the end, because the server answers earlier Steps first
         self._waiting[peer] = step, now
 
     def leave(self, peer: Peer) -> None:
@@ -149,7 +149,7 @@ class Answers:
                 return self.safe(step, policy)
             del self._waiting[peer]  # the source sends a newer Step, or this Step again
             return None
-        if guarded or operated:  # an operator's action may exceed the specification
+        if guarded or operated:  # an operator's action can exceed the limits of the specification
             if reason := policy.safety.envelope.violation(action, policy.bundle.spec.actions):
                 self._safety.watches[peer.name].lifecycle.stop(reason, now)
                 return self.safe(step, policy)
@@ -157,7 +157,7 @@ class Answers:
         version, noise = policy.version, explorer.number
         if operated:
             # When an operator becomes silent, the rate limit must not delay the safe action.
-            # When a takeover begins, the rate limit applies.
+            # Between a takeover and the operator's first action, the rate limit applies.
             begins = self._takeovers.begins
             silent = [int(robot) for robot, operator in operated.items() if not operator and not begins(step, robot)]
             action[silent] = safe[silent]

@@ -71,12 +71,12 @@ class PolicyCore:
 
     Args:
         exploring: add the exploration noise that the policy asks for.
-        lockstep: each Step names the weights version that must answer it. After the run returns to a snapshot, the
-            learner sends earlier versions again.
+        lockstep: each Step names the weights version that must answer it. A learner that returns to a snapshot
+            sends earlier versions again, and the server takes them.
         safety: the robot's settings; the server joins them with the settings of each policy.
         autostart: go to the state ``active`` at once.
         frozen: refuse the weights of learners.
-        operator_deadline_s: the longest age, in seconds, of an operator's action.
+        operator_deadline_s: the age in seconds beyond which the safe action replaces an operator's action.
 
     Attributes:
         safety_state: the state that a restart must keep. The core makes a new object when the state may have changed.
@@ -170,8 +170,8 @@ class PolicyCore:
             self._autostart = False
             self.lifecycle.command("configure", now, "autostart")
             self.lifecycle.command("activate", now, "autostart")
-        # Look for missing observations first. After a suspension of this process, the queued Steps are old and would
-        # hide the gap.
+        # Look for missing observations first. After a suspension of this process, the queued Steps are old, but a watch
+        # would take them as new. Then it would not notice that observations were missing.
         outputs = self.answers.missing(self.desk.robots, now)
         changes: list[LifecycleChange] = []
         faults: list[str] = []  # names of robots that report a fault

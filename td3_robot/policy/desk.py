@@ -54,7 +54,8 @@ class Desk:
     def command(self, peer: Peer, command: Command, now: float) -> list[Output]:
         """Carry out, relay or refuse a Command.
 
-        A robot may send only an emergency stop. It gets no Reply. Like all robots, it gets the relayed Command.
+        From a robot, the desk accepts only an emergency stop for all robots. It relays this stop to all robots, the
+        sender included, and sends no Reply.
         """
         if peer.role in ROBOT_ROLES:
             if command.verb == "estop" and not command.target:
@@ -113,8 +114,8 @@ class Desk:
     def _to_absent(self, command: Command, now: float) -> Reply:
         """The Reply to a Command for a robot that is not connected.
 
-        For a ``reset`` that ends a stop, the Reply is not an error. For any other Command it is an error, even if the
-        server keeps the stop: a mistyped name must not look like a stopped robot.
+        For a ``reset`` that ends a stop, the Reply is not an error. For any other Command, the Reply is an error. This
+        includes ``estop``, although the server keeps the stop: a mistyped name must not look like a stopped robot.
         """
         ends_stop = command.verb == "reset" and command.target in self._safety.stopped
         watched = ends_stop or command.verb in ("estop", "deactivate")

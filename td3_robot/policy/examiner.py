@@ -54,7 +54,7 @@ class Examiner:
         self._current: _Examination | None = None
         self._delivered: _Examination | None = None  # its weights go to the core in this turn
         self._thread = ThreadPoolExecutor(1, "examiner")
-        self._thread.submit(realtime.stand_back)  # starts the thread now, so that the loop never waits for it
+        self._thread.submit(realtime.stand_back)  # starts the thread now, not later in the control loop
 
     def __call__(self, version: int, digest: str, payload: bytes) -> Actor:
         """Return the actor of the policy in these bytes. Raises BundleError if they are not a policy."""

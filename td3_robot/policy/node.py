@@ -102,7 +102,7 @@ class _Server:
         self.core = policy_core.make(config, node.name, **settings, examine=self.examiner or examine)
         if arguments.bundle:
             settings |= self._load(arguments.bundle)
-        # Bind before the state file is opened: binding fails if another server is running.
+        # Bind first. If another server has the endpoint, binding fails, and this server does not open the state file.
         node.serve("policy", policy_core.ACCEPTS, self.core.spec)
         owner = f"{node.name} of {Path(arguments.config).resolve()}" if arguments.config else ""
         path = arguments.state or (default_path(Path(arguments.bundle), owner) if arguments.bundle else None)

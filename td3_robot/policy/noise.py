@@ -51,7 +51,7 @@ class Noise:
     Args:
         seed: the run's seed, 0 to 2^64 - 1.
         source, incarnation: as in the Step messages.
-        robots, actions: N and A.
+        robots, actions: N, the number of robots of the source, and A, the number of action channels.
         parameters: a value for each of PARAMETERS.
 
     Attributes:
@@ -114,7 +114,7 @@ class Noise:
         """The robots' actions with this noise, float32[N, A], within the limits of the actions; a new array.
 
         Args:
-            observation: float32[N, O].
+            observation: float32[N, O], with O observation channels.
             episode, step: as for :meth:`__call__`.
             scale: float32[N, A], the standard deviation that the policy asks for, in the unit of the channel.
         """
@@ -129,7 +129,8 @@ class Noise:
 
         Args:
             robots: indices of the R robots.
-            episode, number: uint64[N] and uint32[N], the episode of every robot, and the block's number in the episode.
+            episode, number: uint64[N] and uint32[N]: for every robot of the source, its episode, and the number of the
+                block in this episode.
         """
         return self.blocks(robots, episode, number)
 
@@ -143,7 +144,10 @@ class Noise:
         return np.stack(drawn)
 
     def block(self, generator: np.random.Generator) -> Float32:
-        """Draw an array of ``shape``: independent numbers. :meth:`Noise.act` needs mean 0 and standard deviation 1."""
+        """Draw independent numbers, as an array of ``shape``.
+
+        For :meth:`Noise.act`, their mean must be 0 and their standard deviation 1.
+        """
         raise NotImplementedError
 
 
@@ -172,8 +176,7 @@ class Gaussian(Noise):
 class Uniform(Noise):
     """U[low, high] in place of the actor's output. The scale has no effect.
 
-    The warm-up uses this noise. If the configured noise is in :mod:`td3_robot.policy.noise_v2`, the warm-up uses
-    UniformV2.
+    The warm-up uses this noise, or UniformV2 if the configured noise is in :mod:`td3_robot.policy.noise_v2`.
     """
 
     NUMBER = 2
@@ -190,7 +193,8 @@ class Categorical(Noise):
     """Draws an action from the softmax of score / scale. The actor gives one score for each discrete action.
 
     The Gumbel-max trick: with independent Gumbel numbers g, the draw is argmax(score + scale · g). The drawn action
-    gets the highest allowed score, and the other actions get the lowest. So the environment executes the drawn action.
+    gets the highest allowed score, and the other actions get the lowest. The environment executes the action with the
+    highest score, so it executes the drawn action.
     """
 
     NUMBER = 4
@@ -246,7 +250,7 @@ def robot_scales(scale: float | tuple[float, float], source: str, robots: int) -
         scale: one scale for all robots, or a range [low, high]. A range has N equal parts, and the scale of robot i is
             in part i.
         source: sets the place of a scale within its part, so that robots of different sources have different scales.
-        robots: N.
+        robots: N, the number of robots of the source.
     """
     low, high = scale if isinstance(scale, tuple) else (scale, scale)
     parts = (np.arange(robots) + zlib.crc32(source.encode()) / 2**32) / robots
@@ -258,7 +262,7 @@ class Explorer:
     """Computes the actions for one source, with the exploration that the current policy asks for.
 
     Args:
-        step: any Step of the source. All its Steps must have the same N, A and incarnation.
+        step: any Step of the source. All Steps of the source must have the same N, A and incarnation.
 
     Attributes:
         number: ``noise_kind`` of the newest actions.

@@ -37,9 +37,9 @@ def mixed(z: UInt64) -> UInt64:
 class AtOnce(Noise):
     """Draws uniform numbers for all robots at once.
 
-    A step needs P = ⌈A / 2⌉ words of 64 bits. Word p gives the numbers of the channels p and P + p. The object
-    draws the numbers of several steps at a time. These are a block. With many robots, the blocks are short, so that
-    drawing them delays an answer only a little. The length of the blocks changes no number.
+    With A action channels, a step needs P = ⌈A / 2⌉ words of 64 bits. Word p gives the numbers of the channels p and
+    P + p. The object draws a block, the numbers of several steps, at a time. With many robots, the blocks are short, so
+    that drawing a block delays an answer only a little. The length of the blocks changes no number.
     """
 
     def __init__(self, *identity: Any, **parameters: Any) -> None:

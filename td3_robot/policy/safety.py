@@ -120,12 +120,13 @@ class Safety:
     def leave(self, name: str, farewell: Farewell) -> None:
         """Note that a robot has left. Forget its watch if the watch is in the state active.
 
-        Otherwise keep the watch, so that the robot cannot end a fault by leaving and returning. Also keep the watch of
-        a robot that is lost during a reset: a source cannot send heartbeats while its ``reset()`` runs.
+        Otherwise keep the watch, so that the robot cannot end a fault by leaving and returning. Also keep an active
+        watch if the connection is lost during a reset. A source cannot send heartbeats while its ``reset()`` runs, so
+        a source in a reset can look lost.
         """
         watch = self.watches.pop(name, None)
         if watch and (not watch.lifecycle.active or (watch.resetting and farewell is not Farewell.STOPPED)):
-            self.watches[name] = watch  # at the end, because the order shows which robots left last
+            self.watches[name] = watch  # at the end of the map, because its order shows which robots left last
 
     def forget_absent_robots(self, here: Container[str]) -> None:
         """Forget the watches of absent robots. Keep those of stopped robots, and of the _AWAY others that left last."""

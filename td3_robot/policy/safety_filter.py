@@ -19,7 +19,7 @@ class SafetyFilter:
     def __init__(self, envelope: Envelope, spec: RobotSpec) -> None:
         self.envelope = envelope
         self.spec = spec
-        # Rows [1, A], as the actions of one robot: numpy is faster with equal shapes (see Actor).
+        # Shape [1, A], like the actions of a source with one robot: numpy is faster with equal shapes (see Actor).
         self._low, self._high = envelope.low[None], envelope.high[None]
         self._step = None if envelope.step is None else envelope.step[None]
         self._blend = None if envelope.blend is None else envelope.blend[None]
@@ -29,9 +29,10 @@ class SafetyFilter:
         """Change ``action`` in place, and return it.
 
         Args:
-            action: float32[N, A], the action of the policy with its noise, or of operators.
-            applied: float32[N, A], ``action`` of the Step, which the robot applied in the last control period or at
-                the start of the episode.
+            action: float32[N, A], for N robots with A action channels: the action of the policy with its noise, or of
+                operators.
+            applied: float32[N, A], the field ``action`` of the Step: the action that the robot applied in the last
+                control period, or at the start of the episode.
         """
         if self._blend is not None or self._step is not None:
             if len(applied) != len(self._bound):  # a source with another number of robots
@@ -49,7 +50,7 @@ class SafetyFilter:
         return np.minimum(action, self._high, out=action)
 
     def problem(self, observation: Float32) -> str | None:
-        """Why no policy may answer this observation, float32[N, O]; None if a policy may."""
+        """Why no policy may answer this observation, float32[N, O] for O channels; None if a policy may answer it."""
         low, high = self.envelope.observation_low, self.envelope.observation_high
         if low is None or high is None:
             if finite(observation):

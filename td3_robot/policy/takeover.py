@@ -53,7 +53,7 @@ class Takeovers:
 
     Args:
         store: the server's policies. They contain the robot's action channels and limits.
-        deadline_s: the longest age of an operator's action, in seconds.
+        deadline_s: the age in seconds beyond which the safe action replaces an operator's action.
         lockstep: refuse every takeover, because a lock-step run must repeat exactly.
         counters: ``teleops`` counts the accepted actions of operators, and ``teleops_refused`` the refused actions.
 

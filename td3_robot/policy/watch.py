@@ -25,7 +25,7 @@ class Watch:
         self.newest: Step | None = None
         self._problem: str | None = None  # what is wrong with the newest observation
         self._different = now  # when the observation changed last
-        self._deadline_s: float | None = None  # for the next observation within an episode
+        self._deadline_s: float | None = None  # deadline for the next observation within an episode
         self._ended: float | None = None  # when the last Step of an episode came; None within an episode
 
     @property
@@ -61,7 +61,8 @@ class Watch:
         """Note the start and the end of a reset. ``period`` is the control period in seconds."""
         if self._ended is not None:
             self._different += now - self._ended
-            # After a suspension of this server, the first Step that it gets may be from the middle of the episode.
+            # After a suspension of this server, the first Step after a reset may be from the middle of an episode. Then
+            # the server has missed the earlier observations of this episode.
             late = float(step.episode_step.max()) * period
             if self._deadline_s is not None and late > self._deadline_s:
                 reason = f"no observation for {self._deadline_s * 1e3:.0f} ms"
@@ -74,6 +75,6 @@ class Watch:
         return self.watchdog.check(now, why)
 
     def end_reset(self) -> None:
-        """Stop waiting for the end of a reset. The deadline begins at the last Step of the episode."""
+        """Stop waiting for the end of a reset. The observation deadline counts from the last Step of the episode."""
         if self.resetting:
             self._ended, self.watchdog.deadline_s = None, self._deadline_s

@@ -1,21 +1,22 @@
 """Records the inputs of a core, and the outputs that ``step`` does not return. The core itself records nothing.
 
 The outputs of a core depend only on its construction arguments, its turns and, for a driver, what its robot observes
-and reports. The messages on links and the following messages are enough to replay a core bit for bit, if the recording
-has the policies:
+and reports. To replay a core bit for bit, it is enough to record the messages on links, with all policies, and the
+messages in this table:
 
 =============== =====================================================================================================
 Start           construction arguments, and state restored from disk; the node records one Start
 Turn            the inputs and the time of one call of ``step``
-RobotReport     what a robot tells its driver's core, except the content of Steps: whether the robot gave no valid
-                first observation of an episode, the problem, and the stop reason
+RobotReport     what a robot tells its driver's core besides the content of Steps: its problem, its reason for a stop,
+                and whether an episode could not begin because the robot gave no valid first observation
 MotorCommand    the action that the robot's motors get: an output of a driver's core
 Latches         a new ``safety_state`` of a policy server's core; the server's state file also holds it
 LifecycleChange a change of state of a policy server, its watch or a robot, if the server sends it to no operator
 Weights         a policy that a person chose; the node records it
 =============== =====================================================================================================
 
-The transport records the bytes of the messages that it sends on links, and of operators' Commands and Teleops.
+The transport records the bytes of the messages that it sends on links. It also records the bytes of the Commands and
+Teleops that it receives from operators.
 """
 
 from __future__ import annotations

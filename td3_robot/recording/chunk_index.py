@@ -37,7 +37,7 @@ class ChunkIndexFile:
             self._file.write(builder.end())
 
     def __iter__(self) -> Iterator[ChunkIndexFile]:
-        """Yield one object, whose :meth:`write` writes all entries."""
+        """Yield only this object. Its :meth:`write` writes all entries at once."""
         yield self
 
     def write(self, builder: RecordBuilder) -> None:

@@ -13,10 +13,11 @@ REASON = "written_because"  # key in the metadata: why the recorder wrote its ri
 CONFIG = "config.yaml"  # name of the attachment with the resolved configuration
 METRICS = "metrics.jsonl"  # name of the attachment with the learning metrics of a finished run
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
-"""Maps a topic to a number. A new file repeats this many older messages of each publisher and link, so that a reader
-needs no other file."""
+"""Maps a topic to a number of messages. Each new file of a recording repeats this number of older messages of the
+topic, for each publisher and link, so that a reader needs no other file."""
 ON_THE_WAY_NS = 500_000_000
-"""Maximum delay of a message to the recorder, in ns. Nodes send messages in groups, which delays the first messages."""
+"""Maximum delay of a message to the recorder, in ns. Nodes send messages in groups, so the first message of a group
+waits for the last."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Entry:
     """A recorded message with its publisher and times.
 
     Attributes:
-        publisher, incarnation: the node that sent a copy to the recorder. This is the sender of the message, or its
-            receiver if an operator sent it.
+        publisher, incarnation: the node that sent a copy of the message to the recorder. Usually this node is the
+            sender of the message. An operator sends no copies, so for its messages this node is the receiver.
         topic: name of the message.
         link: the link on which the node sent the message; ``recorder`` if the node sent it only as a copy.
         sequence: counts 0, 1, 2, … for each topic of a publisher; a jump shows missing messages.

@@ -15,7 +15,7 @@ from td3_robot.specs import Float32
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """T consecutive transitions of one robot. T is at least 1.
+    """T consecutive transitions of one robot with O observation and A action channels. T is at least 1.
 
     Attributes:
         steps: the T + 1 Steps of these transitions.

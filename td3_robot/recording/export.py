@@ -160,7 +160,7 @@ def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> 
 
 
 def check_one_kind(session: Session, topics: Sequence[str]) -> dict[str, Names]:
-    """Check that one table of each topic can hold all robots. Returns the channel names of each source.
+    """Check that each topic's table can hold the rows of all robots. Returns the channel names of each source.
 
     Args:
         topics: topics of the tables; empty for all topics.
@@ -213,7 +213,7 @@ def _has_channels(topic: str) -> bool:
 def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     minari: Any = None
-    if options.format == "minari":  # needs an extra, and td3_robot must not import simulators
+    if options.format == "minari":  # imported by name: it needs an extra, and td3_robot must not import simulators
         minari = importlib.import_module("td3_robot_sims.minari_export")
     with Working(text := f"export {options.files[0]}") as working:
         session = Session(options.files)
@@ -287,7 +287,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _make_room(targets: Sequence[Path], options: argparse.Namespace) -> None:
-    """Make the folder of ``--out``. With ``--force``, remove older files. Without it, raise a UsageError for them."""
+    """Make the folder of ``--out``. If a target exists, remove it with ``--force``; otherwise raise a UsageError."""
     existing = sorted(target for target in targets if target.exists())
     if existing and not options.force:
         raise UsageError(f"{str(existing[0])!r} exists already; replace it with --force, or name another --out")

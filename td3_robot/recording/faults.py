@@ -52,7 +52,7 @@ class Faults:
     def add(self, entry: Entry, message: Message) -> str | None:
         """Count the fault in a message. Returns its text; None for no fault, a repeated message or too many faults."""
         what = failure(message)
-        if isinstance(message, Refused) and message.code != "hello":  # "hello" only asks for a Hello
+        if isinstance(message, Refused) and message.code != "hello":  # with this code, a server asks for a Hello
             what = f"{entry.publisher} refused a peer on link {entry.link}: {message.reason}"
         if what is None:
             return None

@@ -35,7 +35,8 @@ With --check the exit code is 1 if the file is damaged, or a message does not fo
 class Contents:
     """The metadata and attachments of a file, and statistics of its messages.
 
-    Without a decoder, this class counts the messages and does not decode them. The timeline gets each message.
+    Without a decoder, this class counts the messages and does not decode them. The timeline gets every entry, and every
+    message that is decoded.
     """
 
     def __init__(self, file: SessionFile, decode: Decoder | None = None, timeline: Timeline | None = None) -> None:
@@ -133,7 +134,7 @@ def examine(path: Path, timeline: Timeline | None = None) -> dict[str, Any]:
     contents = Contents(file, Decoder(repr(str(path))), timeline)
     report = contents.report()
     metadata, problems = contents.metadata, contents.problems
-    # A deployed robot has no task. Older recorders wrote the default task of the configuration.
+    # A deployed robot has no task. Older recorders wrote the configuration's default task, which is wrong.
     if contents.robot_roles == {"driver"}:
         metadata.pop("task", None)
     damages = file.all_damages

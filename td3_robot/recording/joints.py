@@ -35,7 +35,8 @@ class Joints:
     Attributes:
         measured: names of the joints in joint_states; empty if no channel is a joint's position or velocity.
         driven: names of the joints that actions drive.
-        unmapped: names of the channels that belong to no joint, or to a field of a joint that already has a channel.
+        unmapped: names of the channels that belong to no joint, and of those whose joint and field an earlier channel
+            already has.
     """
 
     def __init__(self, spec: RobotSpec) -> None:
@@ -43,7 +44,7 @@ class Joints:
         self._applied = _indices(places, spec.name)
         driven = {place[0] for place in places if place}
         if len(spec.actions) == 1:
-            driven.add("")  # the action drives the only joint, whatever the action's name
+            driven.add("")  # observations without a joint's name, such as ``angle``, are of the only joint
         observed = _indices([_measured_place(channel, driven) for channel in spec.observations], spec.name)
         position, velocity, self._effort_observed = observed["position"], observed["velocity"], bool(observed["effort"])
         effort = (observed if self._effort_observed else self._applied)["effort"]

@@ -28,10 +28,14 @@ from td3_robot.transport.link import PEER_TIMEOUT
 
 log = logging.getLogger(__name__)
 
-_PAUSE = 0.1  # seconds to sleep if no message arrived, because waking up takes more time than writing a message
+_PAUSE = 0.1
+"""Seconds to sleep after a turn without messages. Messages collect in this time, and the next turn writes all of them.
+This saves time, because waking up for each message takes more time than writing it."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _DRAIN = 10.0  # maximum time (s) that a supervised recorder waits at the end for the nodes' last messages
-_DRAIN_CALLS = 100  # calls of receive after the wait; limited, because without a supervisor the nodes continue to send
+_DRAIN_CALLS = 100
+"""Number of calls of ``receive`` after this wait, to take messages that have already arrived. The number is limited,
+because without a supervisor the nodes continue to send."""
 _SHORT_RING = (
     "the recorder notices a silent node only after %g s; by then, this short ring has dropped the node's last "
     "messages; use a longer ring"
@@ -49,7 +53,7 @@ _OPTIONS = {
     "split_mb": "begin a new file after X megabytes",
     "split_s": "begin a new file after X seconds",
     "ring_s": "keep only the last X seconds; the recorder writes them when a node fails, goes to fault or disappears, "
-    "and on SIGUSR1; the files are OUT.mcap, OUT_1.mcap, … (not with --split-…)",
+    "and on SIGUSR1; the first file is OUT.mcap, the next OUT_1.mcap, …; not allowed with --split-mb or --split-s",
     "ring_mb": "maximum size of the ring, in megabytes",
     "weights_every": "record the learner's first policy and every X-th; 1: all; 0: none (default: 100); policies "
     "that a person loads are always recorded",
@@ -90,7 +94,9 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
     recorder = Recorder(path, facts, config, epoch)
     if config.ring_s:
         names = f"{path}, then {path.stem}_1{path.suffix}, …"
-        log.info("keeping the last %g s; a failure, fault, lost node or SIGUSR1 writes them: %s", config.ring_s, names)
+        log.info(
+            "keeping the last %g s; a failure, fault, lost node or SIGUSR1 writes them to %s", config.ring_s, names
+        )
         if config.ring_s <= PEER_TIMEOUT:
             log.warning(_SHORT_RING, PEER_TIMEOUT)
     else:

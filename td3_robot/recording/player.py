@@ -79,10 +79,11 @@ class Player:
         self._served: set[str] = set()
         self._buses: dict[str, Bus] = {}
         self._hellos: dict[str, Entry] = {}  # first Hello of each robot, for a monitor
-        # By publisher and topic: the incarnation, the offset of its sequence numbers, and the highest number sent.
+        # For a monitor, by publisher and topic: the newest incarnation, the number that the player adds to the
+        # recorded sequence numbers of this incarnation, and the highest sequence number sent.
         self._numbers: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._keys = keys
-        # Times (s) of the newest receive, and of the first receive after this process was last suspended.
+        # Times (s): the end of the newest call of ``turn``, and the begin of the first call after the last suspension.
         self._looked_at = self._looked_since = float("-inf")
         self._server = Bus(keys=keys)
         links = {link for topic in topics for link in playable().get(topic, ()) if link[0] in endpoints}
@@ -122,16 +123,17 @@ class Player:
         bus.connect(endpoint, ClientLink(link, hello, accepted))
 
     def missing(self) -> list[str]:
-        """The links on which a live node has not answered yet."""
+        """The links on which the player waits for the first answer of a live node."""
         missing = {link for link in self._served if not self._server.peers(link)}
         for bus in self._buses.values():
             missing |= {link for link in bus.clients if not bus.welcome(link)}
         return sorted(missing)
 
     def silent_since(self, then: float) -> str:
-        """Name a server that has been silent since ``then`` (s, ``time.monotonic``). Empty if no server is silent.
+        """A text about a server that has been silent since ``then`` (s, ``time.monotonic``); empty if there is none.
 
-        This method ignores the link to a monitor, because a monitor may leave.
+        The text is also empty if this process was suspended after ``then``. This method ignores monitors, because a
+        monitor is allowed to leave.
         """
         if self._looked_since > then:
             return ""
@@ -187,7 +189,7 @@ class Player:
         return Record(entry.topic, entry.link, self._number(entry), time.time_ns(), codec.encode(message))
 
     def _number(self, entry: Entry) -> int:
-        """The sequence number for a monitor. It continues after a restart of the node. Recorded gaps stay gaps."""
+        """The sequence number for a monitor. If the recorded node restarts, the numbers continue. Gaps stay gaps."""
         stream = entry.publisher, entry.topic
         incarnation, base, newest = self._numbers.get(stream, (entry.incarnation, 0, -1))
         if incarnation != entry.incarnation:

@@ -42,10 +42,11 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         name: name of its joint; any name for the first link. The channel ``NAME.position`` observes the joint's angle.
         parent: index of its parent in the robot's links; -1 for the first link.
-        origin: place of its joint in the frame of its parent, in m. The frame of the link begins there.
+        origin: place of its joint in the frame of its parent, in m. This place is the origin of the link's frame.
         axis: direction of the joint's axis, a unit vector.
         low: joint angle in rad at which the observation is -1.
-        high: joint angle in rad at which the observation is 1. The defaults fit an observation in rad.
+        high: joint angle in rad at which the observation is 1. The defaults of ``low`` and ``high`` fit a channel in
+            rad.
     """
 
     name: str
@@ -78,11 +79,12 @@ class Robot(msgspec.Struct, frozen=True):
 
 
 class Pose(NamedTuple):
-    """Where the links of a robot are in the world, for T steps.
+    """Where the L links of a robot are in the world, for T steps.
 
     Attributes:
         positions: origin of each link, float64[T, L, 3], in m.
-        rotations: matrix of each link, float64[T, L, 3, 3]; it turns vectors of the link into vectors of the world.
+        rotations: rotation matrix of each link, float64[T, L, 3, 3]. It converts vectors from the frame of the link
+            to the frame of the world.
     """
 
     positions: Float64
@@ -108,8 +110,8 @@ class Poses:
 
     Height, attitude and joints follow from one observation. The place on the floor is the integral of the
     observed velocities since the beginning of the episode. The heading comes from the observed direction to the
-    target, so it is correct only if the target is far away, as in PyBullet. A robot whose observation lacks one of the
-    channels in _TORSO has a fixed base.
+    target. The direction to a near target also changes when the robot only walks, so the heading is correct only if the
+    target is far away, as in PyBullet. A robot whose observation lacks one of the channels in _TORSO has a fixed base.
 
     Args:
         spec: a specification for which :func:`known` is true.
@@ -128,7 +130,7 @@ class Poses:
         """Return the place on the floor after each of T successive steps, float64[T, 2], in m.
 
         Args:
-            observations: observations of the robot, float32[T, O], in the units of its specification.
+            observations: observations of the robot, float32[T, O], with O channels in the units of its specification.
             first: whether a step is the first of its episode, bool[T]. An episode begins at (0, 0).
         """
         if self._fixed:
@@ -171,7 +173,7 @@ class Poses:
 
 
 def ends(robot: Robot, pose: Pose) -> Float64:
-    """Return begin and end of each shape of a robot, float64[T, S, 2, 3], in m. The order is that of :func:`radii`."""
+    """Return begin and end of the S shapes of a robot, float64[T, S, 2, 3], in m, in the order of :func:`radii`."""
     places = [
         pose.positions[:, index, None] + np.array([shape.begin, shape.end]) @ pose.rotations[:, index].swapaxes(-1, -2)
         for index, link in enumerate(robot.links)

@@ -158,7 +158,8 @@ class Session:
     def _items(self) -> Iterator[Item]:
         """The items of all files, without repeated messages.
 
-        Each file repeats some messages of the file before. Files that a recorder writes from a ring buffer overlap.
+        Each file after the first repeats some earlier messages. Files that a recorder writes from a ring buffer can
+        also overlap.
         """
         newest: dict[tuple[str, int, str], int] = {}
         for path in self.paths:

@@ -137,7 +137,7 @@ class Recorder:
     def _begin(self, now: float, since: int = 0, why: str = "") -> SessionWriter:
         """Begin a file for messages received from the time ``since`` on (ns since 1970).
 
-        The file repeats older messages with ``since`` as received time, so that the duration of the file stays correct.
+        The file repeats older messages. They get ``since`` as received time, so that the file begins at ``since``.
         """
         path = free_name(self.path)
         facts = replace(self._facts, metadata={**self._facts.metadata, REASON: why}) if why else self._facts

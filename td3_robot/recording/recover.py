@@ -31,7 +31,7 @@ Exit codes:
 def recover(source: Path, target: Path) -> dict[str, Any]:
     """Copy the intact data of a damaged file to a new file, and report the loss as plain JSON values.
 
-    A whole file is not copied.
+    If the file is not damaged, this function copies nothing.
 
     Raises:
         SessionError: the source cannot be read, is not a recording, has no intact data, or its protocol version cannot

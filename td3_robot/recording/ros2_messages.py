@@ -161,7 +161,10 @@ class _Source:
             return ""
         what = f"{len(unmapped)} of {self.size[1] + self.size[2]} channels are in no joint message"
         if not self._joints.measured:
-            what = f"no {self._robots[0]}/joint_states, because no observation has a name like JOINT.position"
+            what = (
+                f"no {self._robots[0]}/joint_states, because no observation has a name like JOINT.position; "
+                "in no joint message"
+            )
         shown = ", ".join(unmapped[:_SHOWN]) + (", …" if len(unmapped) > _SHOWN else "")
         return f"{what}: {shown}; the topics observation and action hold every channel"
 

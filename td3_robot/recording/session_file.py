@@ -32,7 +32,7 @@ from td3_robot.util import process_lock
 
 _MAGIC = b"\x89MCAP0\r\n"
 _HEAD = struct.Struct("<BQ")  # of a record: opcode, length of the body
-_FOOTER = struct.Struct("<BQQQI8s")  # head, offset of the index, offset of its table of groups, checksum, magic
+_FOOTER = struct.Struct("<BQQQI8s")  # head; begin of index (summary), begin of summary offsets, checksum; magic
 _MESSAGE = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
 _MAX_CHUNK = 1 << 28  # unpacked bytes; a recorder closes chunks at 4 MiB, and a message has at most 64 MiB
 
@@ -41,7 +41,7 @@ Item = Entry | Attachment | Metadata
 
 @dataclass(frozen=True)
 class Damage:
-    """Damage in a file. ``offset`` is the byte at which the damaged record or index begins, or the file ends."""
+    """Damage in a file. ``offset`` is the byte where the damaged record or index begins, or where the file ends."""
 
     offset: int
     why: str
@@ -68,7 +68,7 @@ class SessionFile:
         self._references: set[int] = set()  # channels of references to policies
         # By SHA-256 of a policy: offset of the chunk with its Weights, and begin and end of the Weights in the chunk.
         self._policies: dict[str, tuple[int, int, int]] = {}
-        self._allowance = 0  # bytes of chunks that references in this chunk may still read
+        self._allowance = 0  # unpacked bytes that the remaining references in the current chunk are allowed to read
 
     @property
     def all_damages(self) -> list[Damage]:
@@ -136,7 +136,7 @@ class SessionFile:
         """Read channels and message counts from the index, because the chunk that declares a channel may be damaged."""
         counts: Counter[tuple[str, int, str]] = Counter()
         begin = file.tell()
-        with contextlib.suppress(Exception):  # the reader finds and reports the damage later
+        with contextlib.suppress(Exception):  # :meth:`_records` reports a damaged index later
             file.seek(-_FOOTER.size, SEEK_END)
             index = _FOOTER.unpack(file.read())[2]
             file.seek(index)
@@ -175,7 +175,7 @@ class SessionFile:
         return []
 
     def _chunk(self, chunk: Chunk, offset: int) -> Iterator[Entry]:
-        """The messages of a chunk. The reader of the mcap library takes ten times as long."""
+        """The messages of a chunk. The mcap library's reader, which this method replaces, takes ten times as long."""
         data = _unpacked(chunk)
         if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
             raise ValueError("its checksum does not match")
@@ -206,7 +206,9 @@ class SessionFile:
                 self._add_channel(Channel.read(ReadDataStream(BytesIO(data[body:begin]))))
         if unknown:
             self._damaged(
-                offset, f"the chunk has {unknown} messages of unknown channels: a damaged record had their names"
+                offset,
+                f"the chunk has {unknown} messages of unknown channels, "
+                "because a damaged record held the channels' names",
             )
 
     def _resolved(self, entry: Entry, data: bytes, offset: int) -> Entry:

@@ -29,7 +29,8 @@ class Stream:
         missing = max(0, entry.sequence - self._sequence - 1) if self.count else 0
         self.gaps += missing > 0
         self.missing += missing
-        # The publisher's clock is exact, unless somebody changes it. The recorder's clock shows such a change.
+        # The publisher's clock is exact, unless somebody changes it. After a change, the two clocks differ, and the
+        # recorder's clock counts.
         passed, about = entry.published - self._published, entry.received - self.last
         passed = passed if abs(passed - about) <= ON_THE_WAY_NS else about
         self._span += passed

@@ -15,7 +15,7 @@ from td3_robot.specs import Channel, RobotSpec
 
 _EVENTS = 500  # maximum number of events of one kind
 _SOURCES = 200  # maximum number of sources whose robots can be selected
-_POINTS = 2000  # minimum number of points of a long channel; the maximum is twice as many
+_POINTS = 2000  # minimum number of points of a channel with left-out Steps; the maximum is always twice as many
 
 
 class Timeline:
@@ -37,7 +37,7 @@ class Timeline:
         self._steps = 0  # Steps of the selected robot
         self._every = 1  # n; the rows are every n-th Step
         self._offset: int | None = None  # the recorder's clock minus the source's clock, in ns
-        self._sizes: tuple[int, int] | None = None  # O and A of the rows
+        self._sizes: tuple[int, int] | None = None  # numbers of observation and action channels in the rows
 
     def add_entry(self, entry: Entry, missing: int) -> None:
         """Note a message, and how many messages are missing directly before it."""
@@ -106,8 +106,8 @@ class Timeline:
     def _time(self, entry: Entry) -> int:
         """The time of a Step, in ns on the recorder's clock.
 
-        The Steps of a group arrive together, so only the source's clock gives the time between them. After a change of
-        that clock, the recorder's clock gives the new offset.
+        A source sends its Steps to the recorder in groups, so only the source's clock shows the time between Steps.
+        After a change of the source's clock, the time at which the recorder received a Step gives the new offset.
         """
         if self._offset is None or abs(entry.published + self._offset - entry.received) > ON_THE_WAY_NS:
             self._offset = entry.received - entry.published

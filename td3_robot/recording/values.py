@@ -36,8 +36,8 @@ def by_topic(entry: Entry, message: Message, names: Names) -> Iterator[tuple[str
     """Yield a topic for viewers, and a map of field values, for each robot in a message.
 
     The topic is ``PUBLISHER/TOPIC``, or ``PUBLISHER/TOPIC/SOURCE`` if another node publishes a message about a source.
-    If there are several robots, the robot's index follows. A message that is not about robots yields one map; its
-    arrays are lists.
+    If there are several robots, the topic ends with ``/`` and the robot's index. A message that is not about robots
+    yields one map; its arrays are lists.
     """
     source = getattr(message, "source", entry.publisher)
     topic = "/".join((entry.publisher, entry.topic, *((source,) if source != entry.publisher else ())))

@@ -76,7 +76,7 @@ class SessionWriter:
         self._writer.add_attachment(time_ns, time_ns, attachment.name, attachment.media_type, attachment.data)
 
     def turn(self, now: float) -> None:
-        """Close the chunk if it is time. Call this at least every CHUNK_S, even without messages."""
+        """Close the open chunk every CHUNK_S. Call this method at least as often, even without messages."""
         if now >= self._due:
             self._due = now + CHUNK_S
             self._writer.flush()

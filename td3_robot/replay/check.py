@@ -57,7 +57,7 @@ def check(
 
     Args:
         exact: True requires the same bits. False allows differences within the tolerance. None requires the same bits
-            only if this machine and its package versions are like those that made the expected outputs.
+            only if the expected outputs come from a machine like this one, with the same package versions.
         working: shows the core that runs, and the share of the current file that replay has read.
 
     Raises:
@@ -161,7 +161,7 @@ def passed(reports: Sequence[Outcome]) -> bool:
 
 
 def not_compared(session: Session, reports: Sequence[Outcome]) -> dict[str, int]:
-    """The number of messages of each topic that were not compared. Start and Turn are left out: they are inputs."""
+    """By topic, the number of messages that replay did not compare, without Start and Turn, because they are inputs."""
     left: Counter[str] = Counter()
     for (_, _, topic), count in session.counts.items():
         left[topic] += count if topic not in (Start.NAME, Turn.NAME) else 0

@@ -61,7 +61,7 @@ class ReplayedBody(Body):
         return 0 if first else 1
 
     def _report(self) -> None:
-        """Use the recorded reports up to this call."""
+        """Count a call to the robot, and use the recorded reports that the robot made up to this call."""
         self._calls += 1
         while self._next_report < len(self._reports):
             report = self._reports[self._next_report][1]

@@ -165,7 +165,7 @@ class _Recording:
 
     @functools.cached_property
     def rebuilt(self) -> _Learner:
-        """A learner with one rebuilt turn for each recorded Step, in recorded order. Needs a Hello of each source."""
+        """A learner that has taken each recorded Step in its own turn, in recorded order. Needs each source's Hello."""
         life = Life("learner", 0, Start("learner", self.config.to_yaml(), {}))
         learner = _Learner(life, self.rows, "its turns are rebuilt")
         peers = {name: Peer("learner", name.encode(), hello, {}) for name, hello in self.hellos.items()}
@@ -182,7 +182,7 @@ class _Recording:
 class _Learner:
     """Feeds the same turns to two cores. One core repeats the recorded learning. The other only stores transitions.
 
-    The storing core never ends and never does an update. Its buffer holds all transitions.
+    The storing core never reaches the end of the training, and never does an update. Its buffer holds all transitions.
 
     Args:
         rows: upper bound of the number of transitions.
@@ -190,7 +190,7 @@ class _Learner:
 
     Attributes:
         core: the core that learns; None if there is a problem.
-        counted: maps a number of received Steps to the counters that the storing core had then.
+        counted: the counters of the storing core, by the number of Steps that it had received.
     """
 
     def __init__(self, life: Life, rows: int, problem: str) -> None:
@@ -303,7 +303,7 @@ def _compare_counters(
     status = recording.statuses.get(key)
     counted: dict[int, dict[str, int]] = {}
     if status is None:
-        why: str | None = "the recording has no Status of this learner with a number of Steps"
+        why: str | None = "the recording has no Status in which this learner has counted Steps"
     elif life and not life.setting("new", bool):
         why = _CONTINUED
     elif life and learner:

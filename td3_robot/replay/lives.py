@@ -71,7 +71,7 @@ class Life:
         packages: replay requires equal bits only if the recording comes from the same versions of these packages.
         recorded: recorded messages by topic, each with the number of turns that had begun before it.
         replayed: replayed messages by topic, each with the number of its turn.
-        where: maps Python's ``id`` of a message to the newest Step when the core received or sent it, as text.
+        where: maps Python's ``id`` of a message to the newest Step when the core received or sent the message, as text.
         turns: number of replayed turns.
         stopped: the reason why replay stopped before the end of the last turn; empty after a replay of all turns.
         left: whether the recording has a Bye of the node.
@@ -212,7 +212,7 @@ class Life:
             raise SessionError(f"turn {self.turns} of {self}: {topic} from {origin}: {error}") from None
 
     def compared(self, topic: str) -> Replayed:
-        """The recorded messages of one topic, and the replayed messages except those that the recorder missed."""
+        """The recorded and the replayed messages of one topic, without replayed messages that the recorder missed."""
         sequences = {entry.sequence for entry, _, _ in self.recorded[topic]}
         last = max(sequences, default=-1)
         complete = self.left and self._lost is None
@@ -237,8 +237,8 @@ class Life:
 
     def _comparable(self, topic: str) -> list[tuple[Entry, Message]]:
         """The recorded messages of the replayed turns."""
-        # The outputs of a lost turn look like outputs of the previous turn. Only the first ``known`` outputs belong to
-        # the previous turn.
+        # The outputs of a lost turn look like outputs of the turn before it. Replay produced ``known`` messages up to
+        # the turn before, so all later recorded messages come from the lost turn.
         known = len(self.replayed[topic])
         return [
             (entry, message)

@@ -85,7 +85,7 @@ def _bundle(weights: Weights) -> Bundle:
 
 
 def _rebuild(session: Session, after: Mapping[Key, int], outcome: Outcome) -> None:
-    """Rebuild the later turns of policy servers, and add their Actions to the outcome.
+    """Rebuild the turns after the last compared Action of each policy server. Add the new Actions to the outcome.
 
     Args:
         after: maps each server to the sequence of its last compared Action; -1 if no Action is compared.
@@ -192,5 +192,5 @@ class _LostTurns:
 
 
 def _without_deadlines(settings: SafetyConfig) -> SafetyConfig:
-    """The settings without deadlines. The time at which the Step of a lost turn reached the server is unknown."""
+    """The settings without deadlines, because the time at which a lost turn's Step reached the server is unknown."""
     return msgspec.structs.replace(settings, observation_deadline_ms=None, frozen_ms=None)

@@ -1,8 +1,8 @@
 """Updates the expected outputs of a recording to the outputs of a replay.
 
-The recorded messages do not change, because they are inputs of other cores. For each topic and stream that differs,
-an attachment (the *reference*) holds the new expected messages. A second attachment describes the machine that made the
-reference. From this description, replay decides how exactly to compare the stream.
+The recorded messages do not change, because they are also the inputs of other cores. For each topic and stream that
+differs, an attachment (the *reference*) holds the new expected messages. A second attachment describes the machine that
+made the reference. From this description, replay decides how exactly to compare the stream.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MADE = "made/"  # the attachment made/NAME describes the machine that made the 
 
 
 def expected(session: Session, part: Replayed) -> Replayed:
-    """The part, with the messages and the machine of its reference. A part without a reference does not change."""
+    """Return the part with the messages and the machine of its reference, or the same part if it has no reference."""
     attached = session.attachments.get(_name(part))
     if attached is None:
         return part
@@ -48,7 +48,7 @@ def expected(session: Session, part: Replayed) -> Replayed:
 
 
 def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
-    """Write new references into the only file of a session. Returns the changes as text; empty if there are none.
+    """Write new references into the file of a one-file session. Return the changes as text; empty if none.
 
     Messages, metadata and all other attachments do not change.
 

@@ -19,7 +19,10 @@ REFERENCE = "reference/transitions.safetensors"  # name of the attachment with t
 
 
 class Transition(Message, frozen=True):
-    """A row of the replay buffer. Replay compares it like a message. No node sends it."""
+    """A row of the replay buffer. ``td3-robot replay`` compares it like a message, but no node sends it.
+
+    O is the number of observation channels, and A the number of action channels.
+    """
 
     NAME: ClassVar[str] = "transition"
 
@@ -31,7 +34,7 @@ class Transition(Message, frozen=True):
 
 
 def add_transitions(outcome: Outcome, session: Session, got: Sequence[Transition], packages: tuple[str, ...]) -> None:
-    """Add the replayed and the expected transitions to the outcome. Without expected ones, only make a reference."""
+    """Add the replayed and the expected transitions to the outcome. If none are expected, add only a reference."""
     expected = _reference(session)
     if expected is None:
         why = "the recording has no reference to compare with; replay --update adds a reference"

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FIRST_DATA = 10.0  # seconds to wait until every channel has a value
-_ANSWER = 2.0  # seconds to wait for the policy server, for each request
+_ANSWER = 2.0  # seconds to wait for the policy server's answer to a request
 _STOPPED = 2.0  # seconds within which the driver has to stop the robot
-_TURN = 0.5  # seconds within which the driver ends a turn
-_FIGURES_PERIOD = 1.0  # seconds between two sets of figures
+_TURN = 0.5  # seconds to wait until the loop of the driver ends its turn
+_FIGURES_PERIOD = 1.0  # seconds between two updates of ``Condition.figures``
 _MOVED = (ActionOrigin.POLICY, ActionOrigin.OPERATOR)
 _EPILOG = """examples:
   td3-robot ros2 driver --config robot.yaml
@@ -85,7 +85,7 @@ class Condition(NamedTuple):
 
     Attributes:
         state: the driver's state.
-        reason: why the state changed last.
+        reason: the reason for the last change of the state.
         welcomed: whether the policy server has welcomed the driver.
         moved: whether a policy or an operator chose the newest applied action. While the robot holds an action, this
             value does not change.
@@ -178,7 +178,7 @@ class Desk:
         self.notify()
 
     def _rests(self) -> bool:
-        """Return whether neither a policy nor an operator can move the robot."""
+        """Return True if no policy and no operator can move the robot."""
         return self.condition.state is not State.ACTIVE or not self.condition.welcomed
 
     def _command(self, verb: str) -> str:
@@ -188,7 +188,7 @@ class Desk:
             operator.ask(make_command(verb, node.name, "asked for through ROS 2"))
         except Td3RobotError as error:
             return str(error)
-        with self._turned:  # the driver answers in the middle of a turn: wait for the end of the turn
+        with self._turned:  # the driver answers within a turn; ``follow`` reads the new state after the turn
             turns = self._turns
             self._turned.wait_for(lambda: self._turns > turns, _TURN)
         return ""

@@ -73,7 +73,7 @@ _PATHS = {
     ("active", "unconfigured"): "deactivate",
     ("inactive", "unconfigured"): "cleanup",
 }
-"""The next transition, by the state of the ROS node and the state that it must reach. For other pairs: shutdown."""
+"""Maps (state of the ROS node, state to reach) to the next transition. For all other pairs, this is ``shutdown``."""
 
 
 class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
@@ -88,7 +88,7 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
         given = {key: self.declare_parameter(key, "", read_only).value for key in PARAMETERS}
         self.overrides = [f"{key}={json.dumps(value)}" for key, value in given.items() if value]
         self._ros_state = "unconfigured"
-        # Whether the ROS node follows a change of the driver. Then its transition sends no request to the driver.
+        # True while the ROS node repeats a state change of the driver. Then transitions send no request to the driver.
         self._mirrors = False
 
     def begin(self, desk: Desk) -> None:
@@ -144,13 +144,13 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
         return self._follow("cleanup", "unconfigured")
 
     def _follow(self, verb: str, target: str) -> Any:
-        """Ask the driver for a transition, unless the transition follows a change of the driver."""
+        """Ask the driver for a transition, unless the ROS node only repeats a state change of the driver."""
         if not self._mirrors:
             refusal = "a driver keeps its configuration; allowed: shutdown"
             if error := refusal if verb == "cleanup" else self._desk.request(verb):
                 log.warning("the ROS transition %s fails: %s", verb, error)
                 return TransitionCallbackReturn.FAILURE
-            self.executor.create_task(self.mirror)  # the driver may have left this state already: follow it
+            self.executor.create_task(self.mirror)  # the driver may already have left the new state: mirror it
         self._ros_state = target
         return TransitionCallbackReturn.SUCCESS
 

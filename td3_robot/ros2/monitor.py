@@ -19,7 +19,7 @@ from td3_robot.topics import MONITOR
 from td3_robot.util.output import say
 
 _DEPTH = 10  # number of messages that wait for a slow subscriber
-_REMARKS_PERIOD = 1.0  # seconds between two checks for new remarks
+_REMARKS_PERIOD = 1.0  # seconds between two checks for new remarks of the converter
 _EXAMPLES = """examples:
   td3-robot ros2 monitor --run runs/walker2d
   td3-robot ros2 monitor --config robot.yaml
@@ -66,7 +66,7 @@ def _publish(node: Node) -> None:
 
 
 class Publishers:
-    """The ROS publishers of a node, by topic (``topics``). The first message of a topic creates the publisher.
+    """The ROS publishers of a node. ``topics`` maps a topic to its publisher, which its first message creates.
 
     Topics are relative, so that they follow the namespace of the node. Only ``/diagnostics`` is global.
     """
@@ -76,7 +76,10 @@ class Publishers:
         self.topics: dict[str, Any] = {}
 
     def publish(self, draft: Draft) -> None:
-        """Publish a message. Without a subscriber, publish only a latched message, which later subscribers get."""
+        """Publish a message. If its topic has no subscriber, publish it only if it is latched.
+
+        Later subscribers get the newest latched message.
+        """
         publisher = self.topics.get(draft.topic)
         if publisher is None:
             publisher = self.topics[draft.topic] = self._create(draft)

@@ -1,6 +1,7 @@
 """Turns ROS messages into observations, and actions into the values of a command.
 
-This module imports no ROS package. It reads messages by the names of their fields.
+This module imports no ROS package. It reads messages by the names of their fields. O is the number of observation
+channels, and A the number of action channels.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class StoppedError(ValueError):
 class Inputs:
     """The newest value of each observation channel, and the time at which the value came.
 
-    The thread of ROS stores messages. The thread of the driver reads.
+    The thread of ROS stores the values of messages. The thread of the driver reads the values.
 
     Attributes:
-        topics: the kind of each topic.
+        topics: maps each topic to the kind of its messages.
 
     Raises:
         ConfigError: a channel has no source, a source names an unknown channel, or a topic has messages of two types.
@@ -50,7 +51,7 @@ class Inputs:
         self._clock = clock
         self._stale = config.stale_ms / 1e3
         self._configs = [by_name[channel.name] for channel in spec.observations]
-        self._of_topic: dict[str, list[int]] = {}  # indices of the channels
+        self._of_topic: dict[str, list[int]] = {}  # maps a topic to the indices of its channels
         self._values = np.full(spec.observation_size, np.nan)
         self._at = np.full(spec.observation_size, -np.inf)
         self._changed = threading.Condition()

@@ -46,7 +46,7 @@ def running(words: Sequence[str]) -> Iterator[None]:
         from rclpy.signals import SignalHandlerOptions
     except ModuleNotFoundError:
         raise
-    except ImportError as error:  # its libraries are not on the library path
+    except ImportError as error:  # rclpy exists, but its libraries are not on the library path
         first = str(error).splitlines()[0]
         advice = "source the setup file of your ROS 2 installation"
         raise UsageError(f"rclpy cannot be imported: {first}; {advice}") from None
@@ -73,7 +73,7 @@ def spinning(node: Any) -> Iterator[None]:
         while not ended.is_set():
             try:
                 executor.spin_once()
-            except Exception:  # one failed callback must not end the others
+            except Exception:  # a failed callback must not end the thread
                 log.exception("a callback of the ROS node %s failed", node.get_name())
 
     thread = threading.Thread(target=spin, daemon=True, name=f"ros-{node.get_name()}")

@@ -139,7 +139,7 @@ def check_name(option: str, name: str) -> None:
 
 
 def suggest(action: argparse.Action, names: Callable[[], Iterable[str]]) -> None:
-    """Let the shell complete an argument with names and with files."""
+    """Let the shell complete an argument with the given names and with the names of files."""
 
     def complete(prefix: str, **_: Any) -> list[str]:
         from argcomplete.completers import FilesCompleter
@@ -195,7 +195,7 @@ def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder |
 
 
 def open_run(option: str, folder: Path) -> RunFolder:
-    """Open the run folder that an option names. If the folder holds no run, raise a RunFolderError with the option."""
+    """Open the run folder that an option names. If it holds no run, raise a RunFolderError that names the option."""
     try:
         return RunFolder.open(folder)
     except RunFolderError as error:

@@ -1,4 +1,4 @@
-"""The file of a run's best policy. Its provenance holds the mean return of the policy's evaluation."""
+"""The file of a run's best policy. The provenance in this file holds the mean return of the policy's evaluation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def keep(file: Path, payload: bytes, mean: float | None) -> None:
 
     Args:
         payload: the encoded policy bundle.
-        mean: None for a policy without an update. Every other policy is better.
+        mean: mean return of the evaluation; None for an untrained policy, so that every trained policy is better.
     """
     bundle = Bundle.decode(payload)
     evaluated = {} if mean is None else {_KEY: mean}
@@ -25,7 +25,7 @@ def keep(file: Path, payload: bytes, mean: float | None) -> None:
 
 
 def mean_return(file: Path) -> float:
-    """Read the mean return of the best policy so far; minus infinity if there is none."""
+    """Read the mean return of the best policy so far; minus infinity if the file holds none."""
     with contextlib.suppress(BundleError, TypeError, ValueError):
         return float(Bundle.load(file).provenance.get(_KEY, "-inf"))
     return float("-inf")

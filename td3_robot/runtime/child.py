@@ -18,7 +18,7 @@ from td3_robot.runtime.run_folder import RunFolder
 STOPPED_CODES = {0, *(code for number in STOP_SIGNALS for code in (exit_code_of(number), -number))}
 """Exit codes of a process that ends without an error or at a stop signal.
 
-If the signal ends the process before it has signal handlers, the code is minus the number of the signal.
+If a signal ends the process before the process has signal handlers, the code is minus the number of the signal.
 """
 
 

@@ -14,7 +14,7 @@ from td3_robot.config.section import flat
 from td3_robot.runtime import metrics
 from td3_robot.runtime.run_folder import RunFolder
 
-_RUNS = 200  # maximum number of compared runs, the first by name
+_RUNS = 200  # maximum number of runs to compare: the first ones in the order of names
 
 
 def compare(folder: Path) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def compare(folder: Path) -> dict[str, Any]:
 
     Returns:
         ``title``; ``runs``; ``left_out``: the number of runs that are not compared; ``keys``: the configuration keys in
-        which the runs differ; ``bands`` of curves.
+        which the runs differ; ``bands``: label and :func:`band` of each group of runs that differ only in their seeds.
     """
     paths = _every_run(folder)
     runs = [_facts(path) for path in paths[:_RUNS]]
@@ -43,9 +43,9 @@ def compare(folder: Path) -> dict[str, Any]:
 
 
 def band(curves: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
-    """The mean, lowest and highest value of the curves, at each step of any curve.
+    """Return the mean, lowest and highest value of the curves, at each step at which at least one curve has a point.
 
-    A curve has values only between its first and its last step.
+    The function interpolates a curve between its points. Before its first and after its last point, it has no value.
     """
     steps = sorted({step for curve in curves for step in curve["env_steps"]})
     whole = [curve for curve in curves if curve["env_steps"]]
@@ -63,7 +63,7 @@ def band(curves: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The run folders in a folder: the first 200 by name."""
+    """The run folders in a folder, sorted by name; of more than 200, the first 200."""
     return _every_run(folder)[:_RUNS]
 
 
@@ -111,15 +111,15 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def _key(value: Any) -> str:
-    """The JSON text of a value. YAML may also hold dates, which become text."""
+    """The JSON text of a value. A value from YAML can also be a date, which becomes text."""
     return json.dumps(value, default=str)
 
 
 def _label(differences: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> str:
     """A label for a group of runs.
 
-    The label of a single run is its name. Other labels have the settings that differ between groups, or the names of
-    the first and the last run if there are more than 3 such settings.
+    The label of a group with one run is the name of this run. The label of a larger group lists the settings that
+    differ between groups. If there are more than 3 such settings, it names the first and the last run instead.
     """
     if len(group) == 1:
         return str(group[0]["name"])

@@ -69,9 +69,9 @@ class Lifeline:
 
 
 class Hosts:
-    """The hosts of a run, as a context manager. When the supervisor leaves the context, all processes on them end.
+    """The hosts of a run, as a context manager. When the supervisor leaves the context, all processes of the run end.
 
-    This class starts all processes on this machine.
+    This class starts all processes on this machine. Its subclass ``RayHosts`` uses the machines of a cluster.
 
     Args:
         run: path of the run folder.

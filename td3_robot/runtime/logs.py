@@ -22,7 +22,7 @@ _FLUSH_TIMEOUT = 1.0  # seconds
 
 
 class _Writer(QueueListener):
-    """The thread that writes queued lines to a file descriptor. ``failed`` counts the lines that are missing."""
+    """The thread that writes queued lines to a file descriptor. ``failed`` counts the lines that it could not write."""
 
     def __init__(self, lines: queue.SimpleQueue[Any], descriptor: int) -> None:
         super().__init__(lines)
@@ -54,7 +54,7 @@ class LogQueue(QueueHandler):
         super().__init__(queue.SimpleQueue())
         self._descriptor = descriptor
         self._begin()
-        os.register_at_fork(after_in_child=self._begin)  # a fork copies only the calling thread
+        os.register_at_fork(after_in_child=self._begin)  # a fork does not copy the writer's thread
 
     def _begin(self) -> None:
         self.queue = queue.SimpleQueue()
@@ -101,7 +101,7 @@ class LogQueue(QueueHandler):
 
 
 def _line(text: str, missing: int = 0) -> logging.LogRecord:
-    """Return a record with this text, which reports ``missing`` lines."""
+    """Return a record with this text. ``missing`` is the number of missing lines that the text reports."""
     return logging.makeLogRecord({"msg": text, "missing": missing})
 
 
@@ -127,7 +127,7 @@ def last_words(text: str) -> None:
     """Write the reason why this process ends, after all log lines. Wait up to one second until it is written."""
     if _queue:
         _queue.write_last(text)
-    elif _is_open():  # if standard error is closed, print would use standard output
+    elif _is_open():  # print writes to standard output if sys.stderr is None
         print(text, file=sys.stderr)
 
 

@@ -8,20 +8,20 @@ from typing import Any
 
 
 def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
-    """Read the records of one kind, sorted by rising ``env_steps``; [] without a file. Skip a line that a crash cut.
+    """Read the records of one kind, sorted by rising ``env_steps``; [] without a file. Skip incomplete lines.
 
     Records of the kind ``offline`` are sorted by rising ``updates``, because they are all from before the first step.
 
     After a resume the learner repeats some steps or updates. For these, return only the newer records.
     """
-    if not metrics.is_file():  # a link to a device, whose content may have no end, is no file
+    if not metrics.is_file():  # is_file() is False for a link to a device, whose content may have no end
         return []
     axis = "updates" if kind == "offline" else "env_steps"
     records: list[dict[str, Any]] = []
     for text in metrics.read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(text)
-        except ValueError:
+        except ValueError:  # a crash or a full disk left the line incomplete
             continue
         if record.get("kind") == kind:
             while records and records[-1][axis] >= record[axis]:
@@ -31,6 +31,6 @@ def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def final(metrics: Path) -> dict[str, Any] | None:
-    """Return the evaluation of the final policy; None if the newest evaluation is of another policy."""
+    """Return the newest evaluation if it is of the final policy; otherwise None."""
     evaluations = read(metrics, "evaluation")
     return evaluations[-1] if evaluations and evaluations[-1].get("final") else None

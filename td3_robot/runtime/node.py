@@ -83,7 +83,7 @@ class Node:
         return self.folder
 
     def endpoint(self, link: str) -> str:
-        """Return the endpoint of a link. If it has none, raise RunFolderError, or without a run ConfigError."""
+        """Return the endpoint of a link. If it has none, raise RunFolderError in a run, otherwise ConfigError."""
         if self.folder:
             return self.folder.endpoint(link, self.config)
         configured: str | None = getattr(self.config.endpoints, link)

@@ -16,7 +16,7 @@ class Outbox:
 
     If the queue of a link to a client is full, the outbox drops the message. If the queue of a link to a server is
     full, a patient outbox keeps this message and all later messages until the queue has room. An outbox that is not
-    patient drops the message. Before the Welcome of a server, its queue counts as full for Steps.
+    patient drops the message. Until a server sends its Welcome, the queue to this server counts as full for Steps.
 
     Attributes:
         patient: whether to wait for room in the queues to servers. Must be False for a robot in real time.
@@ -43,8 +43,8 @@ class Outbox:
         """Send the waiting messages. A patient outbox stops at a message that a link to a server cannot take."""
         while self._waiting:
             to, message = self._waiting[0]
-            # No Step goes out before the server's Welcome: after it, the core first resends the Steps that the server
-            # lacks. A newer Step that arrives before them would look like a gap in the sequence.
+            # No Step goes out before the server's Welcome. After the Welcome, the core first resends the Steps that the
+            # server lacks. A newer Step that arrives before the resent Steps would look like a gap in the sequence.
             early = isinstance(message, Step) and not isinstance(to, Peer) and not self._bus.welcome(to)
             if early or not self._bus.send(to, message):
                 if self.patient and not isinstance(to, Peer):

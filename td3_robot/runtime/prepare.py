@@ -137,7 +137,7 @@ def resumed_run(
         what = "overrides: total_steps"
     for override in overrides:
         key, _, text = override.partition("=")
-        if key == "total_steps" and text.isdecimal():  # before load(): its error would be about another key
+        if key == "total_steps" and text.isdecimal():  # check it before load(), whose error names another key
             _check_steps(run, int(text), what)
     before = run.trained_with() or run.config()
     wanted = configuration.load(source or run.config_file, overrides, flags)
@@ -165,9 +165,9 @@ def _sizes(task: str) -> tuple[int, int]:
 
 
 def _on_cluster(config: Config, run: RunFolder | None = None) -> Config:
-    """Return the configuration with the maximum number of simulators. Raise ConfigError if a cluster cannot run it.
+    """Return the configuration with the highest number of simulators that ``cluster.simulators`` allows.
 
-    ``run`` is the run to resume.
+    ``run`` is the run to resume. Raise ConfigError if a cluster cannot run the configuration.
     """
     if config.timing == "lockstep":
         raise ConfigError("timing is 'lockstep', which trains on one machine only; with --cluster it must be free")
@@ -246,7 +246,7 @@ def _announce(config: Config, path: Path, device_memory: int | None) -> list[str
         return []
     notices = [*thread_notices(config.learner, available_cores()), *compile_notices(config.learner)]
     if config.learner.algorithm not in CONSUMES:
-        return notices  # an installed algorithm: the learner checks memory and disk when a simulator joins
+        return notices  # an algorithm of another package: the learner checks memory and disk when a simulator joins
     return [*notices, resources.announce(config, *_sizes(config.task), RunFolder(path), device_memory)]
 
 

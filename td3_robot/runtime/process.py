@@ -149,7 +149,7 @@ def unblock_signals() -> None:
 
 
 def follow_lifeline() -> None:
-    """Stop this process when the process that made the pipe ends.
+    """Stop this process when the process that made the pipe of :data:`LIFELINE` ends.
 
     The kernel then closes the pipe, so the read in the thread returns.
     """

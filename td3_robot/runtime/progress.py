@@ -16,7 +16,7 @@ from td3_robot.messages import Status
 _REWRITE_PERIOD = 0.5  # seconds
 _SETTLED = 10.0  # seconds from the start of a learner until its speed is typical
 _LEAST_IMPORTANT = ("stale", "ratio", "updates", "speed", "steps", "return")
-"""Parts that the line omits on a narrow terminal, in this order. For ``steps`` it keeps the numbers."""
+"""Parts that the line omits on a narrow terminal, in this order. Of ``steps``, it omits only the word."""
 
 
 class Progress:

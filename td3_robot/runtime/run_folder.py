@@ -107,7 +107,7 @@ class RunFolder:
         return any(self.checkpoints.glob("checkpoint-*"))
 
     def steps_made(self) -> int:
-        """Return the number of environment steps: the highest in ``final.json`` and the checkpoints' names, or 0."""
+        """Return the environment steps: the highest number in ``final.json`` and the checkpoints' names, or 0."""
         made = 0
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             made = int(json.loads(self._final_file.read_text())["learner"]["figures"]["env_steps"])

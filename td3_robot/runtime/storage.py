@@ -50,7 +50,7 @@ class Storage:
 
     Args:
         url: value of ``cluster.storage``.
-        owner: ``RUN-CLAIM``: a random name of the run, and a random name of the newest :meth:`claim`.
+        owner: text ``RUN-CLAIM``. RUN is a random name of the run, CLAIM a random name of the newest :meth:`claim`.
     """
 
     def __init__(self, url: str, owner: str = "") -> None:
@@ -63,9 +63,9 @@ class Storage:
             self._root = root.rstrip("/")
 
     def claim(self, run: RunFolder, *, newer: bool) -> None:
-        """Become the owner. After this call, processes of earlier owners begin no new copies.
+        """Make this object the owner of the storage. After this call, processes of earlier owners begin no new copies.
 
-        This also removes unfinished uploads of earlier owners.
+        The call also removes unfinished uploads of earlier owners.
 
         Args:
             run: the run folder; ``run.json`` remembers the owner.
@@ -89,7 +89,7 @@ class Storage:
     def push(self, folder: Path, copied: dict[str, str]) -> None:
         """Copy changed files to the storage. From the storage, remove the files that the folder no longer has.
 
-        An unfinished upload has a temporary name, so a copied file is always complete.
+        An unfinished upload has a temporary name. So a file with its own name is always complete.
 
         Args:
             folder: folder of the learner.
@@ -230,14 +230,14 @@ class Keeper:
 
 @contextlib.contextmanager
 def repeated(action: Callable[[], None], last: Callable[[], None], report: Callable[[str], None]) -> Iterator[None]:
-    """Call a function every :data:`PERIOD` seconds in a thread, and another function at the end of the block.
+    """Call ``action`` every :data:`PERIOD` seconds in a thread, and ``last`` at the end of the block.
 
-    The thread tries a failed call again. At the end, the block waits for at most :data:`LONGEST` seconds.
+    At the end, the block waits for ``last`` for at most :data:`LONGEST` seconds.
 
     Args:
-        action: the function.
-        last: the function to call at the end.
-        report: gets one line at the first failure, one when the function works again, and one if ``last`` fails.
+        action: function that copies files. If it fails, the thread calls it again after the next period.
+        last: function that makes the last copy. The thread repeats it as :func:`retried` does.
+        report: gets one line when ``action`` begins to fail, one when it works again, and one if ``last`` fails.
     """
     stop = threading.Event()
 
@@ -303,14 +303,14 @@ def fetch(run: RunFolder) -> None:
     if facts.get("newer"):
         storage = Storage(facts["url"], facts["owner"])
         if _run_of(holder := storage.holder()) == _run_of(storage.owner):
-            storage.owner = holder  # a failed claim may have changed the owner only in run.json
+            storage.owner = holder  # a failed claim may have changed run.json, but not the storage
         with run.locked():
             storage.pull(run.path)
             storage.remember(run, newer=False)
 
 
 def stamps(folder: Path) -> dict[str, str]:
-    """Return a text for each file of a learner, by name. If the file changes, the text changes, too."""
+    """Return the stamp of each file of a learner, by name. A stamp is a text that changes when the file changes."""
     found: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

@@ -34,7 +34,10 @@ READY_TIMEOUT = 300.0
 A learner may compile its updates first. Compiling takes about 10 s, or some minutes on a small or busy machine.
 """
 _STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, float("inf")))
-"""Signals that stop a process, each with the seconds to wait after it. The learner saves a checkpoint after SIGINT."""
+"""Signals to send, in this order, to a process that must stop, each with the seconds to wait for its end.
+
+After SIGINT the learner saves a checkpoint, which takes time.
+"""
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_TURN = 1.0  # seconds; one turn of supervise() advances the supervisor's clock by at most this
 _SILENCE = 0.05  # after this many seconds without a report, the supervisor expects no more reports
@@ -138,8 +141,8 @@ class Supervisor:
         while not self._interrupts:
             self._listen(0.1)
             now = time.monotonic()
-            # After a suspension (Ctrl-Z), the supervisor has not read the reports of that time yet. So its clock
-            # advances by at most _LONGEST_TURN.
+            # After a suspension (Ctrl-Z), reports from that time are still unread. The clock advances by at most
+            # _LONGEST_TURN, so that no process seems to be late (READY_TIMEOUT).
             self._clock += min(now - last, _LONGEST_TURN)
             last = now
             self._reap()
@@ -184,7 +187,7 @@ class Supervisor:
             self._start(child)  # for a known child, _restart has counted the death and raised the incarnation
 
     def _start(self, child: Child) -> None:
-        """Start a process. If no host has room for one that the run can spare, the run continues without it."""
+        """Start a process. If no host has room for it, and the run can spare it, the run continues without it."""
         try:
             child.start(self._clock)
         except NoRoomError:
@@ -229,7 +232,7 @@ class Supervisor:
 
     def _stop_all(self) -> None:
         """Send SIGINT, then SIGTERM, then SIGKILL to the processes that still run."""
-        if self.config.timing == "lockstep":  # the learner stops first, because it saves the other processes' states
+        if self.config.timing == "lockstep":  # stop the learner first: it saves the states of processes that still run
             self._stop([child for child in self.children if child.row.ends_run], *_STOP_STEPS[0])
         for number, timeout in _STOP_STEPS:
             self._stop(self.children, number, timeout)

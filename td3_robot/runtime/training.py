@@ -33,7 +33,7 @@ def train(
 ) -> Trained:
     """Run the processes of a training until its end. The caller holds the lock of the run folder.
 
-    ``resume`` is the command that continues a stopped training, for the user.
+    ``resume`` is the command that continues a stopped training. A message shows it to the user.
 
     Raises:
         NodeError: see :meth:`Supervisor.supervise`.
@@ -109,7 +109,7 @@ def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
 def evaluate_final(prepared: Prepared, wall_s: float) -> dict[str, Any]:
     """Evaluate the final policy in another process. Add the result to the metrics, and draw the curve.
 
-    If the final policy is the best one, it replaces the best policy.
+    The final policy becomes the run's best policy, unless an earlier policy has a higher mean return.
 
     Returns:
         the result, as ``td3-robot eval --json`` prints it.
@@ -122,7 +122,7 @@ def evaluate_final(prepared: Prepared, wall_s: float) -> dict[str, Any]:
     command = [sys.executable, "-m", module, str(run.policy_file), "--task", config.task, "--json"]
     command += ["--episodes", str(_FINAL_EPISODES), "--seed", str(config.seed)]
     command += ["--max-steps", str(config.evaluation.max_steps)]
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # so that sums have the same order as in the simulators
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # one thread adds in the same order as a simulator
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         words = done.stderr.strip().splitlines() or ["no message"]

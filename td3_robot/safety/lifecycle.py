@@ -66,10 +66,10 @@ _COMMANDS: dict[str, dict[State, State]] = {
     "reset": {**{state: state for state in State}, State.FAULT: State.INACTIVE},
     "shutdown": dict.fromkeys(State, State.FINALIZED),
 }
-"""Maps each command except estop to its changes of state, from old to new. The node refuses it in other states."""
+"""Maps each command except estop to its changes of state, old to new. In other states, the node refuses the command."""
 _REFUSED_WHILE_STOPPED = ("configure", "activate", "deactivate")
 _LONGEST_REASON = 2000  # characters
-_KEPT = 100  # older changes to keep for :meth:`Lifecycle.changes`
+_KEPT = 100  # how many changes, besides the newest, to keep for :meth:`Lifecycle.changes`
 
 
 class Lifecycle:
@@ -77,7 +77,7 @@ class Lifecycle:
 
     Attributes:
         held: why no policy moves the robot; None while unconfigured or active. A shutdown does not change it. With the
-            cause INACTIVE, it has no reason.
+            cause INACTIVE, its ``reason`` is empty.
         reason: reason of the last change of the state, for people.
     """
 
@@ -124,7 +124,7 @@ class Lifecycle:
         target = targets[self.state]
         if verb == "reset" and self.state is State.FAULT and not self._configured:
             target = State.UNCONFIGURED
-        if verb == "deactivate" and self.state is State.FAULT:  # the fault may persist
+        if verb == "deactivate" and self.state is State.FAULT:  # the reason names the fault, because it may persist
             reason = f"{reason} (was in fault: {self.reason})"
         self._configured = self._configured or verb == "configure"
         if target is not self.state:
@@ -173,7 +173,7 @@ class Watchdog:
         what: name of the feed.
         deadline_s: longest time between two feeds, in seconds; None: the watchdog is off.
         recovery_s: FAULT ends after this many seconds of feeds without a pause; None: feeds never end FAULT.
-        fed: time (s) at which the deadline began: the newest feed, :meth:`arm` or :meth:`put_off`; None while the
+        fed: time (s) from which the deadline counts: the newest feed, :meth:`arm` or :meth:`put_off`; None while the
             watchdog is not armed.
     """
 
@@ -230,7 +230,7 @@ class Watchdog:
     def command(self, verb: str, now: float, reason: str) -> None:
         """Pass a command to the lifecycle, see :meth:`Lifecycle.command`.
 
-        An activate of a lifecycle that is not active stops the deadline until the next feed or :meth:`arm`.
+        ``activate`` disarms the watchdog until the next feed or :meth:`arm`, unless the lifecycle is already active.
         """
         if verb == "activate" and not self.lifecycle.active:
             self.fed = self._back_since = None

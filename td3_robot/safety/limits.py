@@ -41,7 +41,7 @@ class SafetyConfig(Section, frozen=True):
         rate: the largest change of an action, in units per second.
         low_pass: cut-off frequency of a first-order filter over the actions, in Hz.
         safe_action: ``hold`` (the last applied action), ``zero`` (if the limits exclude it, the nearest limit), or a
-            map from channel name to value, with zero for the others. The default is ``hold``.
+            map from channel name to value, with zero for all other channels. The default is ``hold``.
         refuse_out_of_range: ``true``: no policy answers an observation outside the specification's range.
         frozen_ms: no policy answers an observation that has stayed the same, bit for bit, for longer than this time.
         observation_deadline_ms: the policy server's watchdog: FAULT after this time without a valid observation.
@@ -85,6 +85,8 @@ class SafetyConfig(Section, frozen=True):
 class Envelope:
     """The limits that all settings together give for one robot.
 
+    In array shapes, N counts the robots, O the observation channels, and A the action channels.
+
     Attributes:
         low, high: float32[A], limits of the action, inside the specification's limits.
         stops: bool[A], whether an action outside the limits stops the robot; None: no channel stops it.
@@ -115,7 +117,7 @@ class Envelope:
     guarded: bool
 
     def safe_action(self, applied: Float32) -> Float32:
-        """Return the safe action after the newest ``applied`` action, as a new array. Both are float32[N, A]."""
+        """Return, as a new array, the safe action of robots that last applied ``applied``. Both are float32[N, A]."""
         chosen = applied if self.safe is None else np.broadcast_to(self.safe, applied.shape)
         return np.clip(chosen, self.low, self.high)
 

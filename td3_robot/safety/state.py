@@ -34,7 +34,10 @@ class SafetyState:
     operated: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """Return the state as plain values for Latches. In ``held``, the first words tell stops from faults."""
+        """Return the state as plain values for the message Latches.
+
+        In ``held``, the text of an emergency stop begins with STOP_PREFIX. Every other text describes a fault.
+        """
         server = self.server or Held(Cause.FAULT)
         sources = self.sources.items()
         operated = {name: list(robots) for name, robots in self.operated.items()}
@@ -84,7 +87,7 @@ def read(values: Any) -> SafetyState:
 
 
 def _held(text: str, cause: Cause | None) -> Held:
-    """Return why no policy moves a source. If the file stores no cause, the text determines the cause."""
+    """Return why no policy moves the robots of a source. If the file stores no cause, the text determines the cause."""
     if cause is None:
         cause = Cause.STOP if text.startswith(STOP_PREFIX) else Cause.FAULT
     return Held(cause, text.removeprefix(STOP_PREFIX) if cause is Cause.STOP else text)

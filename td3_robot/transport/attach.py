@@ -85,7 +85,8 @@ class Search:
     def look(self) -> set[str] | None:
         """Return the places with a socket file of this user; None if they surely are the same as at the last call.
 
-        The time stamp of the folder's last change saves the look at each place, which would delay the control loop.
+        If the time stamp of the folder has not changed for _SETTLED seconds, the method does not look at each place,
+        because that would delay the control loop.
         """
         try:
             changed = self._folder.stat().st_mtime_ns

@@ -86,8 +86,8 @@ class Bus(Transport):
     def serve(self, endpoint: str, server: ServerLink) -> str:
         """Bind a server. ``tcp://HOST:*`` takes a free port. See :meth:`Transport.serve`.
 
-        A second call with the same server binds one more endpoint. The first one must be a socket file, and the second
-        one TCP with keys. Clients at the socket file need no keys, and may have every role.
+        A second call with the same server binds one more endpoint. The first endpoint must be a socket file, and the
+        second endpoint must use TCP with keys. Clients at the socket file need no keys, and may have every role.
         """
         again = self.servers.get(server.link) is server
         with endpoints.binding(endpoint):
@@ -221,7 +221,7 @@ class Bus(Transport):
         while True:
             inputs, self._waiting = self._waiting, []
             now = self._clock()
-            for tap in self._taps:  # copies go out here, because the core's outputs must go out first
+            for tap in self._taps:  # send copies only here, after the caller has sent the core's outputs
                 tap.flush(now)
             wait = 0.0 if inputs or self._unreachable else max(0.0, min(end, self._next_timer) - now)
             for socket, _ in self._readable(now + wait, now):
@@ -335,7 +335,7 @@ class Bus(Transport):
     def _expire(self, now: float) -> None:
         """Forget silent clients after the bus has read the messages that arrived.
 
-        After a suspension, forget no client for another _DELIVERY seconds. If messages stay unread for PEER_TIMEOUT,
+        After a suspension, forget no client for _DELIVERY seconds. If messages stay unread for PEER_TIMEOUT,
         forget silent clients anyway.
         """
         if now - self._timed_at > HEARTBEAT_PERIOD:  # this process was suspended, with libzmq's threads

@@ -24,14 +24,14 @@ MAX_BYTES = max(message.MAX_BYTES for message in MESSAGES.values())
 MAX_SIZE = 1 << 16
 """The maximum of N (robots), O (observations), A (actions) and E (episodes), and of the elements in a list or map."""
 MAX_PARTS = 1 << 12
-"""The maximum number of maps and lists in a field of kind map. The check of each map or list takes time.
+"""The maximum number of maps and lists in a field of kind ``map``. It limits the time to check them.
 
-In a field of kind list the maximum is MAX_SIZE.
+In a field of kind ``list`` the maximum is MAX_SIZE.
 """
 MAX_DEPTH = 8
-"""Maximum depth of nested maps and lists in a field of kind map.
+"""Maximum depth of nested maps and lists in a field of kind ``map``.
 
-A field of kind list may contain such maps, so it may be three levels deeper.
+A field of kind ``list`` may be three levels deeper, because a Turn holds maps of other messages three levels down.
 """
 MOST_RECORDS = 256
 """The maximum number of Records in one payload."""
@@ -46,7 +46,7 @@ Buffer = bytes | memoryview
 Frames = Sequence[Buffer]
 """The frames of one message: topic and payload."""
 MOST_FRAMES = 3
-"""The maximum number of frames to keep. A valid message has two frames, so a third frame proves a mistake."""
+"""The maximum number of frames to keep. A valid message has two frames, so a third frame shows an invalid message."""
 
 
 def encode(message: Message) -> bytes:
@@ -200,7 +200,7 @@ class _Plan:
 
 
 def _getter(names: Sequence[str]) -> Callable[[Message], tuple[Any, ...]]:
-    """A function that reads these fields of a message: arrays, or their bytes right after unpacking."""
+    """A function that reads these fields of a message. The fields hold arrays, or bytes right after unpacking."""
     read = operator.attrgetter(*names) if names else lambda _: ()
     return (lambda message: (read(message),)) if len(names) == 1 else read
 

@@ -25,7 +25,7 @@ class Departures:
         self._unexplained = 0  # ended connections minus Byes; below 0 if a client sent a Bye and is still connected
 
     def read(self, now: float) -> None:
-        """Count the ended connections. A failed handshake causes a disconnect and a failure: they add 1 and -1."""
+        """Count the ended connections. A failed handshake adds 0: its disconnect adds 1, and its failure adds -1."""
         del now
         while self.monitor.poll(0):
             event = monitor.recv_monitor_message(self.monitor)["event"]

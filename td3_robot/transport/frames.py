@@ -14,7 +14,7 @@ _BATCH = 256  # number of frames to drop before the next look at the clock
 
 
 class Receiver:
-    """Reads messages from the sockets of one bus. A message may have any number of frames.
+    """Reads messages from the sockets of one bus. A peer can send a message with any number of frames.
 
     Args:
         turn: maximum time in seconds for which one :meth:`finish` drops frames, so that other sockets do not wait.

@@ -72,8 +72,8 @@ class Transport(ABC):
     def close(self, reason: str = "", *, in_order: bool = True) -> None:
         """Leave every link, and free the endpoints that this process serves.
 
-        ``reason`` is the reason in the Byes. ``in_order`` means a normal exit. After a crash, only recorders and
-        monitors get a Bye, so that no core mistakes the crash for a normal exit.
+        ``reason`` is the reason in the Byes. ``in_order`` is True at a normal exit. After a crash it is False: then
+        only recorders and monitors get a Bye, so that no core mistakes the crash for a normal exit.
         """
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Transport(ABC):
 
         Returns:
             False if the queue is full, or if the client has closed its connection. In the second case, the transport
-            adds the client to ``_unreachable``, and ``receive`` forgets the client after the last messages.
+            adds the client to ``_unreachable``. ``receive`` reads the last messages, then forgets the client.
         """
 
     def send(self, to: Origin, message: Message) -> bool:
@@ -90,8 +90,8 @@ class Transport(ABC):
 
         Returns:
             False if the queue is full or the client is gone. Also False for a Step if this process has sent nothing on
-            the link for LONG_SILENCE. The server may then have forgotten this process, so the core may have to repeat
-            earlier Steps.
+            the link for LONG_SILENCE, because the server has perhaps forgotten this process. This method then sends a
+            Hello instead. After the Welcome, the core first repeats the Steps that the server lacks.
         """
         if isinstance(to, Peer):
             return to.key in self.servers[to.link].peers and self._reply(to.link, to.key, message)
@@ -143,7 +143,10 @@ class Transport(ABC):
         return [server.tally for server in self.servers.values()] + [client.tally for client in self.clients.values()]
 
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:  # noqa: B027
-        """Copy the inputs of the core's ``step`` at ``now`` (s) to recorders, and the operators' inputs to monitors."""
+        """Copy the inputs of the core's ``step`` at ``now`` (s) to recorders.
+
+        Recorders and monitors also get the Commands and Teleops of operators among these inputs.
+        """
 
     def flush(self) -> None:  # noqa: B027
         """Send the messages that wait for recorders and monitors. Call this before a long time without receive()."""

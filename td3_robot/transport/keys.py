@@ -39,7 +39,7 @@ CLIENT = "client"
 """Every role except operator. An operator commands robots and ends emergency stops."""
 SERVER = "server:"
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_OLDEST = (4, 3, 3)  # of libzmq; older versions let one stranger block all clients, even with CURVE (CVE-2020-15166)
+_OLDEST = (4, 3, 3)  # oldest libzmq; older ones let one stranger block all clients, even with CURVE (CVE-2020-15166)
 
 
 def default_folder() -> Path:
@@ -233,7 +233,7 @@ REVOCATION_TIME = 0.1
 
 
 class AllowList:
-    """The keys of a folder for a running node: its own pair and the current list. May raise KeysError."""
+    """The machine's own key pair and the current list, for a running node. ``__init__`` may raise KeysError."""
 
     def __init__(self, folder: KeyFolder) -> None:
         if not zmq.has("curve") or zmq.zmq_version_info() < _OLDEST:

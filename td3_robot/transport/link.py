@@ -32,11 +32,11 @@ DRIVER_SILENCE = 2 * HEARTBEAT_PERIOD
 _HELLO = Hello.NAME.encode()
 
 Replies = list[tuple[bytes, Message]]
-"""Messages of the handshake to clients, by their routing identities."""
+"""Messages of the handshake to clients, each with the routing identity of its client."""
 
 
 def _dims(spec: Mapping[str, Any], robots: int) -> dict[str, int]:
-    """Map each letter (N, O, A) to its array size, for N robots that ``spec`` describes."""
+    """Return the sizes of arrays by letter: N robots, and the O observation and A action channels of ``spec``."""
     sizes = {"O": len(spec["observations"]), "A": len(spec["actions"])} if spec else {}
     return {**sizes, "N": robots} if robots else sizes
 
@@ -64,7 +64,7 @@ class ServerLink:
         accepts: by role, the message types that a client may send. The server refuses other roles.
         agreement: configuration that clients must share, see ``Config.agreement``.
         session: a random number, new at each start of the server.
-        spec: the robot; None until a policy, a simulator or a driver provides it.
+        spec: the robot's specification; None until a policy, a simulator or a driver provides it.
         may: a function that returns whether a public key may have a role; None on a link without keys.
         without_keys: whether clients without a key may have every role. They connect through a socket file that only
             this user can open.
@@ -203,7 +203,7 @@ class ServerLink:
                 # The client waits and asks again. A message to the rival shows whether its connection is closed.
                 wait = Heartbeat(int(now * 1e9), self.session)
                 return [], [(key, wait), (rival.key, wait)]
-            if received > asked:  # the rival still sends, so the code is ``name``, even if there is another refusal
+            if received > asked:  # the rival still sends, so the code is ``name``, even if ``refused`` has another
                 taken = f"name {hello.name!r} is taken by a driver that is connected"
                 refused = Refused("name", refused.reason if refused else taken)
         self._waiting_since.pop(key, None)
@@ -266,8 +266,8 @@ class ServerLink:
             return None
         if peer.owner != owner:
             return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} with another key")
-        # A new driver gets the name when the old driver is silent. The incarnation of the new driver may be lower,
-        # because the clock may have been set back. The robot may still move, and the new driver must get control of it.
+        # A new driver gets the name when the old driver is silent: the robot may still move, and the new driver must
+        # get control of it. Its incarnation may be lower: the default is a time, and the clock may have been set back.
         known = peer.hello
         older = peer.role != "driver" and hello.incarnation < known.incarnation
         keeps = hello.incarnation == known.incarnation or older

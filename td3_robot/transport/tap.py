@@ -191,7 +191,7 @@ class Tap:
         The result is always empty, because a listener sends no message to the core.
         """
         state, server = self._session.state, self._session.session
-        if self._deaf:  # the monitor missed kept messages while it was suspended
+        if self._deaf:  # a suspended monitor is back: send it the kept messages that it missed
             self._deaf = False
             self._merge(entry for entry in self._kept_entries() if entry.number > self._newest)
         if self._session.receive(frames, now):
@@ -254,14 +254,15 @@ class Tap:
         return True
 
     def _note_loss(self, state: str, now: float) -> None:
-        """Gather messages for _RESEND_S if the recorder is lost now. ``state`` is the earlier state of the session."""
+        """If the session has just lost the recorder, gather messages for _RESEND_S. ``state`` is its earlier state."""
         if state == "welcome" and self._session.state == "connecting" and self._to_recorder:
             self._reconnect_until = now + _RESEND_S
 
     def counts(self) -> Counter[str]:
-        """The number of messages that the recorder missed since it was expected or connected, and the link's counts.
+        """The number of messages that the recorder missed, and the link's counts.
 
-        The number excludes messages that a monitor missed: a monitor may leave, and it detects gaps itself.
+        If the run has a recorder, the number counts from the start; if not, from the first connection of a recorder.
+        It is 0 for a monitor, because a monitor may leave at any time, and detects gaps itself.
         """
         missed = self._missed + len(self._gathered) * self._waits
         missed += sum(not entry.sent for _, entries in self._sent for entry in entries)

@@ -30,10 +30,10 @@ from td3_robot.transport import codec
 _CLIENT = "#"
 
 _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
-    # The stamp is necessary: a lock-step run that returned to a checkpoint repeats its sequence numbers.
+    # The name needs the stamp: a lock-step run repeats its sequence numbers after it returns to a checkpoint.
     Step: lambda it: [it.source, it.incarnation, it.sequence, it.stamp],
-    # A safe Action may replace an operator's Action for the same Step. Both may have version 0. So "operated" tells
-    # them apart.
+    # A safe Action can replace an operator's Action for the same Step, and both can have version 0. The word "operated"
+    # tells the two Actions apart.
     Action: lambda it: [
         it.source,
         it.incarnation,
@@ -47,7 +47,7 @@ _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
     Evaluation: lambda it: [it.version, it.env_steps, it.updates],
     Command: lambda it: [it.id, it.target, it.verb, it.reason, it.version, it.sha256],
 }
-"""For each type of input with arrays or a long payload: a function that returns the parts of the message's name."""
+"""Maps each type of input with arrays or a long payload to a function that returns the parts of the message's name."""
 NAMED = tuple(kind.NAME for kind in _NAMED)
 """The topics of messages that a Turn identifies by a name."""
 _FIELDS = {kind: tuple(wire_fields(kind)) for kind in MESSAGES.values() if kind not in _NAMED}
@@ -88,7 +88,7 @@ def is_peer(origin: str) -> bool:
 
 
 def only_here(inputs: Sequence[Input]) -> Iterator[Message]:
-    """The messages from operators. The receiver must record them, because an operator has no recorder."""
+    """The Commands and Teleops from operators. The receiver must record them, because an operator records nothing."""
     for origin, message in inputs:
         if isinstance(message, Command | Teleop) and isinstance(origin, Peer) and origin.role == "operator":
             yield message

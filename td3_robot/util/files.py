@@ -92,9 +92,9 @@ def creating(path: Path) -> Iterator[None]:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Flush a folder to the disk. Without this, a power cut can undo a rename.
+    """Flush a folder to the disk. Without this flush, a power cut can undo a rename.
 
-    Some file systems and unreadable folders do not allow this flush. The new file is valid without it.
+    Some file systems and unreadable folders refuse the flush. The function ignores this error: the new file is valid.
     """
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -19,8 +19,8 @@ _VECTOR = ("avx", "amx", "fma", "asimd", "sve")
 def describe(packages: Sequence[str] = ()) -> dict[str, Any]:
     """Return this machine's processor, cores, load and system, and the versions of Python and ``packages``.
 
-    All values are plain JSON. ``load`` is that of :func:`load`. ``vector`` lists the instruction sets that affect the
-    order of sums in matrix products.
+    All values are plain JSON. The value ``load`` is the result of :func:`load`. ``vector`` lists the instruction sets
+    that affect the order of sums in matrix products.
     """
     flags = _features().split()
     return {
@@ -53,7 +53,7 @@ def version(package: str) -> str:
 
 
 def available_cores() -> int:
-    """Return on how many processor cores this process may run. This ignores the quota of a container."""
+    """Return the number of processor cores that this process can use. The number ignores the quota of a container."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -68,7 +68,7 @@ def compiler() -> list[str]:
 
 
 def compiler_lack() -> str | None:
-    """Return what the learner lacks to compile its update; None if there is a C++ compiler."""
+    """Return why the learner cannot compile its update; None if there is a C++ compiler."""
     program = compiler()[0]
     return None if shutil.which(program) else f"there is no C++ compiler {program!r} (to use another one, set CXX)"
 
@@ -102,8 +102,8 @@ def processor_seconds(process: int) -> float | None:
 def available_memory() -> int | None:
     """Return the bytes that this process can allocate without swapping; None on systems other than Linux.
 
-    The memory of the machine and each control group (container) limit these bytes. The result includes the memory of
-    file caches that the system frees first.
+    The machine's memory limits these bytes, and so does each control group (container) of the process. The result
+    includes the memory of file caches that the system can free without swapping.
     """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -122,9 +122,9 @@ def available_memory() -> int | None:
 
 
 def _left_in_groups(root: Path, path: str, limit: str, used: str, cached: str) -> list[int]:
-    """Return the bytes left in a control group and in each parent group, without the groups that have no limit.
+    """Return the bytes left in a control group and in each parent group. Leave out groups that have no limit.
 
-    In a container, often only the root group exists.
+    In a container, often only the folder of the root group exists. Then the result has at most one number.
     """
     left: list[int] = []
     place = root / path.lstrip("/")

@@ -1,4 +1,4 @@
-"""Writes to standard output, without an error if its reader has closed it. Prints tables."""
+"""Writes to standard output, and raises no error if the reader has closed the pipe. Prints tables."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _RETRY_PERIOD = 0.1  # seconds
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool) -> Iterator[None]:
-    """Lock a file during the block. Create a missing file. Only programs that call flock(2) respect the lock.
+    """Lock a file during the block. Create the file if necessary. Only programs that call flock(2) respect the lock.
 
     While another process holds the lock, wait. If ``wait`` is False, raise BlockingIOError instead.
     """
@@ -42,7 +42,8 @@ def hold(descriptor: int) -> None:
 def is_locked(descriptor: int) -> bool:
     """Return whether :func:`hold` has locked the file through another descriptor, in this or another process.
 
-    If not, this descriptor keeps a shared lock. Close it soon, because :func:`hold` does not lock the file until then.
+    If the result is False, ``descriptor`` keeps a shared lock. Close it soon: until then, :func:`hold` cannot lock the
+    file.
 
     Raises OSError if the file system has no locks.
     """

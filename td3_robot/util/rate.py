@@ -100,7 +100,7 @@ class LoopRate:
             )
 
     def _measure(self, now: float) -> None:
-        late = self._seconds / self._turns - self.period  # mean
+        late = self._seconds / self._turns - self.period  # mean deviation from the period
         self.figures = {
             "rate_hz": self._turns / self._seconds,
             "jitter_s": math.sqrt(max(0.0, self._squares / self._turns - late**2)),

@@ -47,7 +47,7 @@ def find(kind: str, name: str) -> Path:
 class _Loader(yaml.SafeLoader):
     """Refuses duplicate keys (PyYAML would keep the last), and reads 1e-3 as a number, as JSON and YAML 1.2 do.
 
-    A floating-point number with an integer value becomes an integer, so that a count may be 1e5.
+    A floating-point number with an integer value becomes an integer, so that a user can write a count as 1e5.
     """
 
     def construct_yaml_float(self, node: Any) -> float:

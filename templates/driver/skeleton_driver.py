@@ -1,4 +1,6 @@
-"""The driver of the robot "skeleton". It works as it is, with an imaginary robot: replace the parts marked REPLACE.
+"""The driver of the robot "skeleton". It works unchanged, with an imaginary robot.
+
+For your own robot, replace the parts marked REPLACE. To run:
 
 python skeleton_driver.py --config robot.yaml
 """
@@ -18,7 +20,7 @@ class SkeletonDriver(Robot):
     """A joint that moves with the commanded velocity."""
 
     # REPLACE: the robot's name; name, unit, lowest and highest value of each channel; the control period in seconds.
-    # The robot's policy must have the same specification, so train it on a task with the same values.
+    # The robot's policy must have the same specification, so train the policy on a task with the same values.
     spec = RobotSpec(
         "Skeleton",
         observations=(Channel("joint.angle", "rad", -3.0, 3.0),),
@@ -39,7 +41,7 @@ class SkeletonDriver(Robot):
 
     def apply(self, action: Float32) -> None:
         """Command the motors. ``action`` has one number for each action channel, within the limits."""
-        # REPLACE: send the action to the motors. They must keep it until the next call.
+        # REPLACE: send the action to the motors. The motors must keep this command until the next call.
         self._velocity = float(action[0])
 
     def close(self) -> None:

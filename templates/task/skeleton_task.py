@@ -34,7 +34,7 @@ class SkeletonTask(gymnasium.Env[Array, Array]):
     action_space = Box(-1.0, 1.0, (1,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        """Begin an episode. Take all random numbers from ``self.np_random``, so that a seed repeats a lock-step run."""
+        """Begin an episode. Take all random numbers from ``self.np_random``, so that a lock-step run is repeatable."""
         super().reset(seed=seed, options=options)
         # REPLACE: choose the first state.
         self._angle = self.np_random.uniform(-1.0, 1.0)

@@ -33,7 +33,7 @@ def load() -> Any:
 def changed(topic: str, **fields: Any) -> Callable[[Any], None]:
     """A fault: the driver sends wrong values in ``fields`` of a topic.
 
-    A field is the wrong value, or a function that makes the wrong value from the right one.
+    Each item of ``fields`` is a wrong value, or a function that makes the wrong value from the right value.
     """
 
     def apply(example: Any) -> None:
@@ -148,7 +148,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "reply id as text": ("form", changed("reply", id=str)),
     "protocol 2": ("hello", changed("hello", protocol=2)),
     "no name": ("hello", changed("hello", name="")),
-    "specification with a name": ("hello", changed("hello", spec={"name": "Leg"})),
+    "specification with only a name": ("hello", changed("hello", spec={"name": "Leg"})),
     "one hello": ("hello again", hello_once),
     "another client in each hello": ("hello again", changed("hello", client=lambda _: secrets.randbits(60))),
     "heartbeat before the welcome": ("wait", also("heartbeat", "hello", stamp=1, session=0)),

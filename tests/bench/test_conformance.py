@@ -153,7 +153,7 @@ def test_a_hello_without_a_name_is_reported(tmp_path: Path) -> None:
         driver.connect(endpoint)
         driver.send_multipart([b"hello", codec.encode(greeting)])
         checks = conformance_driver.check(endpoint, 5.0, 2.0)
-    assert checks.wrong["hello"] == ["the kit cannot read the Hello; see the checks frames and form"]
+    assert checks.wrong["hello"] == ["the kit cannot read the Hello; see the checks `frames` and `form`"]
     assert checks.wrong["form"] == ["hello: name '' is empty or not printable"]
 
 
@@ -266,7 +266,8 @@ def lenient() -> Change:
 def backwards() -> tuple[Change, Change]:
     """Imitate a server that answers a Step whose sequence goes back.
 
-    The proxy gives the Step a higher sequence. The Action gets the sequence that the kit sent in its Step, which is 0.
+    The proxy gives the kit's Step 0 a higher sequence, so that the server answers. In the Action, the proxy changes
+    ``answers`` back to 0.
     """
     high, newest = 10**6, [0]
 
@@ -338,7 +339,7 @@ SERVER_FAULTS: dict[str, tuple[str, Callable[[], tuple[Change, Change]]]] = {
     ),
     "ignores bye": ("bye", lambda: (same, without("bye"))),
 }
-"""Maps a fault to the check that must find it, and to a function that returns ``down`` and ``up``."""
+"""Maps a fault to the check that must find it, and to a function that returns ``down`` and ``up`` of the Proxy."""
 
 
 @pytest.fixture(scope="module")

@@ -55,9 +55,9 @@ def test_cells_of_another_machine_are_not_mixed_with_new_cells(tmp_path: Path) -
 
 
 def test_the_longest_gap_may_begin_before_the_fault_and_end_with_the_measurement() -> None:
-    """Messages come at 1, 2, 6 and 7 s, and the fault at 0, 3, 6 or 8 s.
+    """Messages come at 1, 2, 6 and 7 s. The fault comes at 0, 3, 6 or 8 s.
 
-    A measurement until 7 s adds no gap, and a measurement until 12 s adds a gap of 5 s.
+    A measurement that ends at 7 s adds no gap. A measurement that ends at 12 s adds the gap from 7 to 12 s.
     """
     from faults_injected import longest_gap
 
@@ -99,7 +99,7 @@ def test_the_note_of_a_robot_that_never_moves_again_gives_the_reason(
     cell = fault_robot.deploy("kill", "policy", tmp_path, 0)
     assert (cell["safe_s"], cell["robot_goes_on_s"]) == (None, None)
     assert cell["note"] == "no action of the policy within 40 s"
-    assert cell["goes_on_s"] > 10**9 - 1  # the last message is of 1970, and the measurement ends now
+    assert cell["goes_on_s"] > 10**9 - 1  # the last message came 1 s after 1970 began, and the measurement ends now
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def run(*words: str) -> Any:
 
 
 def test_a_leaking_process_fails_when_it_needs_memory(tmp_path: Path) -> None:
-    """The process runs until the file contains its id. Then it has no free memory left, and fails."""
+    """The process runs until the file holds its process ID. Then ``benchmarks/leak`` takes its memory, and it fails."""
     (tmp_path / "leaking").write_text("0")
     program = "import time\nprint('ready', flush=True)\nwhile True:\n    bytearray(1 << 20)\n    time.sleep(0.001)\n"
     environment = {**os.environ, "LEAK": str(tmp_path / "leaking"), "PYTHONPATH": str(SCRIPTS / "leak")}

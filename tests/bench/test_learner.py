@@ -49,7 +49,7 @@ def test_text_has_a_line_for_each_row(monkeypatch: pytest.MonkeyPatch, capsys: p
     ]
 
 
-def test_turn_of_zero_seconds_is_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turn_of_zero_seconds_makes_one_block_of_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     monkeypatch.setattr(bench, "_prepared", [made.append])
     assert bench.turn(0.0).updates_per_s > 0

@@ -17,7 +17,7 @@ queues: Any = importlib.import_module("scale_queues")
 
 
 def test_few_sources_are_served_one_step_at_a_time() -> None:
-    """One source sends 50 Steps per second, and each takes 1 ms. So the thread is busy for 5 % of the time."""
+    """One source sends 50 Steps per second, and each Step takes 1 ms. So the thread is busy for 5 % of the time."""
     outcome = queues.simulate(1, 1, 50.0, queues.Costs(0.0008, 0.0, 0.0002, 0.0))
     assert outcome.turns_per_step == 1
     assert outcome.busy == pytest.approx(0.05, rel=0.01)
@@ -26,7 +26,7 @@ def test_few_sources_are_served_one_step_at_a_time() -> None:
 
 
 def test_the_costs_limit_the_steps_of_a_busy_thread() -> None:
-    """100 sources send 6,000 Steps per second, and each takes 1 ms. The thread processes 1,000 of them.
+    """100 sources send 6,000 Steps per second, and each Step takes 1 ms. The thread processes 1,000 per second.
 
     So after 2 s, 2 · (6,000 - 1,000) Steps wait.
     """
@@ -55,7 +55,7 @@ def test_a_thread_with_half_a_processor_core_makes_fewer_turns() -> None:
 
 
 def test_the_largest_number_of_sources_follows_from_the_costs() -> None:
-    """A Step takes 1 ms, so 1,000 Steps per second fill the thread: 16.7 sources of 60 Steps per second."""
+    """A Step takes 1 ms, so the thread can process 1,000 Steps per second. That is 1,000 / 60 = 16.7 sources."""
     assert queues.most_sources(1, 60.0, queues.Costs(0.0, 0.0, 0.001, 0.0)) in (16, 17)
 
 

@@ -37,12 +37,12 @@ def test_learner_peers_compares_with_sb3_and_with_the_peak() -> None:
 
 
 def test_products_of_an_update_match_a_hand_calculation() -> None:
-    """Networks 22-4-3-6 and 28-4-3-1, whose layers all differ in size.
+    """The actor is 22-4-3-6 and the critic is 28-4-3-1. In each network, all layers differ in size. The batch is 256.
 
     Multiplications for one sample: actor 22·4 + 4·3 + 3·6 = 118, critic 28·4 + 4·3 + 3·1 = 127.
 
-    Critic update: target actor 118; two targets, two critics and their weight gradients 3 · 2 · 127 = 762; input
-    gradients of both critics without the first layer 2 · (3·1 + 4·3) = 30; sum 910.
+    Critic update: target actor 118; two target critics, two critics and their weight gradients 3 · 2 · 127 = 762;
+    input gradients of both critics except in the first layer 2 · (3·1 + 4·3) = 30; sum 910.
 
     Actor update: actor 118; critic 127; gradient of the critic's action input 3·1 + 4·3 + 4·6 = 39; weight gradients
     of the actor 118; its input gradients 4·3 + 3·6 = 30; sum 432.
@@ -61,8 +61,8 @@ def test_train_peers_compares_with_the_faster_sb3() -> None:
     assert ours["over_faster_sb3"] == pytest.approx(ours["steps_per_s"] / theirs["steps_per_s"])
 
 
-def test_trainings_compare_with_the_faster_sb3_of_each_round() -> None:
-    """Stable-Baselines3's fastest speeds are 30 and 20 in the two rounds. The median of 60/30 and 60/20 is 2.5."""
+def test_each_training_is_compared_with_the_faster_sb3_of_each_round() -> None:
+    """The higher speed of "sb3" is 30 in round 1 and 20 in round 2. The median of 60/30 and 60/20 is 2.5."""
     rows = [
         {"kind": kind, "rounds": rounds} for kind, rounds in (("sb3", [10, 20]), ("sb3", [30, 5]), ("fp32", [60, 60]))
     ]
@@ -70,8 +70,8 @@ def test_trainings_compare_with_the_faster_sb3_of_each_round() -> None:
     assert rows[2]["over_faster_sb3"] == 2.5
 
 
-def test_automatic_choices_compare_with_the_best_fixed_choice() -> None:
-    """The fixed choices have medians 15 and 25, so the second is the best. Auto has ratios 24/20 and 27/30 to it."""
+def test_automatic_choices_are_compared_with_the_best_fixed_choice() -> None:
+    """The fixed choices have medians 15 and 25, so bf16 is the best. The ratios of auto to bf16 are 24/20 and 27/30."""
     speeds = {("auto", "auto"): [24, 27], ("fp32", 1): [10, 20], ("bf16", 1): [20, 30]}
     rows: list[dict[str, Any]] = [
         {"kind": kind, "threads": threads, **harness.summary("steps_per_s", made)}
@@ -141,10 +141,13 @@ def stretch(recorded: bool, steps: float, wall: float, training: float, recorder
 
 
 def test_the_report_of_two_blocks_matches_a_hand_calculation() -> None:
-    """Throughput in block 1: 1000 steps in 10 s plain, 900 in 10 s recorded, ratio 0.9. Block 2: 1000 each, ratio 1.
+    """A plain stretch has no recorder. The processor time of a recorded stretch includes that of its recorder.
 
-    Processor time per step in block 1: 12 s / 1000 plain, (9 + 0.9) s / 900 = 11 ms recorded, ratio 11/12.
-    Block 2: 10 s / 1000 plain, (10 + 1) s / 1000 recorded, ratio 1.1.
+    Throughput: block 1 has 1000 plain steps in 10 s and 900 recorded steps in 10 s, so the ratio is 0.9. Block 2 has
+    1000 steps in 10 s of each kind, so the ratio is 1.
+
+    Processor time per step: in block 1, 12 s / 1000 plain and (9 + 0.9) s / 900 = 11 ms recorded, ratio 11/12. In
+    block 2, 10 s / 1000 plain and (10 + 1) s / 1000 recorded, ratio 1.1.
     """
     figures = recorded_training.report(
         [
@@ -170,11 +173,11 @@ def test_the_report_of_two_blocks_matches_a_hand_calculation() -> None:
 
 
 def test_the_interval_of_a_median_has_at_least_95_percent_confidence() -> None:
-    """Confidence by the sign test.
+    """The sign test gives the confidence that the true median lies in an interval of the sorted values.
 
-    - 6 values: lowest to highest gives 1 - 2/64 = 97 %.
-    - 8 values: second lowest to second highest gives only 1 - 18/256 = 93 %, so the interval is lowest to highest.
-    - 9 values: second lowest to second highest gives 1 - 2 (1 + 9)/512 = 96 %.
+    - 6 values: the interval from lowest to highest has 1 - 2/64 = 97 %.
+    - 8 values: second lowest to second highest has only 1 - 18/256 = 93 %, so the interval is lowest to highest.
+    - 9 values: second lowest to second highest has 1 - 2 (1 + 9)/512 = 96 %.
     """
     assert recorded_training.median_with_interval([3, 1, 2])["low"] is None
     six = recorded_training.median_with_interval([6, 1, 5, 2, 4, 3])
@@ -234,7 +237,8 @@ def test_buffered_output_of_c_code_goes_to_standard_error(capfd: pytest.CaptureF
 def test_the_page_of_results_shows_every_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell has one evaluation for each seed (101 and 102): mean return, and reward per step in parentheses.
 
-    The title of a column is a number of steps. A cell shows evaluations less than 1,000 steps away from this number.
+    The title of a column is a number of steps. A cell shows an evaluation only if it is less than 1,000 steps away from
+    this number.
     """
     trials = importlib.import_module("trials")
     assert "\n".join(trials.table()) in trials.PAGE.read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from td3_robot.util.machine import available_cores
 def test_the_report_has_the_machine_the_robots_the_fleets_and_the_memory() -> None:
     """The benchmark runs in a child process.
 
-    In the tests' process, robots could reuse memory that earlier tests freed. The reported memory would be too low.
+    In the tests' process, robots could use memory that earlier tests freed. Then the reported memory would be too low.
     """
     words = ["-m", "td3_robot", "bench", "sim", "--json", "--steps", "20", "--rounds", "2", "--resets", "3"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)

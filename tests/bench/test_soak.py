@@ -32,13 +32,13 @@ def rows(**slopes: float) -> Any:
         ({"uss": 3.9, "disk": 1000.0, "files": -3.0}, []),
         ({"uss": 4.1}, ["memory of policy: 4.1 MB/h"]),
         ({"files": 2.0, "threads": 2.0}, ["files of policy", "threads of policy"]),
-        ({"median_ms": 10.0}, []),  # 22.8 ms after the warm-up, and 29.7 ms at the end
+        ({"median_ms": 10.0}, []),  # medians: 22.8 ms after the warm-up, and 29.7 ms at the end
         ({"median_ms": 60.0}, ["latency"]),
         ({"median_ms": 60.0, "load": 40.0}, []),  # the latency is 2.1 times as long, but the load is 1.9 times as high
     ],
 )
 def test_verdict_names_what_grows_after_the_warm_up(slopes: dict[str, float], grows: list[str]) -> None:
-    """Allowed: 4 MB more memory per hour (5 % if this is more), and any growth of the disk use.
+    """Allowed growth per hour: 4 MB of memory, or 5 % of it if this is more. The disk use may grow without limit.
 
     At the same load, the latency may grow to 1.5 times its value. The numbers of open files and threads must not grow.
     """

@@ -152,7 +152,7 @@ def test_verify_accepts_a_valid_policy(run: Any, file: Path) -> None:
 
 
 def _overflowing(bundle: Bundle) -> bytes:
-    """Return a bundle with finite numbers whose products overflow."""
+    """Return the bytes of a bundle whose numbers are finite. A product of these numbers overflows."""
     tensors = {name: np.full_like(tensor, 3e38) for name, tensor in bundle.tensors.items()}
     tensors["actor.2.weight"] = np.stack([np.full(4, 3e38), np.array([3e38, -3e38, 3e38, -3e38])]).astype("f4")
     return Bundle(bundle.spec, bundle.hidden, tensors).encode()

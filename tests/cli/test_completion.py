@@ -1,4 +1,4 @@
-"""Shell completion of command lines. The tests set environment variables like argcomplete's shell functions."""
+"""Shell completion of command lines. The tests set the same environment variables as argcomplete's shell functions."""
 
 from __future__ import annotations
 

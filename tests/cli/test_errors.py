@@ -250,7 +250,7 @@ def test_options_and_configuration_keys_accept_counts_like_1e5(
 
 
 @pytest.mark.usefixtures("fail")
-def test_an_error_of_the_evaluator_which_has_no_verb_names_its_module(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_the_evaluator_begin_with_its_module_not_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluator.main(["--run", "nowhere"]) == 2
     text = (
         "python -m td3_robot_sims.evaluator: --run: run folder 'nowhere' holds no run: there is no config.yaml in it\n"

@@ -60,7 +60,7 @@ class TestNewTask(SimulatorBackendContract): ...
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_new_files_pass_their_own_tests(kind: str, made: dict[str, Path]) -> None:
-    """These tests run real processes: the driver with the conformance kit, and a short training."""
+    """The tests of the new files run real processes: the driver with the conformance kit, and a short training."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=made[kind], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -68,7 +68,7 @@ def test_new_files_pass_their_own_tests(kind: str, made: dict[str, Path]) -> Non
 
 
 def test_a_policy_of_the_new_task_fits_the_new_driver(robot: Robot) -> None:
-    """Both skeletons describe the same robot. Only the names differ here."""
+    """Both templates describe the same robot. Only the robot's name differs here, because ``NAMES`` has two names."""
     task = tasks.spec(TASK)
     assert (robot.spec.name, task.name) == ("LeftLeg", "Reach2")
     assert robot.spec.describe() | {"name": ""} == task.describe() | {"name": ""}

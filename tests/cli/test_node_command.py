@@ -151,7 +151,7 @@ def test_an_emergency_stop_also_counts_robots_that_the_reply_does_not_name() -> 
 
 @pytest.mark.parametrize("reason", ["smoke \udce9", "x" * 5000])
 def test_an_invalid_reason_does_not_prevent_an_emergency_stop(reason: str) -> None:
-    """The terminal may not use UTF-8, or the user may paste a long text."""
+    """The terminal's encoding can differ from UTF-8, and a user can paste a text that is too long."""
     parsed = node_command._parser().parse_args(["estop", "--endpoint", "ipc://x", "--reason", reason])
     command = node_command._command(parsed)
     codec.encode(command)
@@ -190,7 +190,7 @@ def test_an_empty_endpoint_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_state_names_faults_and_emergency_stops_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """Robot `leg` reports a fault. The server gets no observation from `arm`. `sim` is in an emergency stop."""
+    """Robot `leg` reports a fault. The server gets no observation from `arm`. Robot `sim` is in an emergency stop."""
     bus: Any = Asked()
 
     def receive(_: float) -> list[tuple[None, Reply]]:
@@ -235,7 +235,7 @@ class Answering:
         return self._answer
 
 
-def test_a_silent_policy_server_of_a_cluster_hides_no_other_answer() -> None:
+def test_a_silent_policy_server_of_a_cluster_does_not_hide_the_answers_of_the_others() -> None:
     answers = [CommandError("no answer from policy-0"), Reply(1, "policy-1", "", "fault", {})]
     shown: list[Reply] = []
 

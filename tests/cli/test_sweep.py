@@ -22,7 +22,7 @@ def test_seeds_are_read(text: str, expected: list[int]) -> None:
     assert sweep.seeds(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "3..1", "1,1", "a", "1..b", "-1", "1,,2", "4294967296"])
+@pytest.mark.parametrize("text", ["", "3..1", "1,1", "a", "1..b", "-1", "1,,2", "4294967296"])  # the last is 2**32
 def test_wrong_seeds_are_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"allowed: FIRST\.\.LAST"):
         sweep.seeds(text)
@@ -67,7 +67,7 @@ def test_each_mistake_is_named_before_a_run_begins(
 
 @pytest.mark.slow
 def test_a_stopped_sweep_continues(command: Callable[..., Command], tmp_path: Path) -> None:
-    """Two values with two seeds are four runs. Ctrl-C comes after the first run."""
+    """Two values of ``learner.n_step`` with two seeds each give four runs. Ctrl-C comes after the first run."""
     sets = (
         *("learner.learning_starts=100", "learner.batch_size=16", "learner.precision=fp32", "learner.compile=false"),
         *("network.hidden=[8]", "evaluation.every=200", "evaluation.episodes=1", "learner.publish_every=50"),

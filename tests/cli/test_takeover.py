@@ -13,7 +13,7 @@ from td3_robot.errors import UsageError
 
 
 class Robot:
-    """Stands for the takeover of a robot with two action channels."""
+    """Replaces :class:`td3_robot.operators.Takeover` in these tests. The robot has two action channels."""
 
     actions = ("hip", "knee")
 
@@ -42,7 +42,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def driven(pipe: tuple[int, int], text: bytes) -> Any:
-    """Give this input to :func:`drive`. Return the takeover that it used."""
+    """Call :func:`drive` with ``text`` as its input. Return the takeover to which it sent the actions."""
     robot: Any = Robot()
     os.write(pipe[1], text)
     os.close(pipe[1])

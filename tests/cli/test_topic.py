@@ -81,7 +81,7 @@ def test_a_printed_message_has_every_robot_and_every_channel(make_step: Callable
     assert whole(make_step(3, 2, observation=observation), {})["observation"] == observation.tolist()
 
 
-def test_a_message_about_one_robot_or_none_is_printed() -> None:
+def test_messages_about_one_robot_and_about_no_robot_are_printed() -> None:
     fields = dict.fromkeys(wire_fields(MotorCommand), 0) | {"action": np.array([0.5, 0.25], np.float32)}
     assert whole(MotorCommand(**fields), {"A": ["left", "right"]})["action"] == {"left": 0.5, "right": 0.25}
     assert whole(Weights(1, 0, 0, "", b"abc"), {})["payload"] == b"abc"

@@ -22,7 +22,7 @@ from tests.contract.point_mass import PointMassBackend
 @pytest.mark.parametrize(
     ("critics", "text"), [("10", "for another robot"), ("0", "learner.critics_first is 0: untrained critics")]
 )
-def test_start_from_needs_a_policy_of_this_robot_and_trained_critics(
+def test_start_from_needs_a_policy_of_this_robot_and_a_training_of_the_critics(
     critics: str, text: str, make_bundle: Callable[..., Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_bundle().save(tmp_path / "toy.safetensors")
@@ -66,7 +66,7 @@ def test_an_unknown_algorithm_is_an_error_before_anything_starts(
 def test_train_needs_only_the_packages_of_the_tasks_backend(
     task: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """gymnasium and pybullet are not installed. The toy backend does not need them, but needs another package."""
+    """Here, gymnasium, pybullet and no-such-engine count as not installed. The toy backend needs only the last one."""
     found = prepare.version
     monkeypatch.setattr(
         prepare, "version", lambda name: "" if name in ("gymnasium", "pybullet", "no-such-engine") else found(name)
@@ -111,7 +111,7 @@ def test_a_notice_warns_about_threads_that_will_wait_for_each_other(
 def test_notices_tell_of_the_first_compilation_and_of_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compile_notices(LearnerConfig()) == []
     assert compile_notices(LearnerConfig(compile=True, device="cuda")) == []
-    monkeypatch.setenv("CXX", sys.executable)  # any program that exists
+    monkeypatch.setenv("CXX", sys.executable)  # any existing program counts as a compiler
     (line,) = compile_notices(LearnerConfig(compile=True))
     assert line == "learner.compile: the first run on this machine compiles the update, which takes about 10 s"
     monkeypatch.setenv("CXX", "/nowhere/g++")

@@ -32,7 +32,7 @@ SMALL = (
     "learner.compile=false",
     "checkpoint.every=1000",
 )
-CORES = ("2", "4", "4")  # the head has fewer cores, so that the learner runs on another host
+CORES = ("2", "4", "4")  # of each host, first the head; the learner gets a host with 4 cores, so not the head
 
 
 class Cluster:
@@ -40,7 +40,7 @@ class Cluster:
 
     Attributes:
         folder: folder for all temporary files of the cluster and of the trainings on it.
-        environment: variables that a training needs.
+        environment: environment variables that a training needs.
         address: address of the head.
     """
 
@@ -121,7 +121,9 @@ class Cluster:
 
 
 class Head(Cluster):
-    """The head of a cluster. ``ray start`` starts it with ``options`` and ``variables``. The cluster needs a token.
+    """The head of a cluster that accepts only clients with a token.
+
+    ``ray start`` starts the head with ``options`` and the environment variables ``variables``.
 
     Attributes:
         dashboard: address of Ray's dashboard; empty if the dashboard does not run.
@@ -186,7 +188,7 @@ def cluster(request: pytest.FixtureRequest, folder: Path) -> Iterator[Cluster]:
 def blind_cluster(folder: Path, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster with the hosts of ``CORES``. Only the head sees the files in ``tmp_path``."""
     if subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("this user may not make mount namespaces")
+        pytest.skip("this user has no permission to make mount namespaces")
     made = Cluster(folder, CORES, ("--hide", str(tmp_path)))
     yield made
     made.close()

@@ -1,13 +1,13 @@
 """A Ray cluster on this machine, as a program: ``python ray_machines.py CORES CORES …``.
 
-Each CORES is the number of processor cores of one host.
+Each CORES is the number of processor cores of one host. The first host is the head.
 
 With ``--hide FOLDER`` before the first CORES, the hosts other than the head see an empty folder at FOLDER. Each
-of these hosts has its own mount namespace, which only root may make.
+of these hosts has its own mount namespace, which only root can make.
 
 The program first prints a JSON map: the address of the head, and the id of each host. A line ``kill N`` on standard
-input kills Ray's processes on host N; the answer is ``killed``. A line ``add CORES`` adds a host; the answer is its
-id. The end of the input ends the cluster. All hosts have the same IP address.
+input kills Ray's processes on host N (0 is the head); the answer is ``killed``. A line ``add CORES`` adds a host; the
+answer is its id. The end of the input ends the cluster. All hosts have the same IP address.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 
 from ray.cluster_utils import Cluster
 
-_CLONE_FS, _CLONE_NEWNS, _MS_PRIVATE, _MS_REC = 0x200, 0x20000, 1 << 18, 1 << 14  # of sched.h and sys/mount.h
+_CLONE_FS, _CLONE_NEWNS, _MS_PRIVATE, _MS_REC = 0x200, 0x20000, 1 << 18, 1 << 14  # from sched.h and sys/mount.h
 
 
 @contextlib.contextmanager
 def hidden(folder: str) -> Iterator[None]:
-    """Hide the content of a folder from the processes that the block starts."""
+    """Hide the content of a folder from the processes that the ``with`` block starts."""
     system, cwd = ctypes.CDLL(None, use_errno=True), os.getcwd()
 
     def call(name: str, *arguments: Any) -> None:
@@ -39,7 +39,7 @@ def hidden(folder: str) -> Iterator[None]:
     call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
     call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", 0, None)
     yield
-    call("unshare", _CLONE_FS)  # setns needs this, because Ray has started threads
+    call("unshare", _CLONE_FS)  # setns fails if threads share the working folder, and Ray has started threads
     call("setns", before, _CLONE_NEWNS)
     os.close(before)
     os.chdir(cwd)

@@ -35,7 +35,7 @@ UNUSED: dict[str, Any] = {
 
 
 class AutoscalingCluster(Head):
-    """A head with one processor core and a pretended GPU. Its autoscaler may add one host with two processor cores."""
+    """A head with one processor core and a pretended GPU. Its autoscaler can add one host with two processor cores."""
 
     def __init__(self, folder: Path) -> None:
         address = free_address()
@@ -88,7 +88,7 @@ def test_a_training_gets_a_host_from_the_autoscaler(
 def test_with_too_few_cores_a_run_ends_or_waits_for_hosts(
     command: Callable[..., Command], cluster: AutoscalingCluster, tmp_path: Path, wait: str
 ) -> None:
-    """The simulators need 8 processor cores. With the one host that the autoscaler may add, the cluster has 3.
+    """The simulators need 8 processor cores. Even with the host that the autoscaler can add, the cluster has only 3.
 
     With ``cluster.wait_s`` 0, the run ends at once. With 600, it waits until Ctrl-C.
     """

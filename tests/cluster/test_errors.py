@@ -28,8 +28,8 @@ from td3_robot.cluster import hosts
         ("endpoints.keys=/tmp/keys", "endpoints.keys is '/tmp/keys'; with --cluster it must be null"),
         (
             "cluster.simulators=64",
-            "cluster.simulators: learner.replay_ratio_band is 64.0; with 64 simulators of 1 robots at replay_ratio 1.0 "
-            "it must be at least 65",
+            "cluster.simulators: learner.replay_ratio_band is 64.0; it must be at least 65 with 64 simulators of 1 "
+            "robots at replay_ratio 1.0",
         ),
     ],
 )
@@ -61,14 +61,15 @@ def test_wrong_values_are_named(override: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(("value", "expected"), [("null", 3), ("5", 5), ("[2, 7]", 7)])
-def test_a_run_on_a_cluster_has_the_highest_number_of_simulators(value: str, expected: int, tmp_path: Path) -> None:
+def test_a_cluster_run_has_the_maximum_of_cluster_simulators(value: str, expected: int, tmp_path: Path) -> None:
+    """If ``cluster.simulators`` is null, the key ``simulators`` gives the number."""
     overrides = [f"cluster.simulators={value}", "simulators=3"]
     assert new_run("pendulum", overrides, tmp_path / "run", cluster=True).config.simulators == expected
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_on_a_cluster_the_learner_chooses_for_its_own_host(device: str, tmp_path: Path) -> None:
-    """The host of the command may have no GPU. So the command keeps ``auto``, and accepts ``cuda`` without a check."""
+def test_the_command_leaves_device_and_threads_to_the_host_of_the_learner(device: str, tmp_path: Path) -> None:
+    """The command may run on a host without a GPU. So it keeps ``auto``, and accepts ``cuda`` without a check."""
     overrides = [f"learner.device={device}", "learner.threads=auto"]
     learner = new_run("pendulum", overrides, tmp_path / "run", cluster=True).config.learner
     assert (learner.device, learner.threads, learner.thread_count) == (device, "auto", 1)
@@ -94,7 +95,9 @@ def test_an_address_without_a_cluster_is_named(command: Callable[..., Command], 
     assert f"td3-robot train: --cluster is {address!r}{reason}" in run.output()
 
 
-def test_without_ray_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+def test_without_ray_a_one_line_error_names_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("connection", "hosts"):
         monkeypatch.delitem(sys.modules, f"td3_robot.cluster.{name}")
@@ -112,7 +115,7 @@ def test_without_ray_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch, t
         (4, (4, 4), 1.0, [2, 2]),
         (5, (8, 2), 1.0, [5, 0]),  # the first host keeps 8 - 5 = 3 free cores, more than the 2 of the second host
         (3, (2, 2, 2), 1.0, [1, 1, 1]),
-        (2, (4, 1), 0.0, [2, 0]),
+        (2, (4, 1), 0.0, [2, 0]),  # simulators that need no cores all go to the host with the most cores
     ],
 )
 def test_each_simulator_goes_to_the_host_with_the_most_free_cores(

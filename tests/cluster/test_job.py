@@ -21,7 +21,7 @@ STEPS = re.compile(r"^([\d,]+)/[\d,]+ steps", re.MULTILINE)
 def head(folder: Path) -> Iterator[Head]:
     """A head with Ray's dashboard, which accepts jobs."""
     pytest.importorskip("aiohttp_cors", reason="needs ray[default], which is not installed")
-    port, agent = str(free_port()), str(free_port())  # Ray accepts no job if another cluster has the agent's port
+    port, agent = str(free_port()), str(free_port())  # Ray accepts no job if the agent's default port is taken
     ports = ("--dashboard-port", port, "--dashboard-agent-listen-port", agent)
     options = ("--num-cpus", "3", "--include-dashboard", "true", *ports)
     made = Head(folder, free_address(), *options, RAY_JOB_STOP_WAIT_TIME_S="120")

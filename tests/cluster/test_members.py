@@ -1,4 +1,4 @@
-"""Which hosts a run on a cluster uses, and how it shares them among its processes."""
+"""Which hosts a run on a cluster uses, and how it distributes its processes over these hosts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def host(number: str, cpus: float, gpus: float = 0.0) -> hosts.Host:
         ([host("a", 2.0)], [{"CPU": 2.0}]),
         ([host("a", 1.0, 1.0), host("b", 4.0)], [{"CPU": 1.0, "GPU": 1.0}]),
         ([host("a", 1.0, 1.0), host("b", 5.0)], None),
-        ([host("a", 8.0)], None),  # a single host runs all processes
+        ([host("a", 8.0)], None),  # the only host runs all processes, and has enough cores
     ],
 )
 def test_the_autoscaler_is_asked_once_for_processor_cores_that_the_hosts_lack(
@@ -151,7 +151,7 @@ def test_hosts_that_join_at_the_same_time_get_different_simulators(
     assert reserved == [("c", 2.0), ("d", 1.0)] * 2
 
 
-def test_the_run_does_without_a_host_on_which_other_jobs_use_processor_cores(
+def test_the_run_leaves_out_a_host_on_which_other_jobs_use_processor_cores(
     new: tuple[RunFolder, Config], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hosts b and c have 2 processor cores each, but another job uses a core of b. The run needs 2 simulators."""
@@ -180,7 +180,7 @@ def test_simulators_that_the_run_needs_move_to_a_host_with_too_few_processor_cor
 ) -> None:
     """The run needs at least 2 simulators. All its 5 simulators are on host b, which dies.
 
-    The run cannot continue without them. So all 5 move to host c, which has only 2 cores.
+    The run cannot continue without simulators. So all 5 move to host c, which has only 2 cores.
     """
     run, config = new
     ray_hosts = hosts.RayHosts("auto", run, config, "RESUME", said.append)
@@ -197,9 +197,10 @@ def test_simulators_that_the_run_needs_move_to_a_host_with_too_few_processor_cor
 
 
 def test_a_host_reserves_more_when_processes_move_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent starts with 2 of the host's 4 cores. Then processes that need 6 cores and a GPU move to the host.
+    """The agent starts with 2 of the host's 4 cores. Then more processes move to the host.
 
-    The run reserves what the host has: the other 2 cores, and the GPU.
+    All processes on the host now need 6 cores and a GPU. The run reserves what the host has: the other 2 cores, and
+    the GPU.
     """
     reserved: list[tuple[str, float, float]] = []
 

@@ -44,7 +44,10 @@ def tools(command: Callable[..., Command]) -> Tools:
 def test_a_person_watches_and_commands_a_run(
     train: Callable[..., Command], command: Callable[..., Command], cluster: Cluster, tools: Tools, tmp_path: Path
 ) -> None:
-    """Every TCP endpoint is open on all network interfaces. Other hosts reach it at the address that Ray shows."""
+    """With ``cluster.bind=0.0.0.0``, every TCP endpoint is open on all network interfaces of its host.
+
+    Other hosts reach the endpoint at the address that Ray shows.
+    """
     run = train("cluster.bind=0.0.0.0", "evaluation.every=0", "total_steps=1_000_000")
     run.wait_for("^ready: .*policy-0.*policy-1")
     run.wait_for_steps(600)
@@ -84,7 +87,7 @@ def test_a_person_watches_and_commands_a_run(
 
 
 def shows(command: Command, *texts: str) -> bool:
-    """Whether the output of a command has each text at least as often as ``texts`` has it."""
+    """Whether the output of a command has each text, and a repeated text at least as many times as ``texts``."""
     command.take_lines()
     return all(command.output().count(text) >= texts.count(text) for text in texts)
 

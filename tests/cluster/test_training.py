@@ -41,10 +41,10 @@ def test_four_simulators_on_two_hosts_learn_the_pendulum(
 def test_training_survives_the_loss_of_each_host_except_the_head(
     train: Callable[..., Command], cluster: Cluster, tmp_path: Path
 ) -> None:
-    """A host with simulators is lost, then the learner's host. After Ctrl-C, another training continues the run.
+    """A host with simulators is lost, then the learner's host. After Ctrl-C, another command continues the run.
 
-    The other processes do not start again when the learner moves. So the learner sees each lost Step as a gap in the
-    sequence numbers of the Step's simulator.
+    Simulators and policy servers do not start again when the learner moves. So each simulator continues its sequence
+    numbers, and the learner sees each lost Step as a gap in them.
     """
     others = [*(f"sim-{number}" for number in range(4)), "policy-0", "policy-1"]
     run = train("evaluation.every=0", "total_steps=100_000")
@@ -112,8 +112,8 @@ def test_simulators_join_with_a_host_and_leave_with_it(
 ) -> None:
     """The head has 2 processor cores, the second host has 4, and each simulator needs one core.
 
-    The learner takes the second host for itself, so the head runs 2 simulators. A third host with 2 cores adds 2 more.
-    Before it joins, ``td3-robot topic echo`` shows Steps of ``sim-0``.
+    The learner takes the second host for itself, so the head runs 2 simulators. A third host with 2 cores runs 2 more.
+    Before the third host joins, ``td3-robot topic echo`` shows Steps of ``sim-0``.
     """
     run = train("cluster.simulators=[1, 4]", "evaluation.every=0", "total_steps=1_000_000")
     run.wait_for("^ready: .*policy-0.*sim-1$")
@@ -155,7 +155,7 @@ def test_the_death_of_the_head_leaves_a_checkpoint(
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", [("2", "2")], indirect=True)
 def test_a_sweep_uses_the_hosts_of_a_cluster(command: Callable[..., Command], cluster: Cluster, tmp_path: Path) -> None:
-    """Each of the two hosts has room for one training. The second sweep continues with the runs that are missing."""
+    """Each of the two hosts has room for one training. The second sweep has one more seed, and trains only with it."""
     sets = ("network.hidden=[8]", "learner.batch_size=16", "learner.learning_starts=100", "evaluation.every=200")
     words = [word for item in (*sets, "evaluation.episodes=1", "learner.compile=false") for word in ("--set", item)]
     arguments = ("sweep", "pendulum", "--steps", "400", "--out", "s", "--cluster", cluster.address, *words)
@@ -216,7 +216,7 @@ def newest(folder: Path) -> int:
 def test_a_learner_continues_from_the_storage_on_a_host_without_the_run_folder(
     stored: Callable[..., Command], command: Callable[..., Command], blind_cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The learner has no time for a last checkpoint. After Ctrl-C, the run continues on one machine.
+    """The learner dies with its host and saves no last checkpoint. Later, a resume continues the run on one machine.
 
     The run counts every lost Step, also each Step that the killed learner received after its newest checkpoint.
     """
@@ -239,7 +239,7 @@ def test_a_learner_continues_from_the_storage_on_a_host_without_the_run_folder(
     learner = final["learner"]["counters"]
     published = sum(final[f"sim-{number}"]["counters"]["steps"] for number in range(4))
     assert learner["missed"] > 0
-    assert 0 <= published - learner["steps"] - learner["missed"] < 100  # Steps that arrived after the learner's end
+    assert 0 <= published - learner["steps"] - learner["missed"] < 100  # Steps that came after Ctrl-C ended the learner
     assert newest(tmp_path / "run") == newest(place(blind_cluster)) == made
     for name in ("metrics.jsonl", "policy.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (place(blind_cluster) / name).read_bytes()

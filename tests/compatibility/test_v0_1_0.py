@@ -1,6 +1,6 @@
 """The current version reads the files of version 0.1.0: runs, recordings, policies, state files and keys.
 
-``v0_1_0/README.md`` describes how the files were made. A command that writes gets a copy of the files.
+``v0_1_0/README.md`` describes how the files were made. A command that changes files runs on a copy of them.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def test_stop_and_freeze_saved_by_version_0_1_0_stay_in_force(robot: Robot, froz
 
 
 def test_stop_of_one_robot_saved_by_version_0_1_0_stays_in_force(robot: Robot, frozen: Path) -> None:
-    """The robot stays stopped and the server inactive, until an operator ends both states."""
+    """The robot stays stopped, and the server stays inactive, until an operator ends both states."""
     keep(robot, frozen, "robot_stopped.safetensors.state")
     robot.serve(*PATIENT)
     found = state(robot)
@@ -277,7 +277,7 @@ def test_fault_saved_by_version_0_1_0_stays_in_force(robot: Robot, frozen: Path)
     robot.drive()
     assert watch(robot)["watch"] == "fault"
     begin = len(robot.record())
-    robot.wait("half a second", lambda: periods(robot.record()[begin:]) > 25)
+    robot.wait("half a second", lambda: periods(robot.record()[begin:]) > 25)  # periods of 20 ms
     assert actions(robot) == {SAFE}
     assert robot.operator("activate", "--target", "leg").returncode == 0
     assert watch(robot)["watch"] == "active"

@@ -15,7 +15,7 @@ from td3_robot.errors import ConfigError
 from td3_robot.util import resources
 
 
-def test_launch_a2c_of_version_0_1_0_selects_the_algorithm(caplog: pytest.LogCaptureFixture) -> None:
+def test_launch_description_a2c_of_version_0_1_0_selects_the_algorithm_a2c(caplog: pytest.LogCaptureFixture) -> None:
     """Version 0.1.0 wrote all keys into the configuration of a run, including keys that A2C did not read."""
     before = {"task": "discrete:CartPole-v1", "launch": "a2c", "timing": "free", "a2c": {"episodes": 7}}
     config = configuration.parse({**before, "learner": {"algorithm": "td3", "learning_starts": 25_000}})
@@ -50,7 +50,7 @@ def test_a_resolved_configuration_reads_back_equal() -> None:
 
 
 def test_ddpg_is_td3_without_its_three_additions() -> None:
-    """``ddpg`` switches off all three. TD3 can switch off each one alone. A written configuration reads back equal."""
+    """``ddpg`` switches off twin critics, target noise and policy delay. TD3 can switch off each one alone."""
     ddpg = configuration.parse({}, ["learner.algorithm=ddpg"])
     assert (ddpg.learner.twin_critics, ddpg.learner.target_noise, ddpg.learner.policy_delay) == (False, 0.0, 1)
     assert configuration.parse(yaml.safe_load(ddpg.to_yaml())) == ddpg
@@ -121,7 +121,7 @@ def test_numbers_with_exponents_are_read_as_in_json(tmp_path: Path) -> None:
         (
             {},
             ["learner.operator_share=0.5", "learner.learn_from_operator=false"],
-            ["learner.operator_share is 0.5", "learner.learn_from_operator is false", "allowed: 0"],
+            ["learner.operator_share is 0.5", "learner.learn_from_operator is false", "allowed for operator_share: 0"],
         ),
         (
             {},
@@ -150,7 +150,9 @@ def test_numbers_with_exponents_are_read_as_in_json(tmp_path: Path) -> None:
         ({}, ["randomization.push.duration=[1, 3]"], ["push.duration is [1.0, 3.0]", "push.interval, 2.0 s"]),
     ],
 )
-def test_refusals_name_key_value_and_what_is_allowed(content: object, overrides: list[str], words: list[str]) -> None:
+def test_errors_name_the_key_the_value_and_what_is_allowed(
+    content: object, overrides: list[str], words: list[str]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         configuration.parse(content, overrides)
     text = str(caught.value)
@@ -173,7 +175,7 @@ def test_files_that_cannot_be_read_or_parsed_are_refused(tmp_path: Path) -> None
 
 
 def test_a_file_makes_plain_values_and_runs_no_code(tmp_path: Path) -> None:
-    """PyYAML's unsafe loaders would call the function that this tag names."""
+    """PyYAML's unsafe loaders would call the function in the tag ``!!python/object/apply``."""
     mark = tmp_path / "it-ran"
     (tmp_path / "evil.yaml").write_text(f"seed: !!python/object/apply:os.mkdir [{mark}]\n")
     with pytest.raises(ConfigError, match="is not YAML: could not determine a constructor for the tag"):
@@ -182,6 +184,7 @@ def test_a_file_makes_plain_values_and_runs_no_code(tmp_path: Path) -> None:
 
 
 def test_the_agreement_names_only_keys_of_the_configuration() -> None:
+    """The agreement maps the keys that all processes of a run must share to their values."""
     for key in Config().agreement():
         value: object = Config()
         for part in key.split("."):
@@ -190,6 +193,7 @@ def test_the_agreement_names_only_keys_of_the_configuration() -> None:
 
 
 def test_record_true_stands_for_a_whole_section() -> None:
+    """``record: true`` means ``record: {enabled: true}``."""
     assert configuration.parse({"record": True}).record.enabled
     assert not configuration.parse({"record": {"enabled": True}}, ["record=false"]).record.enabled
     assert configuration.parse({"record": {"enabled": True, "ring_s": 30}}).record.ring_s == 30
@@ -216,7 +220,7 @@ def test_record_true_keeps_the_other_keys_of_its_section(order: int) -> None:
     ],
 )
 def test_a_duplicate_key_is_refused(text: str, words: str, tmp_path: Path) -> None:
-    """PyYAML would keep the last value without a warning. That could drop safety limits."""
+    """PyYAML would keep only the last value, without a warning. So safety limits could be lost."""
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(ConfigError, match=words):
         configuration.load(tmp_path / "c.yaml")

@@ -1,4 +1,4 @@
-"""Changes of the configuration when a run is resumed."""
+"""Changes of the configuration when a run is resumed. A change is declared if an override sets its key or section."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_declared_changes_are_accepted_and_listed(declared: set[str]) -> None:
         (
             ["learner.batch_size=128"],
             set(),
-            r"is 256 in the run, 128 now; to change it, add --set learner\.batch_size=128 \(in Python: to overrides\)$",
+            r"is 256 in the run, 128 now; to change it, add --set learner\.batch_size=128; in Python, use overrides$",
         ),
         (["learner.batch_size=128", "robots=2"], {"robots"}, "batch_size is 256 in the run"),
         (["learner.batch_size=128"], {"lear"}, "batch_size is 256 in the run"),
@@ -49,7 +49,7 @@ def test_declared_changes_are_accepted_and_listed(declared: set[str]) -> None:
         (
             ["learner.threads=2"],
             set(),
-            r"threads is 1 in the run, 2 now; to change it, add --set learner\.threads=2 \(in Python: to overrides\)$",
+            r"threads is 1 in the run, 2 now; to change it, add --set learner\.threads=2; in Python, use overrides$",
         ),
         (["learner.device=cuda"], set(), r'learner\.device is "cpu" in the run, "cuda" now'),
         (["task=Ant"], {"task"}, 'task is "Walker2D" in the run and cannot become "Ant": the run.s policy'),
@@ -60,7 +60,9 @@ def test_declared_changes_are_accepted_and_listed(declared: set[str]) -> None:
         (["learner.replay_storage=file"], {"learner"}, 'replay_storage is "memory"'),
     ],
 )
-def test_undeclared_and_fixed_keys_are_refused(overrides: list[str], declared: set[str], text: str) -> None:
+def test_undeclared_changes_and_changes_of_fixed_keys_are_refused(
+    overrides: list[str], declared: set[str], text: str
+) -> None:
     with pytest.raises(UsageError, match=text):
         changes.accepted(Config(), config(*overrides), declared)
 

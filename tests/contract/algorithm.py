@@ -33,7 +33,7 @@ class AlgorithmContract:
 
     algorithm: type[Algorithm]
     config = LearnerConfig(learning_rate=1e-3, batch_size=32)
-    """With this configuration, four updates change the actor."""
+    """The configuration of the algorithm. A subclass can replace it. Four updates with it must change the actor."""
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
@@ -170,13 +170,13 @@ class AlgorithmContract:
             values = made.values(batch.observation, action)
             assert values is None or (values.shape == (self.config.batch_size, 1) and bool(values.isfinite().all()))
 
-    def test_errors_are_one_number_for_each_transition(self) -> None:
-        """Prioritised replay computes its priorities from these errors."""
+    def test_td_errors_are_one_number_for_each_transition(self) -> None:
+        """Prioritised replay computes its priorities from the TD errors."""
         errors = self.make().learn(self.batch(1))
         assert all(error.shape == (self.config.batch_size, 1) and bool(error.isfinite().all()) for error in errors)
 
 
 def bits(made: Algorithm) -> dict[str, Any]:
-    """Return the state in a form that == can compare."""
+    """Return the state in a form that ``==`` can compare."""
     arrays, scalars = made.state()
     return {name: array.tobytes() for name, array in arrays.items()} | {"scalars": json.dumps(scalars, sort_keys=True)}

@@ -84,7 +84,7 @@ class RobotContract:
         body.close()
         assert body.problem == ""
 
-    def test_reset_may_be_repeated(self, robot: Robot) -> None:
+    def test_reset_can_be_repeated(self, robot: Robot) -> None:
         for _ in range(2):
             robot.reset()
             assert np.isfinite(np.asarray(robot.observe(), np.float32)).all()
@@ -135,7 +135,7 @@ class RobotContract:
 
 
 def safe_action(robot: Robot) -> Float32:
-    """Return the action float32[A] that a driver applies in FAULT with ``safe_action: zero``."""
+    """Return the action that a driver applies in FAULT with ``safe_action: zero``: one number for each channel."""
     guard = Guard(robot.spec, "robot", SafetyConfig(safe_action="zero"))
     safe: Float32 = guard.envelope.safe_action(np.zeros((1, robot.spec.action_size), np.float32))[0]
     return safe

@@ -1,4 +1,4 @@
-"""An example of an algorithm in an installed package: an actor that learns the sign of the mean observation.
+"""An example of an algorithm in an installed package: an actor that learns the sign of the mean of an observation.
 
 The algorithm ignores rewards. It has momentum, noise and a parameter outside a module, so that its saved state contains
 every kind of value.
@@ -16,7 +16,7 @@ from td3_robot.learner.algorithms.networks import Actor
 
 
 class SignLearner(Algorithm):
-    """π(s) approaches a learned scale times the sign of the mean observation."""
+    """π(s) approaches a learned scale times the sign of the mean over the channels of s."""
 
     def build(self) -> None:
         """Create the actor, the scale and their optimiser."""

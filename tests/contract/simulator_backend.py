@@ -1,4 +1,4 @@
-"""Contract tests for simulator backends. To test a backend, subclass the suite and name the backend's tasks:
+"""Contract tests for simulator backends. To test a backend, subclass the suite and list the full names of its tasks:
 
 @pytest.mark.parametrize("task", ["toy:Point"])
 class TestToy(SimulatorBackendContract): ...
@@ -26,14 +26,17 @@ STEPS = 60
 
 
 def actions(spec: RobotSpec, seed: int) -> Iterator[Float32]:
-    """Yield random actions from the whole range, without end."""
+    """Yield random actions endlessly, from the whole range of each action channel."""
     random = np.random.default_rng(seed)
     while True:
         yield random.uniform(spec.action_low, spec.action_high).astype(np.float32)
 
 
 def trace(environment: Environment, steps: int, seed: int) -> list[Any]:
-    """Apply ``steps`` random actions, over several episodes if needed, and return all outcomes as plain values."""
+    """Apply ``steps`` random actions, over several episodes if needed.
+
+    Return all outcomes, reward terms and first observations as lists and numbers.
+    """
     lines: list[Any] = []
     for _, action in zip(range(steps), actions(environment.spec, seed), strict=False):
         outcome = environment.step(action)
@@ -106,7 +109,7 @@ class SimulatorBackendContract:
         for wrong in (np.zeros(size + 1, np.float32), np.zeros((1, size), np.float32)):
             with pytest.raises(ValueError, match="has shape"):
                 environment.step(wrong)
-        for number in (np.nan, np.inf, 3e38):  # the square of 3e38 exceeds float32
+        for number in (np.nan, np.inf, 3e38):  # 3e38 is finite, but its square exceeds the largest float32
             with pytest.raises(ValueError, match="is not finite"):
                 environment.step(np.full(size, number, np.float32))
         assert len(environment.save_state()["actions"]) == 0, "a refused action was stored"
@@ -171,13 +174,13 @@ class SimulatorBackendContract:
             other.restore_state(state)
             assert trace(other, STEPS, 3) == expected
 
-    def test_state_before_the_first_reset_holds_the_random_stream(self, make: Make) -> None:
+    def test_state_saved_before_the_first_reset_holds_the_random_stream(self, make: Make) -> None:
         original, other = make(5), make(6)
         other.reset()
         other.restore_state(original.save_state())
         assert original.reset().tolist() == other.reset().tolist()
 
-    def test_state_that_does_not_fit_is_refused(self, make: Make) -> None:
+    def test_invalid_saved_state_is_refused(self, make: Make) -> None:
         environment = make()
         environment.reset()
         trace(environment, 3, 1)

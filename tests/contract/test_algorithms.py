@@ -1,4 +1,4 @@
-"""Contract tests for every algorithm, the engine of TD3 and DDPG, a subclass and an example package."""
+"""Contract tests for every built-in algorithm, the engine of TD3 and DDPG, and two examples of users' algorithms."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_an_on_policy_algorithm_of_another_package_needs_no_replay_buffer(
     values = {"robots": 100, "network": {"hidden": [5]}}
     mine, theirs = (parse({**values, "learner": {"algorithm": name}}) for name in rows)
     make_core(mine).start(spec)
-    with pytest.raises(ConfigError, match=r"replay_ratio_band is 64\.0; with 1 simulators of 100 robots"):
+    with pytest.raises(ConfigError, match=r"replay_ratio_band is 64\.0; it must be at least 101 with 1 simulators"):
         make_core(theirs).start(spec)
     with pytest.raises(ConfigError, match="exploration is set, but the algorithm sets its own exploration"):
         make_core(replace(mine, exploration=ExplorationConfig(noise=0.2))).start(spec)
@@ -124,7 +124,7 @@ def test_an_on_policy_algorithm_of_another_package_needs_no_replay_buffer(
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.names())
-def test_every_row_is_an_algorithm(name: str) -> None:
+def test_every_row_of_the_algorithm_table_is_an_algorithm(name: str) -> None:
     algorithm: Any = ALGORITHMS.load(name)
     assert issubclass(algorithm, Algorithm)
     assert algorithm.consumes == CONSUMES[name]

@@ -1,4 +1,4 @@
-"""Contract tests for the pendulum example and a cart, and tests of ``python -m td3_robot.driver NAME``."""
+"""Contract tests for the drivers of a pendulum and a cart, and tests of ``python -m td3_robot.driver NAME``."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class TestExampleDriver(RobotContract):
 
 
 class Cart(Robot):
-    """A robot with every method except ``close``, and episodes of three periods."""
+    """A robot that defines every method except ``close``. Its episodes last three control periods."""
 
     spec = RobotSpec(
         "Cart",
         (Channel("position", "m", -5.0, 5.0), Channel("speed", "m/s", -2.0, 2.0)),
-        (Channel("force", "N", 0.5, 3.0),),  # zero is not allowed, so the safe action is 0.5
+        (Channel("force", "N", 0.5, 3.0),),  # 0 is below the range, so the safe action ``zero`` is 0.5
         control_period=0.01,
     )
 

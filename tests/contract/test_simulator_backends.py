@@ -46,7 +46,7 @@ class OwnRobots(BulletBackend):
 
 @pytest.fixture
 def installed() -> Iterator[None]:
-    """Add two backends to the table, as an installed package does."""
+    """Add two backends to the table ``tasks.BACKENDS``, as an installed package does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(tasks.BACKENDS.rows, "toy", "tests.contract.point_mass:PointMassBackend")
         patch.setitem(tasks.BACKENDS.rows, "own", "tests.contract.test_simulator_backends:OwnRobots")
@@ -100,7 +100,7 @@ def test_a_robot_of_a_package_has_no_gymnasium_id_even_if_it_has_the_name_of_a_s
 
 
 @pytest.mark.parametrize(("height", "meaning"), [(None, "its height at reset"), (0.8, "0.8 m"), (1.25, "1.25 m")])
-def test_the_specification_names_the_zero_of_the_observed_height(height: float | None, meaning: str) -> None:
+def test_the_specification_says_where_the_observed_height_is_zero(height: float | None, meaning: str) -> None:
     spec = specification(replace(TWO_LEGS, start_height=height))
     assert spec.observations[0].meaning == f"height of the torso above {meaning}"
 

@@ -173,7 +173,7 @@ class TransportContract:
         assert joining.clients["policy"].received_at >= before
         assert not serving.dropped() + joining.dropped()
 
-    def test_client_may_start_before_its_server(self, harness: Harness) -> None:
+    def test_client_can_start_before_its_server(self, harness: Harness) -> None:
         joining, serving = harness.bus(), harness.bus()
         joining.connect(harness.endpoint, client())
         for _ in range(5):
@@ -205,7 +205,9 @@ class TransportContract:
         assert serving.send(peer, action(1))
         pump(lambda got: bool(of(got[0], Action)), joining)
 
-    def test_adopting_another_robot_refuses_the_clients(self, linked: tuple[Transport, Transport, Peer]) -> None:
+    def test_server_that_adopts_another_robot_refuses_its_clients(
+        self, linked: tuple[Transport, Transport, Peer]
+    ) -> None:
         serving, joining, peer = linked
         serving.adopt("policy", replace(SPEC, name="Other"))
         with pytest.raises(HandshakeError, match="robot is 'Other' here, 'Toy' there"):
@@ -367,7 +369,7 @@ class TransportContract:
         serving, _, peer = linked
 
         def later(got: list[list[Input]]) -> bool:
-            harness.elapsed += 0.5  # s; after a jump of more than 1 s, a server may assume that it was suspended
+            harness.elapsed += 0.5  # s; a server may take a clock jump of more than 1 s as a sign that it was suspended
             return bool(got[0])
 
         (got,) = pump(later, serving)
@@ -389,7 +391,7 @@ class TransportContract:
     def test_new_server_welcomes_the_clients_of_the_old_server(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
-        """The new server gets Steps for the old server. It drops them and asks for a Hello."""
+        """After the old server has left, the client queues Steps. The new server drops them and asks for a Hello."""
         old, joining, _ = linked
         harness.leave(old)
         for number in range(50):
@@ -430,7 +432,7 @@ class TransportContract:
         assert bye.reason == "done for today"
         assert not serving.send(peer, action(0))
 
-    def test_server_that_sends_notices_a_crashed_client(
+    def test_server_notices_a_crashed_client_when_a_send_fails(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
         """The server gets the client's last messages before the Bye."""

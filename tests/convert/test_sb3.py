@@ -1,4 +1,4 @@
-"""Policies from Stable-Baselines3 give the same actions, and no code in their files runs."""
+"""Imported policies act as in Stable-Baselines3, and the import runs no code from their files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from td3_robot.specs import Channel, RobotSpec
 
 
 class Toy(gymnasium.Env[Any, Any]):
-    """The toy robot's spaces. The limits of its two actions differ, and those of the first are asymmetric."""
+    """The toy robot's spaces. Its two actions have different limits. The limits of the first action are asymmetric."""
 
     observation_space = gymnasium.spaces.Box(-5, 5, (3,), np.float32)
     action_space = gymnasium.spaces.Box(np.array([-1.0, -0.5], "f4"), np.array([3.0, 0.5], "f4"))
@@ -44,7 +44,10 @@ def saved(folder: Path, algorithm: Any = TD3, **settings: Any) -> Path:
 
 @pytest.fixture
 def rewrite(tmp_path: Path) -> Callable[..., Path]:
-    """Copies a saved model with changed members: new content, or None to leave a member out."""
+    """Copies a saved model (a zip) with changed members.
+
+    Each keyword is a member's name without its extension. Its value is the new content, or None to omit the member.
+    """
 
     def change(model: Path, **members: bytes | None) -> Path:
         out = tmp_path / "changed.zip"
@@ -138,13 +141,17 @@ def test_no_code_in_the_file_runs(
 
 
 @pytest.mark.parametrize("member", ["data", "policy"])
-def test_a_missing_member_is_named(tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], member: str) -> None:
+def test_the_error_names_the_missing_member(
+    tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], member: str
+) -> None:
     with pytest.raises(BundleError, match=f"it has no member '{member}"):
         sb3.read(rewrite(saved(tmp_path), **{member: None}), spec)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"\xff", b'{"policy_class": {}}', b"[" * 100_000])
-def test_damaged_data_is_refused(tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], content: bytes) -> None:
+def test_a_damaged_data_member_is_refused(
+    tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], content: bytes
+) -> None:
     with pytest.raises(BundleError, match="its data does not describe a model"):
         sb3.read(rewrite(saved(tmp_path), data=content), spec)
 
@@ -186,7 +193,7 @@ def test_damaged_tensors_are_refused_or_read_completely(
         try:
             assert sb3.read(rewrite(model, policy=bytes(content)), spec).hidden == (16, 8)
         except BundleError as error:
-            assert "\n" not in str(error)  # noqa: PT017 - a policy is also allowed
+            assert "\n" not in str(error)  # noqa: PT017 - the call may also return a policy
 
 
 def saved_by_torch(content: Any) -> bytes:
@@ -233,7 +240,7 @@ def test_anything_but_a_state_dict_is_refused(
 def test_a_zip_bomb_is_refused(
     tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All members of a zip together have a limit (``_LONGEST``), and so has each member (``_LONGEST_MEMBER``)."""
+    """``_LONGEST`` limits the total size of a zip's members, and ``_LONGEST_MEMBER`` the size of each member."""
     model = saved(tmp_path)
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -246,7 +253,7 @@ def test_a_zip_bomb_is_refused(
         sb3.read(rewrite(model, data=bytes(2000)), spec)
 
 
-def test_without_torch_one_line_names_the_extra(tmp_path: Path) -> None:
+def test_without_torch_the_error_is_one_line_with_the_extra_to_install(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
     command = [sys.executable, "-m", "td3_robot.cli.main", "bundle", "import", "a.zip", "b", "--task", "Walker2D"]
     path = os.pathsep.join([str(tmp_path), *sys.path])

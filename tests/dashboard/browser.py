@@ -90,7 +90,7 @@ class Page:
             self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
     def press(self, key: str, code: int) -> None:
-        """Press and release a key. ``code`` is its Windows key code. A key of one character types this character."""
+        """Press and release a key. ``code`` is its Windows key code. If ``key`` is one character, the key types it."""
         text = {"text": key} if len(key) == 1 else {}
         for kind, more in (("keyDown" if text else "rawKeyDown", text), ("keyUp", {})):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **more)

@@ -43,6 +43,7 @@ def test_runs_of_a_folder_are_compared(page: Page, serve: Callable[..., Site], t
         *("a2", "60", "1.5", "2,000", "128", "2"),
     ]
     assert page.run("compared.labels")[::3] == ["batch_size 128 (2 seeds)", "b"]
+    # The steps; then the mean, highest and lowest score of the two seeds; then the same of run b, which has one seed.
     assert page.run("compared.data") == [[1000, 2000], [20, 40], [30, 60], [10, 20], [5, 6], [5, 6], [5, 6]]
     page.layout(360, 800, dark=True)
     page.wait("document.documentElement.scrollWidth <= 360")
@@ -68,7 +69,9 @@ def test_a_video_in_a_run_folder_plays(page: Page, serve: Callable[..., Site], t
     assert page.problems == []
 
 
-def test_a_missing_folder_or_an_override_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_folder_or_an_override_without_config_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["dashboard", "--runs", str(tmp_path / "none"), "--port", "0"]) == 2
     assert "there is no such folder" in capsys.readouterr().err
     assert main(["dashboard", "--runs", str(tmp_path), "--set", "seed=1", "--port", "0"]) == 2

@@ -160,7 +160,10 @@ def test_only_an_operator_may_command(site: Site) -> None:
         return status, answer.decode()
 
     stop = b'{"verb": "estop"}'
-    assert act(viewer, stop) == (403, "refused: to command the robots, open the address after 'operate:'\n")
+    assert act(viewer, stop) == (
+        403,
+        "refused: to command the robots, open the address that td3-robot dashboard printed after 'operate:'\n",
+    )
     assert act({"Cookie": operator["Cookie"]}, stop) == (403, "refused: the request has no Origin header\n")
     assert act({**operator, "Origin": "http://evil.example"}, stop)[0] == 403
     assert site.get("/act", operator)[0] == 405

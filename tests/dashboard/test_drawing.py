@@ -64,6 +64,6 @@ def test_unknown_robots_are_not_drawn(steps: list[Any]) -> None:
     drawing.add(steps[0])  # before any Hello
     drawing.learn(hello(spec("gymnasium:Pendulum-v1")))
     drawing.add(steps[0])
-    drawing.learn(hello(spec("Ant")))  # its Steps have another size
+    drawing.learn(hello(spec("Ant")))  # an Ant has observations of another size than steps[0]
     drawing.add(steps[0])
     assert drawing.take() == {}

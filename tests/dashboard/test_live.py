@@ -25,7 +25,10 @@ MS = 1_000_000  # ns
 
 
 def test_the_times_between_messages_follow_the_clock_of_the_node(make_step: Callable[..., Step]) -> None:
-    """One of seven Steps, 7 ms apart, is missing. The gap does not count: the bin up to 10 ms has four intervals."""
+    """Seven Steps are 7 ms apart, and one is missing. The six others have five intervals.
+
+    The interval with the gap does not count, so the bin up to 10 ms has four.
+    """
     pace = Pace()
     entries = entries_of([("sim-0", make_step(number)) for number in range(7)], period=7 * MS)
     del entries[3]
@@ -36,7 +39,7 @@ def test_the_times_between_messages_follow_the_clock_of_the_node(make_step: Call
 
 
 def test_each_node_of_the_largest_run_keeps_its_histogram(make_step: Callable[..., Step]) -> None:
-    """64 simulators and a policy server for each of them send three messages each, in turn."""
+    """64 simulators and 64 policy servers send three messages each, in turn. So each histogram has two intervals."""
     live = Live(None, Config())
     names = [f"{kind}-{number}" for kind in ("sim", "policy") for number in range(64)]
     sent = [(name, make_step(number, source=name)) for number in range(3) for name in names]
@@ -48,6 +51,7 @@ def test_each_node_of_the_largest_run_keeps_its_histogram(make_step: Callable[..
 def test_the_server_keeps_a_limited_history_and_a_limited_number_of_nodes(
     make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With a limit of 64 names, the server keeps the newest 64 of 100 nodes: node-36 to node-99."""
     monkeypatch.setattr(drawing, "NAMES", 64)
     live = Live(None, Config())
     for number in range(HISTORY + 5):

@@ -95,7 +95,7 @@ def test_the_memory_of_an_open_page_stays_constant(page: Page, serve: Callable[.
     feed(1000, 200)
     heap, nodes = feed(2000, 100)
     later_heap, later_nodes = feed(3000, 600)
-    assert later_heap - heap < 300_000  # 600 snapshots have a size of about 1 MB
+    assert later_heap - heap < 300_000  # 600 snapshots need about 1 MB, so the page has not kept all
     assert later_nodes <= nodes + 100
     assert page.run("[trend.length, channelHistory.times.length, channelHistory.rows.length]") == [50, 50, 50]
     assert page.run("[trend.at(-1).time, channelHistory.rows.at(-1)]") == [3599, [1, 2, 3599, 0.25]]
@@ -154,7 +154,7 @@ def test_the_page_follows_a_training_and_connects_again_to_the_next_one(
     page.wait("+document.querySelector('[data-node=sim-0]').cells[2].textContent.replace(',', '') > 0")
     page.wait("[...document.querySelectorAll('#tiles dt')].some((it) => it.textContent === 'steps/s')")
     page.wait("trend.length > 5 && trend.at(-1).steps_per_s > 0")
-    page.wait("document.querySelectorAll('#channels tbody tr').length === 22 + 6")
+    page.wait("document.querySelectorAll('#channels tbody tr').length === 22 + 6")  # observations + actions
     # The first Step of an episode has no action, so wait for a later Step.
     page.wait("document.querySelector('#robot-facts').textContent.includes('action from: policy')")
     page.wait("document.querySelectorAll('#chart-latency canvas, #chart-channels canvas').length === 2")

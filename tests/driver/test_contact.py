@@ -21,7 +21,7 @@ def test_a_welcome_of_the_supervisor_is_not_answered_with_a_step(make_core: Make
     assert [to for to, _ in core.step([("policy", Welcome(1, "policy", 6))], 0.004)] == ["policy"]
 
 
-def test_a_driver_repeats_its_robots_stop_when_the_server_returns(make_core: Make, robot: Toy) -> None:
+def test_a_driver_repeats_the_stop_of_its_robot_when_the_server_returns(make_core: Make, robot: Toy) -> None:
     core = make_core()
     welcome = ("policy", Welcome(1, "policy", 6))
     assert stops(core.step([welcome], 0.001)) == []
@@ -54,7 +54,7 @@ def test_an_operators_reset_ends_the_robots_own_stop(make_core: Make, robot: Toy
 
 
 def test_a_driver_does_not_move_the_robot_before_the_welcome(make_core: Make, robot: Toy) -> None:
-    """Another driver may move the robot. In that case the server sends no Welcome."""
+    """While another driver of this name moves the robot, the server sends no Welcome."""
     core = make_core(welcomed=False)
     for now in (1.0, 1.2, 1.49):
         assert core.step([], now) == []
@@ -70,7 +70,7 @@ def test_a_driver_does_not_move_the_robot_before_the_welcome(make_core: Make, ro
 def test_a_driver_without_an_answer_makes_the_robot_safe(
     make_core: Make, robot: Toy, deadline: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The policy server is dead. An earlier driver may have died during a movement."""
+    """The policy server is dead. An earlier driver may have died during a movement, so the robot could be moving."""
     core = make_core(SafetyConfig(safe_action={"left": 0.25}, action_deadline_ms=deadline), welcomed=False)
     core.step([], 1.0)
     for now in (1.5, 1.7, 2.0, 2.5):  # only the safe action, every 0.5 s: no observation, no reset, no Step
@@ -86,7 +86,10 @@ def test_a_driver_without_an_answer_makes_the_robot_safe(
 
 
 def test_a_driver_with_a_rival_does_not_move_the_robot(make_core: Make, robot: Toy) -> None:
-    """Another driver may have the same name. The server checks this for up to 2 s, with a Heartbeat every 0.25 s."""
+    """The server checks for up to 2 s whether another driver of this name is alive.
+
+    Meanwhile it sends this driver a Heartbeat every 0.25 s instead of a Welcome.
+    """
     core = make_core(welcomed=False)
     wait = ("policy", Heartbeat(0, 5))
     for number in range(9):
@@ -103,7 +106,7 @@ def test_a_driver_with_a_rival_does_not_move_the_robot(make_core: Make, robot: T
 
 
 def test_a_driver_with_an_earlier_welcome_also_waits(make_core: Make, robot: Toy) -> None:
-    """After a restart of the server, another driver of this name may have a Welcome and move the robot."""
+    """The restarted server may have welcomed another driver of this name, which then moves the robot."""
     core = make_core(welcomed=False)
     core.step([("policy", Welcome(1, "policy", 5))], 1.0)
     core.step([action(0, 1.5, -0.25)], 1.003)

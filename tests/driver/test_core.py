@@ -22,7 +22,7 @@ def test_an_action_is_applied_at_once_and_reported_in_the_next_step(make_core: M
     step = one(core.step([], 0.02))
     assert (step.sequence, step.phase[0], step.origin, step.answered, step.weights_version) == (1, 1, POLICY, 0, 7)
     assert step.action.tolist() == [[1.5, -0.25]]
-    assert step.reward.tolist() == [1 + 1.5]  # the toy's reward: first observation + first action
+    assert step.reward.tolist() == [1 + 1.5]  # the toy's reward: first observation channel + first action channel
     step = one(core.step([], 0.04))  # no Action for Step 1 yet: the motors hold the action for Step 0
     assert (step.origin, step.weights_version, step.action.tolist()) == (HELD, 0, [[1.5, -0.25]])
     assert len(robot.applied) == 2
@@ -73,7 +73,7 @@ def test_the_driver_always_applies_its_own_limits(make_core: Make, robot: Toy) -
     assert one(core.step([], 0.02)).action.tolist() == [[1.0, 0.5]]
 
 
-def test_the_safe_action_hold_repeats_the_last_applied_action(make_core: Make, robot: Toy) -> None:
+def test_without_a_safe_action_in_the_settings_a_fault_holds_the_last_action(make_core: Make, robot: Toy) -> None:
     core = make_core(SafetyConfig(action_deadline_ms=50))
     assert robot.applied == [[0, 0]]
     core.step([action(0, 1.5, 0.25)], 0.003)
@@ -83,7 +83,7 @@ def test_the_safe_action_hold_repeats_the_last_applied_action(make_core: Make, r
 
 
 def test_a_robot_without_safety_settings_keeps_the_limits_of_its_specification(make_core: Make, robot: Toy) -> None:
-    """The channels allow [-1, 3] and [-0.5, 0.5]. An action within them keeps its bits, even -0.0."""
+    """The channels allow [-1, 3] and [-0.5, 0.5]. An action within these ranges keeps its bits, even -0.0."""
     core = make_core(SafetyConfig())
     core.step([action(0, 1e9, -1e9)], 0.003)
     assert robot.applied[-1] == [3.0, -0.5]
@@ -94,7 +94,7 @@ def test_a_robot_without_safety_settings_keeps_the_limits_of_its_specification(m
     assert np.array([robot.applied[-1]], np.float32).tobytes() == inside.tobytes()
 
 
-def test_with_out_of_limit_stop_an_action_beyond_a_limit_stops_the_robot(make_core: Make, robot: Toy) -> None:
+def test_with_out_of_limit_set_to_stop_an_action_beyond_a_limit_stops_the_robot(make_core: Make, robot: Toy) -> None:
     core = make_core(SafetyConfig(limits={"left": (0.0, 1.0)}, out_of_limit="stop", safe_action={"left": 0.5}))
     core.step([action(0, 0.75, 0.25)], 0.003)
     assert robot.applied[-1] == [0.75, 0.25]
@@ -198,7 +198,7 @@ def test_the_action_deadline_is_checked_between_two_steps(make_core: Make, robot
 
 
 def test_the_driver_recovers_automatically_after_the_recovery_time(make_core: Make, robot: Toy) -> None:
-    """Recovery needs Actions for 39 ms. They come every 20 ms from 0.065 s; the driver applies the one at 0.105 s."""
+    """Recovery needs Actions for 39 ms. They come every 20 ms from 0.065 s, so the first applied one is at 0.105 s."""
     core = make_core(SafetyConfig(action_deadline_ms=50, recovery="automatic", recovery_ms=39, safe_action="zero"))
     core.step([action(0, 1.5, 0)], 0.003)
     core.step([], 0.02)
@@ -227,7 +227,7 @@ def test_a_server_that_dies_during_a_reset_is_noticed(make_core: Make, robot: To
     core.step([], 5.0501)
     assert core.guard.lifecycle.state == "fault"
     newest = one(core.step([], 5.0601)).sequence
-    core.step([action(newest, 1.5, 0)], 5.061)  # nobody has activated the driver
+    core.step([action(newest, 1.5, 0)], 5.061)  # not applied: the driver has not been activated since the fault
     assert robot.applied[-1] == [0.25, 0]
 
 

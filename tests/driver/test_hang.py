@@ -1,4 +1,7 @@
-"""A robot method that does not return. If possible, the threads wait for each other instead of a fixed time."""
+"""Tests with a robot method that does not return.
+
+Where possible, the threads of a test wait for each other, not for a fixed time.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def end() -> End:
 
 
 def patient(monkeypatch: pytest.MonkeyPatch, begun: threading.Event | None = None) -> None:
-    """Let HangWatch wait up to 60 s for stop(). With ``begun``, it waits for ``begun``, and then LIMIT for stop()."""
+    """Let HangWatch wait up to 60 s for stop(). With ``begun``, wait for this event, then up to LIMIT for stop()."""
     join = threading.Thread.join
 
     def wait(thread: threading.Thread, timeout: float | None = None) -> None:
@@ -87,7 +90,7 @@ def test_a_hang_stops_the_robot_and_ends_the_process(
 def test_calls_that_return_in_time_have_no_effect() -> None:
     """Make calls for 2 s, each far shorter than the limit of 1 s. Repeat them if a busy machine delayed a call.
 
-    HangWatch cannot tell a thread that is suspended for the whole limit from a call that hangs.
+    HangWatch cannot distinguish a call that hangs from a thread that the machine suspends for the whole limit.
     """
     for _ in range(10):
         end, longest = End(), 0.0
@@ -107,7 +110,7 @@ def test_calls_that_return_in_time_have_no_effect() -> None:
 
 
 def test_no_call_reaches_the_robot_after_a_hang(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call may begin while stop() runs or afterwards: the process is about to end and could not stop the robot."""
+    """No call may begin during or after stop(), because the process then ends and nothing could stop a new movement."""
     patient(monkeypatch)
     stopping, calls, other = threading.Event(), [], queue.Queue[str]()
 
@@ -160,7 +163,7 @@ def test_every_method_of_the_loop_is_watched(
     patient(monkeypatch)
     monkeypatch.setattr("td3_robot.driver.robot.HangWatch", lambda limit, stop: HangWatch(limit, stop, end))
     robot = Stuck(spec, end)
-    body = RobotBody(robot, 5 * LIMIT)  # the calls before the hang must not use up the limit
+    body = RobotBody(robot, 5 * LIMIT)  # long, so that no call before the hang exceeds the limit
     body.step(body.action)
     body.command(body.action)
     robot.where = where

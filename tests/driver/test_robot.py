@@ -82,7 +82,7 @@ def test_a_fault_that_persists_prevents_recovery(what: str, every: int, make_cor
             robot.sees = fails or good
         core.step([], number * PERIOD)
         core.step([action(core.next_sequence - 1, 1.5, 0)], number * PERIOD + 0.005)
-    assert tried[5:] == [[0, 0]] * len(tried[5:])
+    assert tried[5:] == [[0, 0]] * len(tried[5:])  # the fault comes within the first 5 attempts
     assert len(tried) > 90
     robot.motor, robot.sees = None, good
     for number in range(100, 120):

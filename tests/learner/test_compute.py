@@ -96,7 +96,7 @@ def test_a_chosen_precision_is_not_measured_again(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("before", "begins"), [(None, True), ("fp32", True), ("bf16", False)])
-def test_a_resumed_run_checks_its_precision_only_if_it_changes(
+def test_a_resumed_run_checks_its_precision_only_if_the_precision_changes(
     before: str | None, begins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The configuration sets bf16. ``before`` is the precision of the resumed run; None means a new run."""
@@ -155,7 +155,7 @@ def test_auto_chooses_the_fastest_updates(
 @pytest.mark.parametrize(
     ("learner", "lockstep", "expected"),
     [
-        ({"threads": "auto"}, True, ("fp32", 1)),  # two runs with the same seed must be equal
+        ({"threads": "auto"}, True, ("fp32", 1)),  # a measurement could make two runs with the same seed differ
         ({"threads": 3, "precision": "auto"}, True, ("bf16", 3)),
         ({"threads": "auto", "algorithm": "a2c", "task": "discrete:CartPole-v1"}, False, ("fp32", 1)),
         ({"threads": 2, "precision": "fp32"}, False, ("fp32", 2)),

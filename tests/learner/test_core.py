@@ -94,7 +94,7 @@ def test_evaluations_are_requested_and_the_best_policy_is_kept(world: World) -> 
     assert world.core.publisher.evaluations.best is None
 
 
-def test_a_policy_without_an_update_is_never_the_best(world: World) -> None:
+def test_a_policy_after_0_updates_is_never_the_best(world: World) -> None:
     sim, judge = world.peer("simulator", "sim-0", robots=1), world.peer("evaluator", "evaluator")
     world.join(sim)
     for sequence in range(21):
@@ -105,25 +105,26 @@ def test_a_policy_without_an_update_is_never_the_best(world: World) -> None:
 
 
 @pytest.mark.parametrize("updates", [0, 1])
-def test_only_a_policy_with_an_update_can_reach_the_target_return(updates: int) -> None:
+def test_only_a_policy_after_at_least_1_update_can_reach_the_target_return(updates: int) -> None:
     evaluations = Evaluations(EvaluationConfig(target_return=2.0))
     evaluations.take(Evaluation(1, 20, updates, np.array([3.0]), np.array([5], np.uint32)), 1.0)
     assert evaluations.reached == (updates > 0)
 
 
 @pytest.mark.parametrize(("saved", "following"), [(0, 3000), (1000, 3000), (2000, 2000), (2700, 3000), (9000, 3000)])
-def test_a_resume_with_another_period_evaluates_at_a_multiple_of_it(saved: int, following: int) -> None:
-    """The run continues at 2,500 steps, and evaluates every 1,000 steps.
+def test_after_a_resume_evaluations_are_at_multiples_of_the_configured_period(saved: int, following: int) -> None:
+    """The run continues at 2,500 steps, and evaluates every 1,000 steps. Its next evaluation is at step ``following``.
 
-    The checkpoint says that the next evaluation is at step ``saved``; 0 if the run had no evaluations.
+    The checkpoint says that the next evaluation is at step ``saved``; 0 if the run had no evaluations. If ``saved``
+    is 2,000, that evaluation was due before the checkpoint, but the learner had not yet made it.
     """
     evaluations = Evaluations(EvaluationConfig(every=1000))
     evaluations.restore({"best_return": None, "next": saved, "skipped": 0}, env_steps=2500)
     assert evaluations.state()["next"] == following
 
 
-def test_a_run_without_evaluations_makes_its_first_one_after_a_whole_period() -> None:
-    """The run continues at 500 steps, and evaluates every 1,000 steps. The saved 0 is not an evaluation at step 0."""
+def test_a_resumed_run_that_had_no_evaluations_makes_no_evaluation_at_once() -> None:
+    """The run continues at 500 steps, and evaluates every 1,000 steps. The saved 0 makes no evaluation due."""
     evaluations = Evaluations(EvaluationConfig(every=1000))
     evaluations.restore({"best_return": None, "next": 0, "skipped": 0}, env_steps=500)
     assert not evaluations.due(500)
@@ -180,7 +181,7 @@ def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, ma
             ("b", sequence + 1),
         ]
         assert {item.weights_version for item in throttles(outputs)} == {world.core.publisher.version}
-        # Each round after the first adds two transitions. After the first two transitions, each one adds one update.
+        # Each round after the first adds two transitions. Each transition after the first two adds one update.
         assert world.core.updates == max(0, 2 * sequence - 2)
 
 

@@ -1,4 +1,4 @@
-"""Metrics are lines of JSON, and TensorBoard scalars. A line that a process left incomplete affects no other line."""
+"""The writer stores metrics as lines of JSON and as TensorBoard scalars. An incomplete line affects no other line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from td3_robot.learner.metrics_writer import MetricsWriter
         ('{"ki', []),
     ],
 )
-def test_an_incomplete_line_does_not_affect_others(before: str, after: list[int], tmp_path: Path) -> None:
+def test_an_incomplete_line_does_not_affect_other_lines(before: str, after: list[int], tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text(before)
     with contextlib.closing(MetricsWriter(file, tmp_path / "events")) as metrics:

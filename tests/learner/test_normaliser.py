@@ -15,7 +15,7 @@ from td3_robot.learner.replay_buffer.buffer import Batch
 
 
 def test_statistics_match_a_hand_calculation() -> None:
-    """Values 1, 3 and 8 have mean 4 and variance (9 + 1 + 16) / 3. A constant channel gets the smallest divisor."""
+    """Values 1, 3 and 8 have mean 4 and variance (9 + 1 + 16) / 3. A constant channel gets the divisor 1e-4, not 0."""
     normaliser = Normaliser(2)
     assert {name: array.tolist() for name, array in normaliser.tensors().items()} == {
         "observation.mean": [0, 0],
@@ -41,7 +41,7 @@ def test_statistics_equal_those_of_numpy(sizes: list[int], seed: int) -> None:
         start += size
     tensors = normaliser.tensors()
     exact = everything.astype(np.float64)
-    # Both compute in float64. Rounding the results to float32 changes them by up to 6e-8 of their value.
+    # numpy and the normaliser compute in float64. Rounding to float32 changes a result by up to 6e-8 of its value.
     np.testing.assert_allclose(tensors["observation.mean"], exact.mean(0), rtol=1e-6)
     np.testing.assert_allclose(tensors["observation.std"], np.maximum(exact.std(0), 1e-4), rtol=1e-6)
 

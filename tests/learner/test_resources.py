@@ -137,9 +137,9 @@ def storages(thing: Any, found: dict[int, int], seen: set[int]) -> dict[int, int
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_announced_gpu_memory_equals_that_of_the_tensors(precision: str, device: torch.device) -> None:
-    """The GPU holds copied rows, one batch and the networks. The test also runs on the CPU, with the same tensors.
+    """The GPU holds a copy of the rows, one batch and the networks.
 
-    The tolerance of 2 % covers gaps between parameters.
+    The test also runs on the CPU, with the same tensors. The tolerance of 2 % covers gaps between parameters.
     """
     config = parse(
         {"learner": {"device": "cuda", "precision": precision, "policy_average": 0.01, "buffer_size": 20_000}}
@@ -156,7 +156,7 @@ def test_announced_gpu_memory_equals_that_of_the_tensors(precision: str, device:
 
 
 def small(*overrides: str) -> Config:
-    """Return a config with 100,000 rows and 5 hidden units. The rows of 10 float32 numbers need 4 MB."""
+    """Return a config with 100,000 rows and 5 hidden units. A row has 10 float32 numbers, so the rows need 4 MB."""
     return parse({"network": {"hidden": [5]}, "learner": {"buffer_size": 100_000}}, overrides)
 
 
@@ -175,11 +175,11 @@ def test_needs_match_a_hand_calculation() -> None:
     """The actor has 3 inputs, 5 hidden units and 2 outputs: 5 · 3 + 5 + 2 · 5 + 2 = 32 numbers.
 
     The two critics have 5 inputs, 5 hidden units and one output: 2 · (5 · 5 + 5 + 5 + 1) = 72 numbers. The learner
-    keeps these 104 numbers five times: weights, targets, gradient and Adam's two moments. A checkpoint holds all of
-    them except the gradient. A checkpoint also holds the rows, except in free-running with a replay file. With LAP, it
-    holds one priority of 8 bytes for each row. The disk must hold two kept checkpoints and a new one. The sum tree has
-    three levels of 3125 · 32, 98 · 32 and 4 · 32 nodes. A node has 8 bytes. A GPU holds the rows, a batch of 256
-    rows of 40 bytes, and the networks.
+    keeps these 32 + 72 = 104 numbers five times: weights, targets, gradient and Adam's two moments. A checkpoint holds
+    all of them except the gradient. A checkpoint also holds the rows, unless the run is free-running and has a replay
+    file. With LAP, a checkpoint holds one priority of 8 bytes for each row. The disk must hold two kept checkpoints and
+    a new one. The sum tree has three levels of 3125 · 32, 98 · 32 and 4 · 32 nodes. A node has 8 bytes. A GPU holds the
+    rows, a batch of 256 rows of 40 bytes, and the networks.
     """
     rows, networks, saved = 4_000_000, 5 * 104 * 4, 4 * 104 * 4
     plain = needs(small(), 3, 2)
@@ -199,7 +199,8 @@ def test_needs_match_a_hand_calculation() -> None:
 def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None:
     """The learner needs 8,003,744 bytes of memory and 12,004,992 bytes of disk.
 
-    Each row needs 80 bytes of memory and 120 bytes of disk.
+    A row of 40 bytes is in the buffer and in a loaded checkpoint: 80 bytes of memory. It is in three checkpoints: 120
+    bytes of disk. The networks need the remaining 3,744 bytes of memory and 4,992 bytes of disk.
     """
     run = RunFolder(tmp_path / "run")
     machine_of(8_003_744, 12_004_992)
@@ -208,24 +209,25 @@ def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None
         f"8.0 MB of memory (8.0 MB free), 12.0 MB of the disk of {str(run.path)!r} (12.0 MB free)"
     )
     for memory, disk, words in (
-        (8_003_743, None, "needs 8,003,744 bytes of memory, and 8,003,743 are free; allowed: at most 99999"),
-        (4_003_744, None, "needs 8,003,744 bytes of memory, and 4,003,744 are free; allowed: at most 50000"),
-        (3_800, None, "needs 8,003,744 bytes of memory, and 3,800 are free; no transition would fit"),
+        (8_003_743, None, "8,003,744 bytes of memory, and 8,003,743 are free; allowed: a buffer of at most 99999"),
+        (4_003_744, None, "8,003,744 bytes of memory, and 4,003,744 are free; allowed: a buffer of at most 50000"),
+        (3_800, None, "8,003,744 bytes of memory, and 3,800 are free; no transition would fit"),
         (
             None,
             12_004_991,
-            f"needs 12,004,992 bytes of the disk of {str(run.path)!r}, and 12,004,991 are free; allowed: at most",
+            f"12,004,992 bytes of the disk of {str(run.path)!r}, and 12,004,991 are free; allowed: a buffer of at most",
         ),
     ):
         machine_of(memory, disk)
-        with pytest.raises(ConfigError, match=re.escape(f"learner.buffer_size is 100000: the learner {words}")):
+        with pytest.raises(ConfigError, match=re.escape(f"learner.buffer_size is 100000: the learner needs {words}")):
             announce(small(), 3, 2, run)
     machine_of(None, None)
     assert "memory (free space unknown)" in announce(small(), 3, 2, run)
     gpu = small("learner.device=cuda")  # bytes: rows 4,000,000, batch 10,240, networks 2,080
     assert "4.0 MB of the GPU's memory (4.0 MB free)" in announce(gpu, 3, 2, run, 4_012_320)
     with pytest.raises(
-        ConfigError, match="4,012,320 bytes of the GPU's memory, and 4,012,319 are free; allowed: at most 99999"
+        ConfigError,
+        match="bytes of the GPU's memory, and 4,012,319 are free; allowed: a buffer of at most 99999",
     ):
         announce(gpu, 3, 2, run, 4_012_319)
 
@@ -237,14 +239,14 @@ def test_without_a_replay_buffer_the_error_does_not_name_buffer_size(machine_of:
 
 
 def test_existing_files_and_loaded_arrays_do_not_count_again(machine_of: Any, tmp_path: Path) -> None:
-    """The replay file and the checkpoints exist, and the arrays of a checkpoint are already in memory."""
+    """The replay file and the checkpoints exist. The learner needs 3,744 bytes of memory, of which 1,000 are loaded."""
     config, run = small("learner.replay_storage=file"), RunFolder(tmp_path)
     File(run.replay, 100_000, 10).close()
     run.checkpoints.mkdir()
     (run.checkpoints / "checkpoint-1.safetensors").write_bytes(bytes(needs(config, 3, 2).checkpoints))
     machine_of(3_744 - 1_000, 0)
     announce(config, 3, 2, run, loaded=1_000)
-    # A learner that saves only at its end writes the checkpoint next to the existing one.
+    # A learner that saves only at its end writes a checkpoint next to the existing one, so it needs free disk space.
     saves_at_its_end = small("learner.replay_storage=file", "checkpoint.every=0")
     with pytest.raises(ConfigError, match="bytes of the disk"):
         announce(saves_at_its_end, 3, 2, run, loaded=1_000)

@@ -58,7 +58,10 @@ def normalised(bundle: Bundle, **provenance: Any) -> Bundle:
 def test_a_learner_starts_with_the_served_policy(
     spec: RobotSpec, make_bundle: Make, make_step: Callable[..., Step]
 ) -> None:
-    """The learner publishes the served weights, without a warm-up. The first 20 updates change only the critics."""
+    """The learner publishes the served policy with the configured noise, not with uniform actions.
+
+    The first 20 updates change only the critics.
+    """
     served = make_bundle(seed=3)
     core = make_core(config())
     core.start(served.spec, served)
@@ -75,8 +78,8 @@ def test_a_learner_starts_with_the_served_policy(
         while core.busy:
             core.step([], 1.0)
         unchanged = (actions(core.publisher.bundle()) == actions(served)).all()
-        assert unchanged == (core.updates < 22), core.updates  # every second update changes the actor, from 22 on
-    assert core.updates == 49  # 59 transitions, and learning starts after 10
+        assert unchanged == (core.updates < 22), core.updates  # the actor changes in update 22, 24, 26, …
+    assert core.updates == 49  # 60 Steps give 59 transitions; learning starts after 10 of them
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -99,10 +102,10 @@ def test_a_resumed_learner_does_not_need_the_policy_file(make_bundle: Make) -> N
 
 
 def test_the_policys_normalisation_is_continued(make_bundle: Make) -> None:
-    """30 observations have mean 1, and 10 more have mean 5. The mean of all 40 is (30 + 50) / 40 = 2.
+    """In the first channel, 30 values have mean 1, and 10 more have mean 5. All 40 have mean (30 + 50) / 40 = 2.
 
-    The two groups have variances 0.25 and 0. The difference of their means adds 30/40 · 10/40 · 4² = 3.
-    The variance of all 40 is (30 · 0.25 + 10 · 0) / 40 + 3 = 3.1875.
+    The two groups have variances 0.25 and 0. The distance of the two means, 4, adds 30/40 · 10/40 · 4² = 3 to the
+    variance. The variance of all 40 is (30 · 0.25 + 10 · 0) / 40 + 3 = 3.1875.
     """
     served = normalised(make_bundle(seed=3), env_steps=30)
     core = make_core(config(normalise_observations=True))
@@ -115,7 +118,7 @@ def test_the_policys_normalisation_is_continued(make_bundle: Make) -> None:
     assert found[OBSERVATION_STD][0] == pytest.approx(np.sqrt(3.1875))
 
 
-def test_a_policy_that_does_not_fit_is_refused(spec: RobotSpec, make_bundle: Make) -> None:
+def test_a_policy_that_does_not_fit_the_robot_or_the_settings_is_refused(spec: RobotSpec, make_bundle: Make) -> None:
     plain, learner = make_bundle(), config().learner
     with pytest.raises(BundleError, match=r"hidden layers \[8, 4\], network.hidden is \[8, 5\]"):
         warm_start.check(plain, spec, (8, 5), learner)

@@ -74,7 +74,7 @@ def test_report_shows_counts_rates_and_gaps(nodes: Nodes, make_step: Make, spec:
 def test_loop_time_uses_the_sources_own_clock(nodes: Nodes, make_step: Make) -> None:
     """The Step at 40 ms applied the answer to the Step at 7 ms, 33 ms earlier.
 
-    The Step at 90 ms gives no loop time, because Step 6, which its action answers, is missing.
+    The Step at 90 ms gives no loop time: it applied the answer to Step 6, and Step 6 is missing.
     """
     for sequence, milliseconds, answered in ((0, 0, 0), (1, 7, 0), (2, 14, 1), (3, 40, 1), (7, 90, 6)):
         nodes.send("sim-0", make_step(sequence, stamp=milliseconds * 1_000_000, answered=answered))

@@ -1,4 +1,4 @@
-"""Read frames for PlotJuggler with a plain ZeroMQ subscriber and plain msgpack."""
+"""The tests read the frames for PlotJuggler with a plain ZeroMQ subscriber and plain msgpack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from td3_robot.monitor.plotjuggler import PlotJuggler, frames
 from tests.sessions import BEGIN, entries_of
 
 Make = Callable[..., Any]
-NAMES = {"O": ["height", "knee.position", "knee.velocity"], "A": ["left", "right"]}
+NAMES = {"O": ["height", "knee.position", "knee.velocity"], "A": ["left", "right"]}  # O: observations, A: actions
 
 
 def shown(publisher: str, message: Any) -> dict[str, Any]:

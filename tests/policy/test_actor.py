@@ -65,8 +65,9 @@ def test_each_call_returns_a_new_array(make_bundle: Callable[..., Bundle], rng: 
 
 
 def test_normalisation_matches_a_hand_calculation() -> None:
-    """Means 1 and 0, deviations 0.5 and 0.01: (2, -0.02) becomes (2, -2). (2, 5) becomes (2, 500), clipped to (2, 10).
+    """The means are 1 and 0, and the deviations are 0.5 and 0.01. So the observation (2, -0.02) becomes (2, -2).
 
+    The observation (2, 5) becomes (2, 500), and the actor clips it to (2, 10).
     One hidden unit: h = relu(2·2 + 3·(-2) + 3) = 1 and u = tanh(1/16).
     The clipped observation gives h = 2·2 + 3·10 + 3 = 37 and u = tanh(37/16).
     """

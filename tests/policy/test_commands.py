@@ -34,7 +34,7 @@ def peer(spec: RobotSpec) -> Peer:
 def test_the_state_of_many_robots_fits_into_a_message(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """999 of 1000 robots are stopped. Each reason has the maximum length, and its characters have four bytes."""
+    """999 of 1000 robots are stopped. Each reason has the maximum length, and each character has four bytes."""
     core = make_core()
     for number in range(1000):
         robot = joined(core, peer, number, f"{number:🦿>64}", make_step(0), 0.0)
@@ -117,7 +117,7 @@ def test_without_autostart_robots_move_only_after_activate(
         in reply(core, operator, command("activate")).error
     )
     outputs = core.step([(operator, command("configure"))], 0.01)
-    assert only_safe(outputs)  # the waiting Step
+    assert only_safe(outputs)  # this Action answers the waiting Step
     core.step([(operator, command("activate"))], 0.02)
     assert not is_safe(actions(core.step([(peer, make_step(1))], 0.03))[0])
     core.step([(operator, command("deactivate"))], 0.04)
@@ -250,7 +250,7 @@ def test_weights_of_a_learner_neither_end_a_fault_nor_remove_the_limits(
     core.step([(operator, command("reset", "leg")), (operator, command("activate", "leg"))], 1.13)
     [action] = actions(core.step([(peer, make_step(4))], 1.14))
     assert (action.weights_version, action.action[0, 0]) == (3, 0.5)
-    core.step([], 1.2401)  # 100 ms after the Step, the deadline of the deployed policy is over
+    core.step([], 1.2401)  # more than 100 ms after the Step: the deadline of the deployed policy has passed
     assert core.detail()["sources"]["leg"]["watch"] == "fault"
 
 
@@ -314,7 +314,7 @@ def test_a_stop_of_one_robot_survives_a_restart_of_its_driver(
 def test_a_stop_of_an_absent_robot_is_sent_when_the_robot_connects(
     make_core: Cores, peer: Peer, operator: Peer, target: str
 ) -> None:
-    """The Reply is still an error, because no robot stopped and the name may be wrong."""
+    """Although the server keeps the stop, the Reply is an error: no robot stopped, and the name may be wrong."""
     core = make_core(SafetyConfig())
     core.step([(peer, Bye(""))], 0.0)
     answer = reply(core, operator, command("estop", "leg"), 1.0)
@@ -344,7 +344,7 @@ def test_a_stopped_robot_without_safety_settings_gets_the_safe_action(
     applied = np.array([[0.5, -0.25]], np.float32)
     outputs = core.step([(operator, command("estop", "leg")), (peer, make_step(2, action=applied))], 0.2)
     [action] = actions(outputs)
-    # Without settings, the safe action repeats the applied action. Version 0: no policy computed this action.
+    # Without settings, the safe action repeats the applied action. Version 0 means: no policy computed it.
     assert (action.weights_version, action.action.tolist()) == (0, applied.tolist())
     assert core.counters["safe_actions"] == 1
     [action] = actions(core.step([(operator, command("activate", "leg")), (peer, make_step(3))], 0.3))
@@ -396,7 +396,7 @@ def test_activating_the_server_also_activates_a_robot_that_was_away(
 
 
 def test_far_too_large_weights_of_a_learner_are_refused_before_hashing(make_core: Cores) -> None:
-    """Hashing the largest Weights, 67 MB, would delay every robot. A policy that a person loads has no such limit."""
+    """Hashing the largest Weights, 67 MB, would delay every robot. A policy that a person loads is always hashed."""
     core = make_core()
     junk = bytes(3_000_000)
     core.step([("learner", Weights(2, 0, 0, "0" * 64, junk))], 1.0)

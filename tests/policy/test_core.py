@@ -216,7 +216,10 @@ def test_in_lockstep_refused_weights_remove_no_version(make_bundle: Callable[...
 def test_each_robot_explores_with_its_own_scale(
     peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
-    """A zero actor gives the middle of the ranges, (1, 0). Half ranges are 2 and 0.5. Small scales avoid clipping."""
+    """An actor with zero weights gives the middles of the action ranges, (1, 0). The half ranges are 2 and 0.5.
+
+    The scales are small, so that no action is clipped.
+    """
     zeros = {name: np.zeros_like(tensor) for name, tensor in make_bundle().tensors.items()}
     core = PolicyCore(seed=9)
     exploration = Exploration("ornstein_uhlenbeck", (0.01, 0.03), {"theta": 0.5})

@@ -1,4 +1,4 @@
-"""The thread that examines a learner's weights. The core still serves the newest valid weights, but later."""
+"""A thread examines a learner's weights. The core serves the newest valid weights when their examination ends."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def weights(version: int, bundle: Bundle) -> Weights:
 
 
 def every(_: Weights) -> bool:
-    """Want all weights, in place of a core's ``store.wanted``."""
+    """Return True for all weights. This function replaces a core's ``store.wanted``."""
     return True
 
 
@@ -216,7 +216,7 @@ def test_a_loaded_policy_replaces_all_weights_that_came_before_it(
 ) -> None:
     """Version 7 is being examined and 8 waits. The next turn receives 9, the load command, and 10.
 
-    The command names no version, so its policy gets version 5, the next after 4.
+    The command names no version, so its policy gets version 5, because the newest version is 4.
     """
     core = PolicyCore(seed=9, examine=examiner)
     core.load(4, make_bundle())
@@ -241,7 +241,7 @@ def test_a_loaded_policy_replaces_all_weights_that_came_before_it(
 def test_refused_weights_are_freed(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No reference cycle may keep the weights in memory, because a policy server may disable the garbage collector."""
+    """A policy server can disable the garbage collector. So no reference cycle must hold refused weights."""
     caplog.set_level(logging.CRITICAL)  # a captured log record would keep the error and the weights alive
     core = PolicyCore(seed=9, examine=examiner)
     core.load(1, make_bundle())
@@ -284,7 +284,7 @@ def test_an_error_in_the_examiner_is_raised_in_the_core(
 
 @given(turns=st.lists(st.lists(st.booleans(), max_size=4), max_size=12))
 def test_the_newest_valid_weights_are_delivered(turns: list[list[bool]]) -> None:
-    """A list holds the weights that arrive in one turn. True means valid weights.
+    """Each inner list of ``turns`` holds the weights that arrive in one turn. True means valid weights.
 
     The examiner delivers each version once or counts it as not examined. It delivers valid versions in ascending order.
     The newest valid version is delivered if it is among the last four versions.

@@ -191,7 +191,7 @@ def test_the_gaussian_stream_equals_its_definition() -> None:
     generator = np.random.Generator(
         np.random.Philox(
             key=np.random.SeedSequence([42, zlib.crc32(b"sim-0"), 0]).generate_state(2, np.uint64),
-            counter=np.array([0, 1, 1, 3], np.uint64),  # block 65 // 64, the Gaussian kind, episode
+            counter=np.array([0, 1, 1, 3], np.uint64),  # draw, NUMBER of Gaussian, block 65 // 64, episode
         )
     )
     assert np.array_equal(drawn[0], generator.standard_normal((64, 2), np.float32)[1])  # 65 % 64 = 1
@@ -230,8 +230,8 @@ def test_categorical_draws_from_the_softmax_of_the_scores(
 def test_ornstein_uhlenbeck_equals_its_definition_as_a_sum(kind: type[Noise], theta: float, seed: int) -> None:
     """x(t) is the sum of (1 - θ)^k ε(t - k) for k = 0 to t. With θ = 1, x is ε.
 
-    The relative precision of float32 is 6e-8. The noise omits old terms. For θ = 0.15, their weights are at most
-    (1 - θ)^(64 · 2) = 9e-10.
+    The tolerances cover two errors. float32 has a relative precision of 6e-8. The noise also omits old terms, whose
+    weights for θ = 0.15 are at most (1 - θ)^(64 · 2) = 9e-10.
     """
     noise, white = made(kind, seed, 1, 3, theta=theta), made(kind, seed, 1, 3, theta=1.0)
     driving = np.concatenate([ask(white, [4], [step]) for step in range(400)]).astype(np.float64)
@@ -256,7 +256,7 @@ def test_ornstein_uhlenbeck_remembers_only_the_blocks_it_needs() -> None:
 def test_ornstein_uhlenbeck_has_the_expected_variance_and_correlation() -> None:
     """The variance tends to 1 / (1 - 0.85²) = 3.6036, so the standard deviation tends to 1.898.
 
-    The correlation of successive steps is 0.85. The seed is fixed. With this correlation, n numbers
+    The seed is fixed. The correlation of successive steps is 0.85. With this correlation, n numbers
     are worth at least n (1 - 0.85) / 2 independent numbers. So 3,800 steps of 10 actions are worth at least
     3800 · 10 · 0.15 / 2 = 2850 independent numbers. Three standard errors of the standard deviation, 3/√(2 · 2850), are
     below 4 %. The first 200 steps do not count, because the process begins at 0.

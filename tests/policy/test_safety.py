@@ -53,7 +53,7 @@ def test_the_low_pass_mixes_the_new_action_with_the_applied_action() -> None:
 
 
 def test_low_pass_comes_before_rate() -> None:
-    """The low-pass result is 1.71539, a change of 0.71539. The rate of 25 N/s allows 0.5 N, so the result is 1.5."""
+    """The low-pass filter changes the action from 1 to 1.71539. The rate of 25 N/s allows only 0.5 N: from 1 to 1.5."""
     assert filtered(SafetyConfig(low_pass=10.0, rate=25.0), [2, 0], [1, 0]) == pytest.approx([1.5, 0])
 
 

@@ -233,7 +233,7 @@ def test_the_log_says_what_ends_each_state_after_a_restart() -> None:
 def test_a_new_state_after_a_failed_write_is_reported_as_written(
     reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The newer state is another stop, or the empty state that the file still holds."""
+    """The newer state is another stop, or the empty state, which the file already contains."""
     file = failed_write(tmp_path, caplog)
     file.keep(SafetyState(server=Held(Cause.STOP, reason)) if reason else SafetyState())
     file.close()
@@ -323,7 +323,7 @@ def test_a_fault_whose_reason_looks_like_a_stop_stays_a_fault(tmp_path: Path) ->
 
 
 def kept(path: Path, owner: str, state: SafetyState | None = None) -> SafetyState:
-    """Open the state file for ``owner``, write ``state`` if it is given, and close the file. Return its state."""
+    """Open the state file for ``owner``, write ``state`` if given, and close the file. Return the state in the file."""
     file = StateFile(path, owner)
     if state:
         file.keep(state)
@@ -359,7 +359,7 @@ def test_a_state_file_without_an_owner_belongs_to_the_first_server(tmp_path: Pat
     assert default_path(bundle, "policy of /b.yaml") != path
 
 
-def test_every_server_can_use_a_named_state_file_and_the_file_keeps_its_owner(tmp_path: Path) -> None:
+def test_a_server_can_use_the_state_file_of_another_server_and_the_file_keeps_its_owner(tmp_path: Path) -> None:
     bundle, stop = tmp_path / "policy.safetensors", SafetyState(server=STOP)
     path = default_path(bundle, "policy of /a.yaml")
     kept(path, "policy of /a.yaml", stop)

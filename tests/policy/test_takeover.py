@@ -74,7 +74,7 @@ def serve(make_bundle: Callable[..., Bundle], spec: RobotSpec, make_step: Callab
 def test_an_action_of_an_operator_replaces_the_action_of_the_policy_within_the_rate_limits(
     serve: Callable[..., Server],
 ) -> None:
-    """The action goes from 1 to 3 in steps of 0.5, and to 1 again after ``give_back``. The other robot stays at 1."""
+    """The action goes from 1 to 3 in steps of 0.5, and back to 1 after ``give_back``. The other robot stays at 1."""
     server = serve()
     assert server.act().operated == {}
     reply = server.command(ANN, "takeover")
@@ -161,7 +161,7 @@ def test_a_second_operator_is_refused_while_the_first_drives(serve: Callable[...
 
 
 @pytest.mark.parametrize("sent", [0, 1])
-def test_a_second_operator_may_take_over_from_a_silent_operator(serve: Callable[..., Server], sent: int) -> None:
+def test_a_second_operator_can_take_over_from_a_silent_operator(serve: Callable[..., Server], sent: int) -> None:
     """Ann is silent after her takeover, or after an action. The robot has the safe action until Bob sends an action."""
     server = serve()
     server.command(ANN, "takeover")
@@ -261,7 +261,7 @@ def test_after_a_restart_no_policy_moves_the_robot_and_no_operator_has_it(serve:
     assert "operated" not in later.core.safety_state.stored()
 
 
-def test_a_robot_may_not_send_takeover(serve: Callable[..., Server]) -> None:
+def test_the_server_ignores_a_takeover_command_from_a_robot(serve: Callable[..., Server]) -> None:
     server = serve()
     assert server.receive(server.source, Command(5, "sim-0", "takeover", "", 0, "", b"")) == []
     assert server.act().operated == {}

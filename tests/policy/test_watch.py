@@ -170,7 +170,7 @@ def test_a_reconnect_does_not_end_a_fault(make_core: Cores, peer: Peer, make_ste
     assert only_safe(outputs)
 
 
-def test_absent_robots_are_forgotten_after_1024_unless_stopped(
+def test_the_server_remembers_the_last_1024_absent_robots_and_all_stopped_robots(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
     """The server remembers 1024 absent robots in FAULT.
@@ -181,7 +181,7 @@ def test_absent_robots_are_forgotten_after_1024_unless_stopped(
     core = make_core()
     for number in range(1030):
         robot = joined(core, peer, number, f"r{number}", make_step(0), float(number))
-        # The 100 ms deadline passes.
+        # Meanwhile, the deadline of 100 ms passes.
         core.step([(operator, command("estop", "r0"))] if number == 0 else [], number + 0.5)
         core.step([(robot, Bye("sold"))], number + 0.6)
     held = core.safety_state.sources
@@ -195,12 +195,12 @@ def test_absent_robots_are_forgotten_after_1024_unless_stopped(
 def test_a_non_finite_action_is_replaced_by_the_safe_action(
     guarded: bool, peer: Peer, make_core: Cores, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
-    """Without safety settings, there is no safe action, and the server does not answer. It counts the Step once."""
+    """Without safety settings, the server does not answer. With or without settings, it counts the Step once."""
     core = make_core() if guarded else PolicyCore(0, exploring=False)
     if not guarded:
         core.step([(peer, peer.hello)], 0.0)
     huge = {name: np.full_like(tensor, 3e38) for name, tensor in make_bundle().tensors.items()}
-    huge["actor.1.weight"][:, ::2] *= -1  # infinity minus infinity
+    huge["actor.1.weight"][:, ::2] *= -1  # the sums contain infinity minus infinity, which is NaN
     core.load(2, replace(make_bundle(), tensors=huge))
     step = make_step(1, observation=np.ones((1, 3), np.float32))
     with np.errstate(all="ignore"):
@@ -214,7 +214,7 @@ def test_memory_does_not_grow(
 ) -> None:
     """After 1,000 Steps, memory grows by less than 2,000 bytes in 2,000 Steps, with limits, filters and watchdogs.
 
-    One of four measurements must pass, because a leak appears in all of them and other allocations do not.
+    A leak appears in all four measurements, other allocations only in some. So one small measurement is enough.
     """
     safety = SafetyConfig(
         limits=(-0.4, 0.4),
@@ -380,7 +380,7 @@ def test_a_fault_of_the_robot_ends_the_wait_for_its_reset(
 def test_too_many_queued_steps_after_a_reset_cause_a_fault(
     make_core: Cores, peer: Peer, make_phase: Callable[..., Step], queued: int, faults: list[tuple[str, str]]
 ) -> None:
-    """The server is suspended during the reset. A period is 20 ms, so 10 queued periods fit the deadline of 200 ms."""
+    """The server is suspended during the reset. The deadline of 200 ms covers 10 periods of 20 ms, not 11."""
     core = make_core(RESETS)
     core.step([(peer, make_phase(4, Phase.TERMINATED, 4))], 1.0)
     steps = [(peer, make_phase(5 + k, Phase.MID if k else Phase.FIRST, k)) for k in range(queued + 1)]

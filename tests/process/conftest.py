@@ -33,9 +33,10 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
-    """Make a folder only once for all tests and all pytest-xdist workers. The first caller makes the folder.
+    """A function that makes a folder once for all tests and all pytest-xdist workers, at the first call.
 
-    The fixture uses a lock file, because the marker ``xdist_group`` has no effect in pytest-xdist 3.8 with pytest 9.2.
+    The function uses a lock file. The marker ``xdist_group`` could run these tests in one worker, but it has no effect
+    in pytest-xdist 3.8 with pytest 9.2.
     """
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

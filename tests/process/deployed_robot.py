@@ -1,6 +1,6 @@
 """A robot with its driver and its policy server as real processes.
 
-The policy always returns 0.5 N·m and the safe action is −0.125 N·m, so the action shows who chose it.
+The policy always returns 0.5 N·m and the safe action is −0.125 N·m, so an action shows whether the policy chose it.
 To measure time, the tests count the driver's observations: one per 20 ms, and fewer on a busy machine. So the tests
 depend on the order of events, not on the speed of the machine.
 """
@@ -37,7 +37,7 @@ DEADLINE = 1000  # ms: 50 control periods
 PERIODS = DEADLINE // 20
 AUTOMATIC = {"recovery": "automatic", "recovery_ms": 200}
 PATIENT = {"observation_deadline_ms": 60_000, "action_deadline_ms": 60_000}
-"""Long deadlines for tests that do not test deadlines. On a busy machine a process can stall for a second."""
+"""Long deadlines for tests that do not test deadlines. On a busy machine a process can stall for over a second."""
 
 
 def bundle(torque: float = 0.5, version: int = 3, hidden: tuple[int, ...] = (4,), **changes: Any) -> Bundle:

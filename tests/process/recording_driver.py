@@ -3,19 +3,19 @@
 python recording_driver.py RECORD FAULT EXAMPLE ARGUMENTS…
 
 RECORD gets one line for each observation, action and stop: ``observe good``, ``apply 0.500000``, ``stop``. During a
-fault, ``good`` becomes the word of the fault. A slow reset writes ``reset`` when it begins and ``ready`` when it ends.
-FAULT is a file. It is missing or empty, or holds one word:
+fault, the word of the fault replaces ``good``, for example ``observe nan``. FAULT is a file that the test writes.
+Without the file, or if it is empty, there is no fault. Otherwise it holds one word:
 
 - ``frozen``: observe() repeats its last observation.
 - ``nan``: one channel is NaN.
 - ``stop``: observe() raises EmergencyStop.
 - ``hang``: observe() never returns.
 - ``slow``: observe() takes 30 ms, which is longer than a control period.
-- ``stuck``: a slow reset() never returns.
+- ``stuck``: a long reset() (see EPISODE) never returns.
 
 Environment variables: HOLD_OFF sets ``driver.contact.HOLD_OFF``, in seconds. A driver without a Welcome makes its robot
 safe if the policy server is silent for this time. EPISODE sets the length of an episode in periods. With EPISODE, each
-reset except the first is slow: it takes 2 s.
+reset except the first is long: it takes 2 s, and writes ``reset`` when it begins and ``ready`` when it ends.
 """
 
 from __future__ import annotations

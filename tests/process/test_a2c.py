@@ -45,14 +45,14 @@ def test_a2c_learns_resumes_and_replays_bit_for_bit(command: Any, tmp_path: Path
     alone = InProcess(configuration.load(folder / "config.yaml"))
     alone.run()
     alone.close()
-    alone.learner.publisher.evaluations.pending.clear()  # policies that wait for an evaluator; this run has none
+    alone.learner.publisher.evaluations.pending.clear()  # these policies wait for an evaluator, but ``alone`` has none
     assert in_process_differences(folder, alone) == []
 
     reports = {report.core: report for report in replay.check(Session([folder / "session.mcap"]))}
     for core in ("policy", "simulator", "learner"):
         assert reports[core].same
     applied = [message for _, message in Session([folder / "session.mcap"]).messages(("step",))]
-    assert {step.noise_kind for step in applied if isinstance(step, Step)} == {0, 8}
+    assert {step.noise_kind for step in applied if isinstance(step, Step)} == {0, 8}  # none, categorical
 
     other = command("train", "cartpole_a2c", "--out", "other", "--seed", "7", "--log-every", "0.2", *OPTIONS)
     other.wait_for_steps(300)

@@ -1,7 +1,8 @@
 """The wall clock jumps while a robot is driven and recorded. The jump must not affect deadlines.
 
-A test must not set the machine's clock. Instead, ``wall_clock`` adds an offset from a file to ``time.time`` and
-``time.time_ns`` of the Python processes. libzmq and kernel timeouts use the monotonic clock, so they need no offset.
+A test must not set the machine's clock. Instead, wall_clock/sitecustomize.py adds an offset from a file to
+``time.time`` and ``time.time_ns`` of the Python processes. libzmq and kernel timeouts use the monotonic clock, so they
+need no offset.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def test_wall_clock_jumps_of_hours_cause_no_fault(tmp_path: Path, monkeypatch: p
             keep_driving()
         assert robot.operator("state").returncode == 0
         assert set(robot.record()[begin:]) == {"observe good", POLICY}
-        # Restart the driver while the clock is 10 h behind. The new driver has a lower incarnation than the old driver.
+        # Restart the driver while the clock is 10 h behind. Incarnations are start times, so the new driver's is lower.
         driver.kill()
         driver.wait()
         (tmp_path / "record").unlink()

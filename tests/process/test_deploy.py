@@ -12,7 +12,8 @@ Substitutions:
 - ``systemctl enable`` and ``restart`` run the command lines of the installed units. ``systemctl daemon-reload``,
   ``apt`` and ``useradd`` do nothing.
 - The commands of the smaller installation do nothing; tests/process/test_install.py runs all of them except the first.
-- Deadlines and timeouts are longer, because test machines are shared. ``learning_starts`` and ``critics_first`` are 20.
+- Deadlines and timeouts are longer, because test machines are shared. ``learning_starts`` and ``critics_first`` are 20,
+  so that the learner soon trains the policy.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ class Site:
             )
 
     def start_service(self, name: str) -> None:
-        """Start a service as systemd does: run the last command of the unit and its drop-ins in WorkingDirectory."""
+        """Start a service as systemd does: in WorkingDirectory, run the last ExecStart of the unit and its drop-ins."""
         unit = self.at(f"/etc/systemd/system/{name}.service")
         texts = [file.read_text() for file in (unit, *sorted(unit.with_suffix(".service.d").glob("*.conf")))]
         assert "WorkingDirectory=/var/lib/td3-robot\n" in texts[0]
@@ -239,7 +240,7 @@ class Site:
         self.start(name, "robot", commands[-1])
 
     def stop(self, name: str) -> None:
-        """Stop a service as systemd does. The exit code is 0, or the unit lists it in SuccessExitStatus."""
+        """Stop a service as systemd does. The exit code must be 0 or one of the unit's SuccessExitStatus."""
         self.running[name].terminate()
         code = self.running.pop(name).wait(120)
         [good] = re.findall(
@@ -338,7 +339,8 @@ def learns(site: Site) -> None:
     site.wait("the learner", lambda: "starts with the actor of policy.safetensors" in site.log("learner"))
     site.wait("weights that the learner has trained", lambda: site.state()["version"] >= 12)
     explored = [line for line in site.record() if line.startswith("apply") and line not in (POLICY, SAFE)]
-    # Actions have mean 0.5 and noise 0.05, so 0.2 is 6 standard deviations lower. Random weights give about 0.
+    # Actions have mean 0.5 and standard deviation 0.05, so 0.2 is 6 standard deviations lower. Random weights would
+    # give actions of about 0.
     assert min(float(line.split()[1]) for line in explored[:30]) > 0.2
 
     site.follow(section, until="rollback")
@@ -375,7 +377,7 @@ def updates_a_fleet(site: Site) -> None:
         old,
     )
     state = site.state()
-    assert (state["state"], state["version"]) == ("active", 4)  # --force: the served version 3, plus 1
+    assert (state["state"], state["version"]) == ("active", 4)  # --force adds 1 to the served version, 3
     site.follow("Update a fleet")
     assert site.state()["version"] == 3
     assert (site.robot / "policy.safetensors").read_bytes() == old

@@ -26,7 +26,7 @@ class Recorded(Robot):
             path = self.folder / f"{name}.yaml"
             config = yaml.safe_load(path.read_text())
             config["endpoints"]["recorder"] = f"ipc://{self.folder}/recorder"
-            config["record"] = True  # a node that starts first keeps its messages until the recorder connects
+            config["record"] = True  # a node that starts before the recorder keeps its messages for it
             path.write_text(yaml.safe_dump(config))
 
     def recorder(self, name: str = "leg.mcap") -> Any:
@@ -134,7 +134,7 @@ def test_recorder_started_late_gets_the_policy_and_replay_checks_only_actions(ro
     assert any("its turns before" in note for note in reports["driver"].notes)
 
 
-def test_record_names_the_missing_argument_or_key(tmp_path: Path, capsys: Any) -> None:
+def test_the_record_command_reports_a_missing_argument_or_key(tmp_path: Path, capsys: Any) -> None:
     config = tmp_path / "robot.yaml"
     config.write_text(yaml.safe_dump({"seed": 1}))
     for words, error in (

@@ -59,7 +59,7 @@ def test_the_command_line_and_the_robot_can_cause_an_emergency_stop(robot: Robot
     robot.fault("stop")
     robot.wait_for(SAFE, back)
     robot.wait("the server's stop", lambda: "emergency stop: leg: the red button" in robot.log(log))
-    # Both processes end on SIGTERM, and the driver's last action is the safe action.
+    # SIGTERM ends both processes with exit code 143 (128 + 15). The driver's last action is the safe action.
     for process in (driver, server):
         process.terminate()
         assert process.wait(120) == 143
@@ -71,7 +71,7 @@ def test_the_command_line_and_the_robot_can_cause_an_emergency_stop(robot: Robot
 
 
 def test_emergency_stop_holds_only_for_the_configuration_of_its_server(robot: Robot) -> None:
-    """Two configurations use the same policy file. After a restart, the stop holds only for the first configuration."""
+    """Two servers use one policy file. The first server keeps its stop at a restart. The other server has no stop."""
     robot.configure(**PATIENT)
     server = robot.serve()
     robot.wait("the server", lambda: robot.operator("state").returncode == 0)

@@ -23,7 +23,7 @@ from td3_robot.cli.main import main
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
-    """A policy with random weights for Walker2D. ``faster.safetensors`` beside it has another control period."""
+    """A random Walker2D policy. ``faster.safetensors`` has the same weights and a shorter control period."""
     spec = tasks.spec("Walker2D")
     rng = np.random.default_rng(0)
     shapes = layer_shapes(spec, (16,))

@@ -80,12 +80,12 @@ def test_robot_recovers_after_policy_server_pauses_for_two_seconds(robot: Robot)
     assert periods(robot.record()[begin:back]) > 100  # queued actions did not move the robot
     assert f"leg: active -> fault: no action for {DEADLINE} ms" in robot.log("driver.log")
     assert f"policy/leg: active -> fault: no observation for {DEADLINE} ms" in robot.log("server.log")
-    for log in ("driver.log", "server.log"):  # a thread writes the log, so the line may come after the action
+    for log in ("driver.log", "server.log"):  # another thread writes the log, so the line can be later than the action
         robot.wait("the end of the fault", lambda log=log: "fault -> active" in robot.log(log))
 
 
 def test_blocked_stderr_delays_neither_safety_nor_shutdown(robot: Robot, full: int) -> None:
-    """The emergency stop, safe action, reset and termination of both processes work with a full stderr."""
+    """While stderr is a full pipe, the emergency stop, safe action, reset and termination of both processes work."""
     robot.configure()
     server = robot.serve(stderr=full)
     driver = robot.drive(stderr=full)
@@ -199,7 +199,7 @@ def test_resets_of_two_seconds_cause_no_fault_with_a_deadline_of_200_ms(
 
 
 def test_robot_that_never_comes_back_from_its_reset_is_in_fault(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server removes the silent driver after 5 s. The fault must come even so, after the reset timeout of 6 s."""
+    """The server removes the silent driver after 5 s. It must still report the fault after the reset timeout of 6 s."""
     monkeypatch.setenv("EPISODE", "20")
     robot.configure(observation_deadline_ms=200, reset_timeout_ms=6000, **AUTOMATIC)
     robot.serve()
@@ -212,7 +212,7 @@ def test_robot_that_never_comes_back_from_its_reset_is_in_fault(robot: Robot, mo
 
 
 def test_driver_and_server_report_their_rate_and_missed_deadlines(robot: Robot) -> None:
-    """The driver observes every 40 ms and so misses every second deadline."""
+    """If observe() takes 30 ms, the driver observes every 40 ms and misses every second deadline."""
     robot.configure(**PATIENT)
     robot.serve()
     robot.fault("slow")
@@ -277,8 +277,8 @@ def test_sighup_and_sigquit_end_the_driver_cleanly(robot: Robot) -> None:
     robot.serve()
     for number in (signal.SIGHUP, signal.SIGQUIT):
         (robot.folder / "record").unlink(missing_ok=True)
-        # If a shell starts these tests with nohup, they ignore SIGHUP. With &, they ignore SIGQUIT. The driver would
-        # inherit this.
+        # nohup makes the test process ignore SIGHUP, and the & of a shell makes it ignore SIGQUIT. A driver would
+        # inherit this, so the driver starts while the test process has the default handler.
         ours = signal.signal(number, signal.SIG_DFL)
         try:
             driver = robot.drive()

@@ -126,7 +126,7 @@ def test_a_viewer_reads_channels_joints_and_links(served: tuple[Any, str]) -> No
 
 @pytest.mark.slow
 def test_a_viewer_that_reads_nothing_delays_no_other_viewer(served: tuple[Any, str]) -> None:
-    """One viewer reads none of its 3 MB of data. Its buffers are full, but the other viewer and monitor continue."""
+    """One viewer does not read its 3 MB of data, so its buffers fill up. The other viewer and the monitor continue."""
     monitor, address = served
     topics = ("/sim-0/step/0", "/sim-0/step/1", "/sim-1/step/0", "/sim-1/step/1", "/tf")
     with viewing(address, narrow(address)) as stopped, viewing(address) as reading:

@@ -72,7 +72,7 @@ class Environment:
         return subprocess.run(command, cwd=self.path, env=variables, capture_output=True, text=True, check=False)
 
     def size(self, *, numpy: bool, compiled: bool) -> int:
-        """Return the bytes of numpy's files, or of all other files, with or without ``__pycache__``."""
+        """Return the size in bytes of numpy's files, or of all other files. ``compiled``: include ``__pycache__``."""
         files = (path for path in self.site.rglob("*") if compiled or path.parent.name != "__pycache__")
         total = 0
         for path in files:
@@ -115,8 +115,11 @@ def test_install_is_small_and_contains_only_base_requirements(installed: Environ
     assert installed.size(numpy=False, compiled=True) < BEYOND_NUMPY_COMPILED
 
 
-def test_trimmed_install_is_smaller_and_fully_compiled(installed: Environment, tmp_path: Path) -> None:
-    """Run the smaller installation of docs/how-to/deploy.md. It must write all .pyc files: the services cannot."""
+def test_trimmed_install_is_smaller_and_has_all_bytecode_of_the_server(installed: Environment, tmp_path: Path) -> None:
+    """Run the smaller installation of docs/how-to/deploy.md.
+
+    It must write all .pyc files that the policy server needs, because a service cannot write into /opt.
+    """
     [block] = re.findall(r"```console\n(# \S+/pip install --no-compile .*?)```", DEPLOY.read_text("utf-8"), re.DOTALL)
     trimmed = Environment(tmp_path / "trimmed")
     shutil.copytree(installed.path, trimmed.path, symlinks=True)  # replaces the first command of the block

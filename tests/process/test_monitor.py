@@ -91,7 +91,7 @@ def test_monitor_follows_a_training_and_blocks_no_node(
     table.wait_for("^sim-0/step")
     table.interrupt()
     assert table.finish() == 130, table.output()
-    assert "WARNING" not in table.output()  # no warning about heartbeats that nodes sent to the first monitor
+    assert "WARNING" not in table.output()  # although Heartbeats meant for the first monitor can still arrive
     assert command("monitor", "--run", "run", "--seconds", "0.2").finish() == 0
     to_the_end = command("monitor", "--run", "run", "--json")
     next_report(to_the_end)
@@ -116,7 +116,7 @@ def test_monitor_shows_every_message_of_a_played_recording(
     loops: dict[int, list[Any]] = {}
 
     def whole(got: dict[str, list[Any]]) -> list[Any]:
-        """Return the Steps of a loop that was received completely. Empty if there is no complete loop."""
+        """Return all Steps of one loop (one pass through the recording). The list is empty if no loop is complete."""
         for _, step in got.get("sim-0/step", [])[sum(map(len, loops.values())) :]:
             # The player adds 1000 to the incarnation in each loop.
             loops.setdefault(step["incarnation"] // 1000, []).append(step)

@@ -214,7 +214,7 @@ def test_server_accepts_only_allowed_keys_from_another_host(
     assert _answered(start, cable.robot, keys[1], refused=True) == 0
 
 
-def test_lossy_cable_loses_no_message(
+def test_every_message_arrives_over_a_cable_that_loses_packets(
     cable: Cable, start: Callable[..., Any], keys: tuple[KeyFolder, KeyFolder]
 ) -> None:
     """TCP resends lost segments, so every message arrives."""
@@ -246,7 +246,7 @@ class RemoteRobot(Robot):
 def test_robot_tolerates_loss_and_recovers_from_late_or_missing_answers(
     cable: Cable, keys: tuple[KeyFolder, KeyFolder], tmp_path: Path
 ) -> None:
-    """TCP resends lost packets within the deadline. Late or missing answers cause a fault until the cable works.
+    """TCP resends lost packets within the deadline. Late or missing answers cause a fault until the cable works again.
 
     An Action counts only if it answers the newest observation, so a round trip must take less than 20 ms.
     """

@@ -18,7 +18,7 @@ import numpy as np
 
 
 class Endless(gymnasium.Env):
-    """Keep a point near zero. Episodes neither end nor reach a time limit."""
+    """Keep a point near zero. An episode never ends and has no time limit."""
 
     observation_space = gymnasium.spaces.Box(-10, 10, (1,), np.float32)
     action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
@@ -101,7 +101,7 @@ def test_unavailable_task_gives_one_line_of_error(task: str, words: str, train: 
     assert not (folder / "run").exists()
 
 
-def test_replay_names_a_module_that_cannot_be_imported(command: Any, folder: Path) -> None:
+def test_the_replay_command_reports_a_module_that_cannot_be_imported(command: Any, folder: Path) -> None:
     del folder
     run = command("replay", "a.mcap", "--import", "broken_tasks")
     assert run.finish() == 2

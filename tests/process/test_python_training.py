@@ -37,7 +37,7 @@ def test_a_training_runs_to_its_end_and_resumes(tmp_path: Path, capsys: pytest.C
     provenance = run.best_policy.provenance
     assert (provenance["seed"], provenance["eval_return_mean"]) == (3, final["eval_return_mean"])
     assert run.final_policy.predict(np.zeros(3)).shape == (1,)
-    assert run.metrics("train") == []  # the learner records every 1,000 steps
+    assert run.metrics("train") == []  # the learner makes one such record every 1,000 steps, and this run has 600
     with pytest.raises(ValueError, match="kind is 'training'; allowed: evaluation, train, offline"):
         run.metrics("training")
     out, err = capsys.readouterr()
@@ -46,12 +46,12 @@ def test_a_training_runs_to_its_end_and_resumes(tmp_path: Path, capsys: pytest.C
     assert "\r" not in err
 
     best = run.path / "best.safetensors"
-    best_policy.keep(best, best.read_bytes(), 0.0)  # no policy of this task gets a higher return
+    best_policy.keep(best, best.read_bytes(), 0.0)  # the highest return of this task, so this policy stays the best
     kept = best.read_bytes()
     resumed = tr.open_run(run.path).resume(total_steps=800, progress=False)
     assert best.read_bytes() == kept
     assert (resumed.env_steps, [record["env_steps"] for record in resumed.metrics()]) == (800, [600, 800])
-    assert resumed.resume().metrics() == resumed.metrics()  # a finished run stays as it is
+    assert resumed.resume().metrics() == resumed.metrics()  # resume() does not continue a finished run
     assert capsys.readouterr() == ("", "")
 
 

@@ -86,8 +86,8 @@ def test_replay_of_a_resumed_run(train: Any, command: Any, tmp_path: Path) -> No
         "the learner's counters",
     ]
     assert not {"weights", "status"} & compared(reports["learner"]).keys()
-    # The second part adds nothing to the comparison of the learner. Replay compares no loss statistics of the two parts
-    # together, because they come from two learner processes.
+    # The second part adds nothing to the comparison of the learner. Replay of both parts together
+    # compares no loss statistics, because two learner processes made these statistics.
     alone, whole = reports_of(path.with_name("session.mcap")), reports_of(path.with_name("session.mcap"), path)
     assert compared(alone["learner"])["weights"] >= 2
     expected = {topic: number for topic, number in compared(alone["learner"]).items() if topic != "loss statistics"}

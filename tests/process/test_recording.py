@@ -66,7 +66,7 @@ def test_recorded_training_is_complete_and_replays(train: Any, tmp_path: Path, c
 
 @pytest.mark.slow
 def test_replay_is_complete_when_the_recording_leaves_out_policies(train: Any, tmp_path: Path, capsys: Any) -> None:
-    """The replayed learner computes the policies again. Replay compares every Action, and the hash of every policy."""
+    """The replayed learner computes every policy. Replay compares every Action, and the hash of every policy."""
     sets = ("record.enabled=true", "record.weights_every=8", "robots=2", "learner.publish_every=20")
     run = train(600, *sets, options=("--lockstep",))
     assert run.finish() == 0, run.output()
@@ -144,6 +144,7 @@ def test_replay_of_a_killed_learner_ends_at_the_kill(train: Any, tmp_path: Path,
     # One note is about the learned results, the other is about the learner's counters.
     assert sum(why in note for note in report.notes) == 2
     update = Training.update
+    # With another learning rate, replay must find other weights.
     monkeypatch.setattr(Training, "update", lambda self, _: update(self, 0.9e-3))
     (report,) = replay.check(session, ["learner"])
     assert {comparison.topic for comparison, _ in report.comparisons if not comparison.same} == {"weights"}
@@ -200,7 +201,7 @@ def test_recorder_joins_and_leaves_a_running_training(
 
 
 def test_messages_sent_before_ctrl_c_are_recorded(command: Callable[..., Any], tmp_path: Path) -> None:
-    """Nodes send records every 0.1 s, and the recorder polls every 0.1 s. So Ctrl-C arrives before some records."""
+    """Nodes send records every 0.1 s, and the recorder polls every 0.1 s. So some records arrive after Ctrl-C."""
     endpoint = f"ipc://{tmp_path}/recorder"
     (tmp_path / "robot.yaml").write_text(f"task: walker2d\nendpoints: {{recorder: '{endpoint}'}}\n")
     recorder = command("record", "leg.mcap", "--config", "robot.yaml")
@@ -239,9 +240,9 @@ def test_last_messages_of_a_crashed_node_are_recorded(
     monkeypatch: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A node that crashes with an unexpected exception still sends its unsent records and the exception.
+    """Before a node ends with an unexpected exception, it sends its remaining records and a Status with the exception.
 
-    A recorder with a ring then writes its file by itself.
+    This Status makes a recorder with a ring write its file.
     """
     endpoint = f"ipc://{tmp_path}/recorder"
     (tmp_path / "robot.yaml").write_text(f"task: walker2d\nrecord: true\nendpoints: {{recorder: '{endpoint}'}}\n")
@@ -267,6 +268,6 @@ def test_last_messages_of_a_crashed_node_are_recorded(
     recorder.interrupt()
     assert recorder.finish() == 130, recorder.output()
     messages = [message for _, message in Session([tmp_path / "leg.mcap"]).messages(("status",))]
-    messages = [message for message in messages if message.detail]  # without the node's own reports
+    messages = [message for message in messages if message.detail]  # leave out the node's regular reports
     assert [message.detail for message in messages] == ["0", "1", "2", "3", "4", "ZeroDivisionError: a mistake"]
     assert messages[-1].state == "failed"

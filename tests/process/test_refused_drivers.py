@@ -92,7 +92,7 @@ def test_refused_driver_makes_its_robot_safe(robot: Robot, why: str) -> None:
 
 
 def test_refused_driver_makes_its_robot_safe_while_a_dead_driver_has_the_same_name(robot: Robot) -> None:
-    """The dead driver and the new driver have the same incarnation, so the server refuses the new driver."""
+    """Only a driver with another incarnation can replace a dead driver. Here both drivers have incarnation 7."""
     robot.configure()
     robot.serve()
     dead = Bus()

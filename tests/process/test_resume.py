@@ -40,9 +40,9 @@ LOCKSTEP = (
     "learner.compile=true",
     "learner.threads=2",
 )
-"""The buffer fills long before the end, so the tests also compare which rows the runs overwrite.
+"""Options of the compared runs. The replay buffer is full after 700 of the 2,400 steps, so the runs overwrite rows.
 
-The learner skips an evaluation while four other evaluations wait. These runs make few evaluations and skip none.
+While four evaluations wait, the learner skips further ones. These runs make so few evaluations that it skips none.
 """
 
 
@@ -62,7 +62,7 @@ def newest(run: Path) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
 
 
 def differences(run: Path, other: Path) -> list[str]:
-    """List the bitwise differences between two finished runs. Stamps and repetitions of Steps may differ."""
+    """List the bitwise differences between two finished runs. Ignores stamps and the counts of repeated Steps."""
     (arrays, scalars), (others, other_scalars) = newest(run), newest(other)
     found = [f"arrays {sorted(arrays.keys() ^ others.keys())}"] if arrays.keys() != others.keys() else []
     for name, array in arrays.items():
@@ -136,7 +136,7 @@ def test_interrupted_and_resumed_run_equals_an_uninterrupted_run(
     assert run.finish() == 0, run.output()
     assert differences(straight, tmp_path / "run") == []
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    # The run has an evaluation after each of the first three quarters, even if Ctrl-C came during that evaluation.
+    # Each of the first three quarters ends with an evaluation, even if Ctrl-C interrupted this evaluation.
     evaluated = {line["env_steps"] // (STEPS // 4) for line in lines if line["kind"] == "evaluation"}
     assert evaluated >= {1, 2, 3}
 
@@ -204,7 +204,7 @@ def test_killed_learner_loses_no_transition_when_hundreds_of_steps_wait(train: A
     run.wait_for_steps(1000)
     run.children()["learner"].kill()
     run.wait_for("^learner was killed by SIGKILL; starting it again$")
-    run.wait_for_more_steps(1500)  # more than the 1,000 Steps that wait
+    run.wait_for_more_steps(1500)  # more than the 1,000 Steps that can wait, so new Steps came, too
     run.interrupt()
     assert run.finish() == 130, run.output()
     final = json.loads((tmp_path / "run" / "final.json").read_text())
@@ -227,7 +227,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_full_disk_loses_no_transition(train: Any, command: Any, disk: Path) -> None:
-    """On a full disk, writes to the replay file's journal fail. The run stops. With free space, it resumes."""
+    """On a full disk, writes to the replay file's journal fail, and the run stops. With free space, the run resumes."""
     overrides = ("learner.replay_storage=file", "learner.buffer_size=8000", "learner.replay_ratio=0.1")
     run = train(6000, *overrides, "checkpoint.every=1000", out="disk/run")
     run.wait_for_steps(1200)
@@ -257,7 +257,7 @@ def test_full_disk_loses_no_transition(train: Any, command: Any, disk: Path) -> 
 def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
     train: Any, command: Any, tmp_path: Path
 ) -> None:
-    """First the newest checkpoint is damaged, then all have the suffix of damaged files, then all are deleted."""
+    """Damage the newest checkpoint. Later rename all checkpoints to ``….damaged``, and at last delete all of them."""
     run = train(100_000, "learner.replay_ratio=0.1", "learner.precision=auto", "checkpoint.every=300")
     run.wait_for_steps(600)
     run.interrupt()
@@ -344,5 +344,5 @@ def test_too_large_buffer_is_refused_before_the_run_starts(command: Any, tmp_pat
         assert run.finish() == 2
         assert len(run.lines) == 1, run.output()
         needs = r"learner\.buffer_size is 10000000000000: the learner needs 2,080,000,0\d\d,\d{3},\d{3} bytes of "
-        assert re.search(f"{needs}{place}, and [0-9,]+ are free; allowed: at most ", run.lines[0]), run.lines[0]
+        assert re.search(f"{needs}{place}, and [0-9,]+ are free; allowed: a buffer of ", run.lines[0]), run.lines[0]
         assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""A real policy server gives a peer only the rights of the peer's key, and refuses web pages.
+"""A real policy server gives a peer only the rights of the peer's key, and refuses the requests of web pages.
 
 docs/explanation/security.md describes the rules.
 """
@@ -134,7 +134,7 @@ def command(verb: str, **changes: Any) -> dict[str, Any]:
     return fields | changes
 
 
-def test_a_client_with_the_key_of_a_driver_cannot_command_set_weights_or_act_as_another_peer(
+def test_a_client_with_the_key_of_a_driver_cannot_give_commands_or_set_weights_or_act_as_another_peer(
     serve: Callable[..., Server], folder: KeyFolder, thief: Callable[[Server, str], Thief]
 ) -> None:
     server = serve(folder)
@@ -151,7 +151,7 @@ def test_a_client_with_the_key_of_a_driver_cannot_command_set_weights_or_act_as_
         assert reason in refused["reason"]
     assert leg.ask("hello", hello())[0] == "welcome"
     rival = hello(client=10, incarnation=99)
-    assert other.ask("hello", rival)[0] == "heartbeat"  # the server checks whether the driver is alive
+    assert other.ask("hello", rival)[0] == "heartbeat"  # the rival waits: the server checks whether ``leg`` is alive
     assert leg.receive()[0] == "heartbeat"
     kind, number = "heartbeat", 0
     while kind == "heartbeat":
@@ -168,7 +168,7 @@ def test_a_client_with_the_key_of_a_driver_cannot_command_set_weights_or_act_as_
     leg.send("teleop", {"target": "leg", "robot": 0, "sequence": 1, "stamp": 1, "action": bytes(24)})
     leg.send("step", step(number + 1, source="arm"))
     kind, action = leg.answer("step", step(number + 2))
-    assert (kind, action["answers"], action["weights_version"]) == ("action", number + 2, 0)  # 0: the safe action
+    assert (kind, action["answers"], action["weights_version"]) == ("action", number + 2, 0)  # version 0: safe action
     reply = server.operator.state()
     assert (reply.state, reply.detail["version"]) == ("inactive", 1)
     assert server.dropped()["unexpected"] == 2  # Weights and Teleop
@@ -185,7 +185,7 @@ def test_a_revoked_key_is_refused_while_the_server_runs_and_after_its_restart(
     assert main(["keys", "revoke", "robot-7", "--keys", str(folder.path)]) == 0
     poll_until(lambda: server.connected() == [], lambda: f"still connected: {server.connected()}")
     while stolen.socket.poll(0):
-        assert stolen.receive()[0] == "command"  # the server relayed `state` before it read the new list of keys
+        assert stolen.receive()[0] == "command"  # ``state`` of ``connected()``, relayed with the old list of keys
     stolen.send("hello", hello())
     poll_until(lambda: server.dropped().get("revoked"), lambda: f"dropped: {server.dropped()}")
     again = thief(server, "robot-7")
@@ -210,8 +210,9 @@ def requests(port: int) -> dict[str, bytes]:
     upgrade = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     messages = [("hello", hello(role="operator", name="page")), ("command", command("shutdown"))]
     smuggled = b"".join(frame(topic.encode(), more=True) + frame(msgpack.packb(fields)) for topic, fields in messages)
-    # libzmq reads two bytes \1 as an empty frame with more frames to follow. The next four bytes end this message,
-    # whether libzmq started to read at an even or an odd byte.
+    # libzmq reads two bytes \1\1 as an empty frame with the flag "more": first the length 1, then the flag. The bytes
+    # \3\2\0\0 end this message. If libzmq reads them from their start, \3\2\0\0 is a last frame of two bytes. If libzmq
+    # is one byte behind, \1\3 is an empty frame with the flag "more", and \2\0\0 is a last frame of one byte.
     body = b"\1" * 400 + b"\3\2\0\0" + smuggled
     length = f"Content-Length: {len(body)}\r\nContent-Type: text/plain;charset=UTF-8\r\n"
     return {
@@ -241,7 +242,7 @@ def wait_for_refusal(port: int, request: bytes) -> None:
 def test_a_web_page_is_refused_by_the_port_of_a_server(
     with_keys: bool, serve: Callable[..., Server], folder: KeyFolder
 ) -> None:
-    """One request contains ZMTP 1.0. On a port without keys, libzmq accepts ZMTP 1.0 unless a ZAP domain is set."""
+    """``smuggled`` contains ZMTP 1.0. On a port without keys, libzmq accepts ZMTP 1.0 unless a ZAP domain is set."""
     server = serve(folder if with_keys else None)
     for request in requests(server.port).values():
         wait_for_refusal(server.port, request)

@@ -132,7 +132,7 @@ def test_a_takeover_works_with_real_processes(robot: Recorded, capsys: Any) -> N
     frame = tr.open_recording(path).to_pandas()
     origins = [item.origin for item in steps]
     assert frame["origin"].tolist() == origins
-    assert whole(operated[0], {})["operated"] == operated[0].operated  # topic echo prints this
+    assert whole(operated[0], {})["operated"] == operated[0].operated  # what ``topic echo`` prints
     assert main(["info", str(path)]) == 0
     assert f"steps under an operator: {len(operated)}" in capsys.readouterr().out
 
@@ -205,9 +205,9 @@ def test_the_keyboard_drives_a_robot_and_gives_it_back(robot: Recorded) -> None:
     program = command_line(robot, terminal)
     at = robot.wait_for(SAFE, at)  # the person has pressed no key
     assert program.stdout
-    assert any("up, down" in line for line in program.stdout)  # the help text; the program ignores earlier keys
+    assert any("up, down" in line for line in program.stdout)  # waits for the help text: earlier keys are lost
     os.write(keyboard, b"\x1b[A" * 3 + b"\x1b[B")
-    at = robot.wait_for("apply 0.200000", at)  # 3 - 1 presses, each 1/20 of the range from -1 to 1
+    at = robot.wait_for("apply 0.200000", at)  # 3 up - 1 down, each 1/20 of the range from -1 to 1
     at = robot.wait_for(SAFE, at)  # 2 s without a key
     os.write(keyboard, b"0")
     at = robot.wait_for("apply 0.000000", at)

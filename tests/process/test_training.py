@@ -47,7 +47,7 @@ def test_local_training_loses_nothing(train: Any, tmp_path: Path) -> None:
     assert last["learner"]["figures"]["env_steps"] >= 20_000
     # The learner stops as soon as it has enough Steps. Each simulator may then have one Step in transit.
     assert 0 <= sum(sim["steps"] for sim in sims) - learner["steps"] <= 2
-    # An episode has one Step more than transitions. Each side of this equation comes from a separate part of the code.
+    # An episode has one more Step than transitions. The learner counts Steps, FIRST phases and transitions separately.
     assert learner["steps"] * 8 - learner["begun"] == learner["transitions"]
 
 
@@ -98,7 +98,7 @@ def test_lockstep_over_processes_equals_one_process_bit_for_bit(train: Any, tmp_
 
 
 def test_real_time_robots_do_not_wait_for_the_learner(train: Any, tmp_path: Path) -> None:
-    """1,000 steps of 8 robots at 60.6 Hz take 2 s. 2,500 updates take longer, and the robots do not wait."""
+    """8 robots at 60.6 Hz make 1,000 steps in total in 2 s. The 2,500 updates take longer. The robots do not wait."""
     overrides = ("pacing.mode=realtime", "robots=8", "learner.replay_ratio=5", "learner.replay_ratio_band=128")
     run = train(1000, *overrides, "record=true")
     assert run.finish() == 0, run.output()
@@ -108,8 +108,8 @@ def test_real_time_robots_do_not_wait_for_the_learner(train: Any, tmp_path: Path
     assert learner["figures"]["updates"] >= 2500  # (1000 - 500) · 5
     assert learner["counters"]["beyond_total"] > 0
     assert learner["counters"]["missed"] == learner["counters"]["gaps"] == 0
-    # The lead is the number of updates that are due. The band does not slow the robots: the lead exceeds the band by
-    # more than two Steps of 8 robots · 5 updates.
+    # The lead is the number of updates that are due. In real time, the robots do not stop at the band (128). So the
+    # lead exceeds the band by more than the updates of two Steps: 2 · 8 robots · 5 updates = 80.
     assert learner["figures"]["lead_max"] > 128 + 80
     # The clock sets the rate. Steps are never faster, and only missed deadlines make them slower.
     messages = Session([tmp_path / "run" / "session.mcap"]).messages((Step.NAME,))
@@ -283,7 +283,7 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
     run.until("the guest", lambda: "simulator guest joined" in log.read_text())
     own = "the run has processes of these names: learner, policy, sim-0"
     for name, why in (("guest", "a simulator of that name takes part in the run in"), ("sim-0", own), ("policy", own)):
-        twin = command("sim", "--run", "run", "--name", name)  # it must not disconnect the first process
+        twin = command("sim", "--run", "run", "--name", name)  # must not disconnect the process of that name
         assert twin.finish() == 2, twin.output()
         assert re.search(f"--name is {name!r}[:;,] {why}", twin.lines[-1]), twin.output()
     second = command("learner", "--run", "run")

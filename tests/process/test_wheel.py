@@ -25,7 +25,7 @@ def test_wheel_contains_packages_and_data(wheel: Path) -> None:
     assert {"td3_robot/py.typed", "td3_robot/learner/engine/update.cpp"} <= set(names)
 
 
-def test_trains_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+def test_a_training_runs_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     """The unpacked wheel comes first on the import path, so Python does not use the checkout."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)

@@ -28,7 +28,7 @@ _ROOT = -1  # PyBullet's index of the root link
 def describe(model: RobotModel) -> Robot:
     """Return the links of a robot, from its torso outwards.
 
-    In the models, a link is turned by up to 0.004 rad even while its joint is at 0. The result ignores this turn.
+    Some models turn a link by up to 0.004 rad against its parent even at joint angle 0. The result ignores this turn.
     """
     path = Path(pybullet_data.getDataPath()) / "mjcf" / model.file
     client = pybullet.connect(pybullet.DIRECT)
@@ -49,15 +49,15 @@ def describe(model: RobotModel) -> Robot:
     # a part of its parent.
     links = [Link("torso", -1)]
     drawn = [_moved(shapes["torso"], -centres[torso])]
-    # Maps PyBullet's index of a link to an index in ``links``, and to a vector (m) from the origin of that entry to the
-    # origin of the link. The vector is 0 if the link has its own entry.
+    # Maps PyBullet's index of a link to the index of its entry in ``links``, and to the vector (m) from the origin of
+    # this entry to the origin of PyBullet's link. The vector is 0 if the link has its own entry.
     places = {torso: (0, np.zeros(3))}
     for index, joint in enumerate(joints):
         parent = joint[16]
         if parent not in places:
             continue
         link, offset = places[parent]
-        # PyBullet measures from the parent's centre of mass.
+        # PyBullet gives the joint's place relative to the parent's centre of mass.
         origin = offset + np.array(joint[14]) + (0 if parent == torso else centres[parent])
         name, body_name = joint[1].decode(), joint[12].decode()
         if name in driven:

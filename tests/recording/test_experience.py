@@ -103,7 +103,7 @@ def test_a_robot_can_join_a_learner_that_started_from_recordings(make_step: Make
     core.step([(peer, hello)], 0.0)
     for number in range(3):
         core.step([(peer, make_step(number, 2, incarnation=3))], 0.0)
-    assert core.env_steps == 4
+    assert core.env_steps == 4  # 3 Steps of 2 robots make (3 - 1) · 2 transitions
     assert core.counts()["gaps"] == 0
 
 

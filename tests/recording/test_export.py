@@ -47,6 +47,7 @@ def test_csv_export_holds_the_recorded_numbers(
     with (tmp_path / "t" / "step.csv").open(encoding="utf-8") as file:
         first = next(csv.DictReader(file))
     assert {"observation.o0", "observation.o2", "reward", "phase"} <= first.keys()
+    # Step 0 is message 2, after the Hello and the first Weights.
     assert float(first["published_s"]) == pytest.approx(BEGIN * 1e-9 + 2 / 60, abs=1e-3)
     with (tmp_path / "t" / "status.csv").open(encoding="utf-8") as file:
         (status,) = csv.DictReader(file)
@@ -160,7 +161,7 @@ def test_wrong_options_are_refused(recorded: Path, tmp_path: Path, capsys: pytes
 def test_a_hostile_topic_cannot_name_a_file_outside_the_folder(
     recorded: Path, save: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a check of topics, export --force would remove precious.csv. --topics can still select known topics."""
+    """Without a check of topics, export --force would remove precious.csv. With --topics, it exports known topics."""
     entries = list(Session([recorded]).entries())
     hostile = save("b.mcap", [*entries, replace(entries[-1], topic="../precious", sequence=0)])
     precious = tmp_path / "precious.csv"

@@ -1,4 +1,4 @@
-"""This package and other MCAP readers read session files. Damage is reported."""
+"""``td3_robot`` and other MCAP readers can read session files. ``td3_robot`` reports damage."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_schema_names_every_field(name: str) -> None:
 
 
 def test_a_killed_recorder_loses_only_the_unfinished_chunk(acted: Make, save: Make) -> None:
-    """90 messages come at 60 per second. The lost chunk lasts at most CHUNK_S (0.5 s), so it has at most 31."""
+    """90 messages come at 60 per second. The lost chunk lasts at most CHUNK_S (0.5 s): at most 31 messages."""
     entries = entries_of(acted(44))  # 2 Weights, 44 Steps and 44 Actions
     assert len(entries) == 90
     path = save("killed.mcap", entries, close=False)
@@ -197,7 +197,7 @@ def test_recover_reports_what_is_missing(acted: Make, save: Make, number: int) -
 def test_recover_without_an_index_warns_that_more_may_be_missing(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If the damaged chunk held the name of a channel, all messages of this channel are lost. Other channels stay."""
+    """The damaged chunk and the lost index held the name of the Steps' channel, so no Step can be read. Actions can."""
     steps, actions = (
         [entry for entry in entries_of(acted(60)) if entry.topic == topic] for topic in ("step", "action")
     )
@@ -207,7 +207,7 @@ def test_recover_without_an_index_warns_that_more_may_be_missing(
     path.write_bytes(octets[: octets.index(DATA_END)])
     assert main(["recover", str(path)]) == 3
     output = capsys.readouterr().out
-    assert "messages of unknown channels: a damaged record had their names" in output
+    assert "messages of unknown channels, because a damaged record held the channels' names" in output
     assert "the index is lost, so the last messages of each topic may be missing, too" in output
     kept = list(Session([path.with_name("a.recovered.mcap")]).entries())
     assert {entry.topic for entry in kept} == {"action"}
@@ -226,7 +226,7 @@ def test_any_damage_raises_session_error_or_is_found_by_check(acted: Make, tmp_p
     writer.close()
     octets = bytearray((folder / "a.mcap").read_bytes())
     index = octets.index(DATA_END)
-    where = data.draw(st.integers(0, 99_999)) * len(octets) // 100_000  # the file's length varies
+    where = data.draw(st.integers(0, 99_999)) * len(octets) // 100_000  # a fraction, because the file's length varies
     kind = data.draw(st.sampled_from(("set", "cut", "insert")))
     if kind == "cut":
         del octets[where:]
@@ -276,7 +276,7 @@ def test_damage_to_the_index_is_found_and_loses_nothing(acted: Make, save: Make,
     assert list(Session([path]).entries()) == entries
 
 
-def test_a_truncated_file_is_always_found(acted: Make, save: Make, tmp_path: Path) -> None:
+def test_every_truncated_file_is_reported_as_damaged(acted: Make, save: Make, tmp_path: Path) -> None:
     octets = save("a.mcap", entries_of(acted(4))).read_bytes()
     for size in range(8, len(octets), 997):
         (tmp_path / "cut.mcap").write_bytes(octets[:size])
@@ -381,7 +381,7 @@ def test_info_reports_counts_rates_gaps_and_versions(
     assert steps["rate_hz"] == pytest.approx(37 / (79 / 60), abs=1e-3)  # Steps 0 and 39 are messages 1 and 80
     assert report["robot_steps"] == {"first": 2, "mid": 74, "terminated": 0, "truncated": 0}  # two robots
     assert report["policy_versions"] == {"recorded": [1, 2], "count": 2, "left_out": 0, "acting": [1, 2]}
-    # 40 Steps and 40 Actions alternate. 2 Weights come before the 1st and the 21st Step, so the last message is 81.
+    # 40 Steps and 40 Actions alternate. One Weights comes before Step 0, one before Step 20. So the last is message 81.
     assert report["duration_s"] == pytest.approx(81 / 60, abs=1e-3)
     assert report["begin"].startswith("2023-11-14T22:13:20")  # BEGIN
     assert main(["info", str(path)]) == 0
@@ -397,7 +397,7 @@ def test_info_check_finds_an_invalid_message(acted: Make, save: Make, capsys: py
 
 
 def test_a_task_is_shown_only_if_a_simulator_is_recorded(capsys: pytest.CaptureFixture[str]) -> None:
-    """Older recorders stored the default task also for a deployed robot."""
+    """Older recorders stored the default task also for a deployed robot. ``info`` must not show this task."""
     sessions = Path(__file__).parents[1] / "replay" / "sessions"
     for name, task in (("pendulum", ", task gymnasium:Pendulum-v1\n"), ("deployed", "protocol 1\n")):
         assert main(["info", str(sessions / f"{name}.mcap")]) == 0

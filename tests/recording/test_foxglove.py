@@ -87,7 +87,7 @@ def test_joint_states_hold_the_recorded_values(walkers: dict[str, Any], steps: l
 
 
 def test_frames_are_the_poses_of_the_links(walkers: dict[str, Any], steps: list[Step]) -> None:
-    """Robots stand 2 m apart. A unit quaternion (q, w) turns v into v + 2 w (q × v) + 2 q × (q × v)."""
+    """Robots stand 2 m apart along y. A unit quaternion (q, w) turns v into v + 2 w (q × v) + 2 q × (q × v)."""
     spec = spec_of("sim-0")
     poses = Poses(spec)
     frames = [m for _, m, _ in walkers["/tf"] if m.transforms[0].child_frame_id == "sim-0/1/torso"]
@@ -154,7 +154,7 @@ def test_the_layout_names_the_first_of_several_robots(tmp_path: Path) -> None:
     assert panels["3D!robot"]["followTf"] == "sim-0/0/torso"
 
 
-def test_the_shipped_layout_fits_a_training(tmp_path: Path) -> None:
+def test_the_exported_layout_of_a_training_is_the_shipped_layout(tmp_path: Path) -> None:
     from td3_robot.recording.foxglove_messages import LAYOUT
 
     assert main(["export", str(SESSIONS / "pendulum.mcap"), "--out", str(tmp_path), "--format", "foxglove"]) == 0

@@ -82,7 +82,7 @@ def test_recorded_episodes_are_exported_and_cut_where_a_step_is_lost(
     hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
     path = save("a walk.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
     dataset, counts = export(path, name="a_walk-v0")
-    # Steps of episodes: robot 0: 0-5, 6-7, 9-12; robot 1: 0-7, 9-11, and only 12. N Steps are N - 1 transitions.
+    # Episodes: robot 0 has the Steps 0-5, 6-7 and 9-12, robot 1 has 0-7, 9-11 and 12. n Steps give n - 1 transitions.
     assert counts == {"episodes": 5, "whole": 1, "steps": 5 + 1 + 3 + 7 + 2, "missed": 1, "gaps": 1, "alone": 1}
     assert (dataset.total_episodes, dataset.total_steps) == (5, 18)
     about = list(dataset.storage.get_episode_metadata(range(5)))

@@ -55,7 +55,10 @@ def server(endpoint: str) -> Iterator[Bus]:
 
 
 def test_the_schedule_follows_start_duration_and_rate(acted: Make) -> None:
-    """Entries are 0.1 s apart. Start 0.25 s and duration 0.5 s select 0.3 s to 0.7 s, here at double rate."""
+    """Entries are 0.1 s apart. Start 0.25 s and duration 0.5 s select the entries from 0.3 s to 0.7 s.
+
+    Rate 2 plays the first of them after (0.3 s - 0.25 s) / 2.
+    """
     entries = entries_of(acted(10), SECOND // 10)
     begin = entries[0].received
     every = [round(t, 6) for t, _ in scheduled(iter(entries), begin)]
@@ -90,9 +93,9 @@ def test_start_counts_from_the_beginning_of_the_recording(
 def test_batched_messages_are_played_at_their_publication_times(acted: Make, save: Make) -> None:
     """Steps and Actions alternate, 10 ms apart, and arrive in batches every 100 ms.
 
-    In each batch, the last Step is published at 80 ms and received at 100 ms, so the shortest delay is 20 ms. The last
-    Action is published at 90 ms and received at 105 ms, so its delay is 15 ms. The policy server's clock is one hour
-    ahead.
+    A message plays at its publication time plus the shortest delay of its node. For sim-0 this delay is 20 ms: the last
+    Step of a batch is published at 80 ms and received at 100 ms. For the policy server it is 15 ms: the last Action is
+    published at 90 ms and received at 105 ms. The clock of the policy server is one hour ahead, which changes nothing.
     """
     ms, messages = SECOND // 1000, [item for item in acted(20) if isinstance(item[1], Step | Action)]
     entries, expected = [], []
@@ -108,7 +111,10 @@ def test_batched_messages_are_played_at_their_publication_times(acted: Make, sav
 
 
 def test_a_monitor_receives_a_robots_hello_once(acted: Make, save: Make, spec: RobotSpec, monkeypatch: Any) -> None:
-    """The player sends the Hello first. If the recorder received the Hello late, the player must not repeat it."""
+    """The player sends the Hello before it plays the recording, so it must skip the Hello in the recording.
+
+    The recorder received this Hello 0.2 s late. The corrected time must not make it look like a second Hello.
+    """
     hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
     first, *others = entries_of([("sim-0", hello), *acted(5)])
     session = Session([save("late.mcap", [replace(first, published=first.published - SECOND // 5), *others])])
@@ -130,7 +136,7 @@ def test_a_monitor_receives_a_robots_hello_once(acted: Make, save: Make, spec: R
 
 
 def test_a_clock_change_does_not_reorder_the_messages_of_one_node(acted: Make, save: Make) -> None:
-    """After ten Steps the clock is set back by one hour. Later Steps play at most 0.5 s before their receive time."""
+    """After ten Steps the clock goes back by one hour. A Step plays at most ON_THE_WAY_NS (0.5 s) before it arrived."""
     steps = entries_of([item for item in acted(20) if isinstance(item[1], Step)])
     jumped = [replace(step, published=step.published - 3600 * SECOND * (n >= 10)) for n, step in enumerate(steps)]
     played = list(Session([save("jump.mcap", jumped)]).timed())
@@ -194,7 +200,10 @@ def test_a_live_policy_server_answers_as_recorded(recorded: Path, server: Bus, e
     player.close()
 
 
-def test_a_later_loop_plays_a_later_incarnation_under_the_new_name(recorded: Path, server: Bus, endpoint: str) -> None:
+def test_each_loop_of_play_has_a_higher_incarnation_and_the_remapped_name(
+    recorded: Path, server: Bus, endpoint: str
+) -> None:
+    """``loop=2``: two loops are complete. Each adds 1,000 to the incarnation (0). sim-0 has the new name ghost."""
     session = Session([recorded])
     player = Player(session, ["step"], {"policy": endpoint}, {"sim-0": "ghost"}, loop=2)
     (met,) = [m for _, m in drive(player, server, lambda got: any(isinstance(m, Hello) for _, m in got))]
@@ -245,8 +254,8 @@ def test_weights_are_played_to_a_live_policy_server(recorded: Path, tmp_path: Pa
     player.close()
 
 
-def test_a_policy_that_the_recording_leaves_out_is_not_played(acted: Make, save: Make, tmp_path: Path) -> None:
-    """The player counts it neither as sent nor as lost."""
+def test_weights_whose_policy_is_not_recorded_are_not_played(acted: Make, save: Make, tmp_path: Path) -> None:
+    """The recorder left the policy out, so ``payload`` is empty. The player does not count the message."""
     weights = changed(acted(1)[0][1], payload=b"")
     session = Session([save("a.mcap", entries_of([("learner", weights)]))])
     player = Player(session, ["weights"], {"learner": f"ipc://{tmp_path}/learner"}, {})
@@ -266,8 +275,8 @@ def test_the_play_command_plays_the_steps_in_order(server: Bus, endpoint: str, c
         assert time.monotonic() < deadline, player.output()
         got += server.receive(0.05)
     assert player.finish() == 0, player.output()
-    # Message n comes just before n/60 s. Message 0 is the Hello; 1 and 32 are Weights.
-    # 30 is Step 14, just before 0.5 s. 33 is Step 15.
+    # Message 0 is the Hello, 1 and 32 are Weights, 30 is Step 14, and 33 is Step 15. Messages are 16,666,666 ns apart,
+    # so message 30 comes 20 ns before 0.5 s.
     sequences = [m.sequence for _, m in got if isinstance(m, Step)]
     assert sequences == list(range(15, 30))
     assert all(isinstance(origin, Peer) for origin, _ in got)
@@ -315,7 +324,7 @@ def test_wrong_options_give_a_one_line_error(
 def test_a_server_that_disappears_is_an_error(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The player must report the lost server even if the queue accepts the messages."""
+    """The player must report the lost server even if the player's queue accepts all messages."""
     monkeypatch.setattr(play, "PEER_TIMEOUT", 2.0)
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()

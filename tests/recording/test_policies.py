@@ -47,7 +47,7 @@ def payloads(path: Path) -> list[bytes]:
 
 
 def test_a_policy_of_several_messages_is_stored_once_and_read_back_bit_for_bit(policy: Make, save: Make) -> None:
-    """A learner publishes a policy, two servers load it, and the learner publishes it again as another version."""
+    """A learner publishes version 1, and two servers load it. Version 3 of the learner has the policy of version 1."""
     first, other = policy(1), policy(2)
     again = policy(3, first.payload)
     entries = entries_of(
@@ -74,14 +74,14 @@ def test_older_readers_see_a_topic_that_they_do_not_know(policy: Make, save: Mak
     assert topics == ["learner/weights", "a/weights_reference"]
 
 
-def test_messages_with_the_same_hash_and_other_policies_stay_different(policy: Make, save: Make) -> None:
-    """The hash of the second message is wrong, so a policy server refuses it. In a replay, it must refuse it again."""
+def test_messages_with_the_same_hash_but_different_policies_stay_different(policy: Make, save: Make) -> None:
+    """The second message has a wrong hash, so a policy server refuses this message. A replay must refuse it, too."""
     one = policy(1)
     entries = entries_of([("learner", one), ("a", policy(1, digest=one.sha256)), ("b", one)])
     assert list(Session([save("a.mcap", entries)]).entries()) == entries
 
 
-def test_each_part_of_a_recording_holds_its_policies(policy: Make, tmp_path: Path, make_step: Make) -> None:
+def test_each_part_of_a_split_recording_holds_the_policy(policy: Make, tmp_path: Path, make_step: Make) -> None:
     it = Publisher(tmp_path / "a.mcap", split_s=0.95)
     it.publish(policy(1), *(make_step(number) for number in range(12)))
     it.recorder.close(it.now)
@@ -91,7 +91,10 @@ def test_each_part_of_a_recording_holds_its_policies(policy: Make, tmp_path: Pat
 
 @pytest.mark.parametrize(("every", "kept"), [(1, range(1, 10)), (3, (1, 3, 6, 9)), (100, (1,)), (0, ())])
 def test_the_recorder_leaves_out_policies(every: int, kept: Any, policy: Make, tmp_path: Path, capsys: Any) -> None:
-    """The recording holds the other fields of every version, so no message is missing."""
+    """The recorder keeps policy 1 and the policies whose version is a multiple of ``every``; with 0, it keeps none.
+
+    The recording holds the other fields of every version, so no message is missing.
+    """
     path = tmp_path / "a.mcap"
     it = Publisher(path, weights_every=every)
     sent = [policy(version) for version in range(1, 10)]
@@ -112,7 +115,7 @@ def test_the_recorder_leaves_out_policies(every: int, kept: Any, policy: Make, t
 
 
 def test_policies_that_a_person_chose_are_always_recorded(policy: Make, tmp_path: Path) -> None:
-    """A policy server sends them to the recorder only."""
+    """A policy server sends such a policy on the link ``recorder``. For this link, the recorder leaves out nothing."""
     it = Publisher(tmp_path / "a.mcap", weights_every=0)
     it.publish(*(policy(version) for version in (1, 2)), link="recorder")
     it.recorder.close(it.now)
@@ -131,7 +134,7 @@ def test_recover_keeps_references(policy: Make, save: Make) -> None:
     assert path.with_name("mended.mcap").stat().st_size < 1.5 * LARGE
 
 
-def test_a_reference_to_a_damaged_policy_has_no_policy(policy: Make, tmp_path: Path) -> None:
+def test_a_reference_to_a_damaged_policy_is_read_with_an_empty_payload(policy: Make, tmp_path: Path) -> None:
     """One message per second gives each message its own chunk."""
     first, path = policy(1), tmp_path / "a.mcap"
     messages = [("learner", first), ("a", first), ("a", policy(2))]

@@ -1,4 +1,4 @@
-"""The poses that follow from observations equal the poses of the links in PyBullet."""
+"""The poses that ``Poses`` computes from observations equal the poses of the links in PyBullet."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def environment(request: pytest.FixtureRequest) -> Iterator[Locomotion]:
 def simulated(world: World) -> Pose:
     """Return PyBullet's pose of the torso and of the links with a joint.
 
-    PyBullet gives the centre of mass of a link, and a Pose has the place of its joint. In these models, each link with
-    a joint has its centre of mass at the joint.
+    PyBullet gives the place of a link's centre of mass, and a Pose has the place of its joint. In these models, the two
+    places are the same for each link with a joint.
     """
     world.body()  # fills the arrays of the client
     client = world.client
@@ -51,7 +51,7 @@ def simulated(world: World) -> Pose:
 
 
 def test_the_pose_equals_that_of_pybullet(environment: Locomotion) -> None:
-    """The Humanoid's model turns two links by 0.004 rad. links.json ignores this: an error of 5 mm at 1.2 m."""
+    """The Humanoid's model turns two links by 0.004 rad. links.json ignores this turn: an error of 5 mm at 1.2 m."""
     tolerance = 0.01 if environment.spec.name == "Humanoid" else 1e-4
     world, random, poses = environment._world, np.random.default_rng(SEED), Poses(environment.spec)
     for _ in range(20):

@@ -59,7 +59,7 @@ def test_the_log_names_the_file_and_an_existing_file_is_refused(record: Any, cap
     Path("leg.mcap").unlink()
     assert record("--ring-s", "30") == 0
     assert caplog.messages[-2:] == [
-        "keeping the last 30 s; a failure, fault, lost node or SIGUSR1 writes them: leg.mcap, then leg_1.mcap, …",
+        "keeping the last 30 s; a failure, fault, lost node or SIGUSR1 writes them to leg.mcap, then leg_1.mcap, …",
         "nothing was written to leg.mcap: there was no failure, fault, lost node or SIGUSR1",
     ]
     assert not Path("leg.mcap").exists()
@@ -97,6 +97,8 @@ def test_a_full_disk_is_reported_once_with_a_remedy(
 def test_only_the_first_error_is_reported(
     record: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """After the HandshakeError, closing the file fails too, because the disk is full."""
+
     def spin(*_: Any, **__: Any) -> None:
         raise HandshakeError("the supervisor refuses us")
 

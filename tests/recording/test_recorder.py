@@ -28,7 +28,7 @@ def weights(version: int) -> Weights:
 
 
 def test_each_file_of_a_split_by_time_starts_with_the_newest_weights(make: Make, make_step: Make) -> None:
-    """Messages are 0.1 s apart. The first file ends with the first message after 0.95 s, which is message 10."""
+    """Message n comes at n · 0.1 s. So message 10 is the first message after 0.95 s, and the last in the first file."""
     it = make(split_s=0.95)
     it.publish(weights(1), weights(2), weights(3), *(make_step(n) for n in range(12)))
     it.recorder.close(it.now)
@@ -37,7 +37,7 @@ def test_each_file_of_a_split_by_time_starts_with_the_newest_weights(make: Make,
     assert it.sequences() == [list(range(8)), list(range(8, 12))]  # message 3 is Step 0
     assert it.recorder.counters["messages"] == 15
     assert len(list(Session(it.recorder.files).entries())) == 15
-    # The second file begins at 1.0 s. It repeats the newest weights with this time. Its last Step comes at 1.4 s.
+    # The second file begins at 1.0 s: it repeats the two newest Weights with this time. Its last Step comes at 1.4 s.
     first_file, second_file = (Session([path]) for path in it.recorder.files)
     assert first_file.begin == BEGIN
     assert first_file.end <= second_file.begin
@@ -52,14 +52,15 @@ def test_a_recording_is_split_by_size(make: Make, make_step: Make, rng: Any) -> 
     it.recorder.close(it.now)
     assert len(it.recorder.files) >= 2
     assert [number for file in it.sequences() for number in file] == list(range(60))
-    # A file may exceed the limit by its last message (1.7 kB) and its index.
+    # A file can exceed the limit of 20 kB by its last message (1.7 kB) and its index.
     assert all(path.stat().st_size < 25_000 for path in it.recorder.files)
 
 
 def test_the_ring_writes_the_last_seconds_on_request(make: Make, make_step: Make) -> None:
-    """There are 40 Steps in 4 s. The ring keeps the Steps received after 3.0 s, and the newest weights before them.
+    """The test requests a file at 4.0 s. The file holds the Steps since 3.0 s, and the newest Weights before them.
 
-    The file also holds the 0.5 s after the request: messages sent before the request may arrive so late.
+    It also holds the messages of the 0.5 s after the request, because a message can arrive up to 0.5 s late.
+    Step n comes at 0.1 · (n + 1) s: Step 29 at 3.0 s, and Step 44 at 4.5 s.
     """
     it = make(ring_s=1.0)
     it.publish(weights(1), *(make_step(n) for n in range(40)))
@@ -82,9 +83,10 @@ def test_the_ring_writes_the_last_seconds_on_request(make: Make, make_step: Make
     ("reason", "files"),
     [("stopped", 0), ("connected anew", 0), ("silent for 2.0 s", 1), ("replaced by a later incarnation", 1)],
 )
-def test_the_ring_writes_when_a_node_disappears_without_a_bye(
+def test_the_ring_writes_a_file_if_a_node_is_lost_but_not_if_it_stops_or_reconnects(
     make: Make, make_step: Make, reason: str, files: int
 ) -> None:
+    """If a node disappears, the link makes a Bye with the reason."""
     it = make(ring_s=1.0)
     it.publish(*(make_step(n) for n in range(20)))
     it.recorder.step([(it.peer, Bye(reason))], it.now)
@@ -127,13 +129,17 @@ def test_the_ring_writes_one_file_for_a_fault_and_one_for_a_later_fault(make: Ma
     assert len(it.recorder.files) == 2
     assert [examine(file)["metadata"]["written_because"] for file in it.recorder.files] == ["sim-0 failed: it fell"] * 2
     first, second = it.sequences()
-    assert first[-1] >= second[0]  # the files overlap, and each message counts once
+    assert first[-1] >= second[0]  # the files overlap, but a Session of both files gives each message once
     steps = [message.sequence for _, message in Session(it.recorder.files).messages(("step",))]
     assert steps == list(range(first[0], second[-1] + 1))
     assert sum(Session(it.recorder.files).counts.values()) == len(list(Session(it.recorder.files).entries()))
 
 
-def test_a_pending_ring_is_written_at_the_end(make: Make, make_step: Make) -> None:
+def test_closing_the_recorder_writes_the_ring_if_a_trigger_is_pending(make: Make, make_step: Make) -> None:
+    """The first fault, at 0.1 s, causes a file at 0.6 s. The next file can come only 10 s later.
+
+    So the trigger of the second fault, at 0.8 s, is pending when the recorder closes.
+    """
     it = make(ring_s=10.0)
     failed = Status("sim-0", "failed", "", {}, {})
     it.publish(make_step(0), failed, *(make_step(n) for n in range(1, 7)), failed, make_step(7))

@@ -69,9 +69,10 @@ def test_joint_states_hold_the_recorded_values(converted: Path) -> None:
 
 
 def test_the_bytes_of_a_joint_state_match_a_hand_calculation(converted: Path) -> None:
-    """The bytes are little-endian CDR: 4 header bytes, int32 sec, uint32 nanosec, an empty frame_id, and two names.
+    """The bytes are little-endian CDR: 4 header bytes, int32 sec, uint32 nanosec, an empty frame_id, and the names.
 
-    Before a string comes its length, which counts the zero byte at its end. Zero bytes pad a string to a multiple of 4.
+    The names begin with their number, 2. A string begins with its length, which counts the zero byte at its end. More
+    zero bytes pad a string to a multiple of 4.
     """
     with converted.open("rb") as file:
         [data] = [
@@ -159,7 +160,7 @@ def one_step(make_step: Make, observations: int, actions: int, **fields: Any) ->
             [0.25, 0.5],
             {"effort": [0.25, 0.5]},
         ),
-        # the unit tells the field, but only for a joint that an action drives; no action drives `torso`
+        # if the name has no field, the unit gives it, but only for a joint that an action drives: not for `torso`
         (
             {"torso": "rad", "hip": "rad", "hip_vel": "1"},
             {"hip": "rad"},
@@ -189,6 +190,7 @@ def one_step(make_step: Make, observations: int, actions: int, **fields: Any) ->
             [0.25],
             {"effort": [0.25]},
         ),
+        # neither the name nor the unit of the action gives a field, so there are no joint commands
         ({"angle": "rad", "velocity": "rad/s"}, {"push": "1"}, ["Leg"], [1], [2], [], None),
     ],
 )
@@ -245,8 +247,9 @@ def test_a_robot_without_joints_has_named_channels(
     commands = found[f"{base}/commands"]
     assert (commands.layout.dim[0].label, commands.data.tolist()) == ("left throttle", [0.25])
     assert capsys.readouterr().err == (
-        "leg: no /leg/robot_0/joint_states, because no observation has a name like JOINT.position: "
-        "torso.height, a-b, a b, 2nd.θ, torso, …; the topics observation and action hold every channel\n"
+        "leg: no /leg/robot_0/joint_states, because no observation has a name like JOINT.position; "
+        "in no joint message: torso.height, a-b, a b, 2nd.θ, torso, …; "
+        "the topics observation and action hold every channel\n"
     )
 
 
@@ -307,7 +310,7 @@ def test_rewards_episodes_states_and_evaluations_are_exported(
     assert found["/evaluation/returns"].data.tolist() == [1, 4]
 
 
-def test_a_restarted_source_with_other_channels_gets_other_names(
+def test_after_a_restart_with_other_channels_the_topics_have_the_new_channel_names(
     make_step: Make, exported: Callable[..., dict[str, Any]]
 ) -> None:
     found = exported([
@@ -343,7 +346,7 @@ def test_a_recording_without_messages_to_convert_is_refused(
 
 @pytest.mark.parametrize("name", ["deployed", "pendulum", "walkers", "restarted"])
 def test_independent_readers_decode_every_message(name: str, tmp_path: Path) -> None:
-    """rosbags decodes with the definitions in the file; mcap-ros2-support does, too, if it is installed."""
+    """rosbags decodes with the definitions in the file. If mcap-ros2-support is installed, it gives equal messages."""
     assert main(["export", str(SESSIONS / f"{name}.mcap"), "--out", str(tmp_path), "--format", "ros2"]) == 0
     from rosbags.highlevel import AnyReader
 

@@ -1,4 +1,4 @@
-"""Statistics of a stream: one topic of one incarnation of a publisher, whose clock may jump during the stream."""
+"""Statistics of a stream (one topic of one incarnation of a publisher), also if the publisher's clock jumps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ MS = SECOND // 1000
 def test_rate_and_longest_gap_of_messages_that_arrive_in_batches(jump: int) -> None:
     """100 messages at 50 Hz have a pause of 1 s in the middle. A batch arrives every 100 ms; the first is 150 ms late.
 
+    The pause makes one interval 1.02 s long. The 99 intervals of 20 ms and the pause take 2.98 s.
+
     In two cases, the publisher's clock jumps by an hour at message 60. Then only the receive times show the length of
-    the interval before message 60, with an error of up to 0.5 s. 99 intervals of 20 ms and the pause are 2.98 s.
+    the interval before message 60. Their error is up to 0.5 s, the maximum delay of a message.
     """
     stream = None
     for number in range(100):

@@ -22,7 +22,7 @@ Make = Callable[..., Any]
 MS = SECOND // 1000
 
 
-def test_events_and_gaps_have_times_and_repetitions_are_left_out(
+def test_each_event_and_gap_has_a_time_and_a_repeated_event_is_listed_once(
     make_step: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = LifecycleChange("leg", "active", "fault", "hot", 7)
@@ -52,6 +52,7 @@ def test_events_and_gaps_have_times_and_repetitions_are_left_out(
 
 @pytest.mark.parametrize(("steps", "every"), [(1, 1), (4000, 1), (4001, 2), (9000, 4)])
 def test_a_long_recording_shows_each_nth_step(make_step: Make, save: Make, steps: int, every: int) -> None:
+    """A channel has at most 4000 points. With the next point, n doubles."""
     made = entries_of(
         [("sim-0", make_step(action=np.full((1, 2), number, np.float32))) for number in range(steps)], period=20 * MS
     )

@@ -2,11 +2,11 @@
 
     python tests/replay/make_sessions.py [NAME …]
 
-Two sessions are trainings with real processes; in one of them the policy server is killed. The others run in one
-process with a simulated clock and simulated links, so that messages can be lost or late and deadlines can be missed.
+Two sessions are trainings with real processes; in one of them the policy server is killed. Each other session runs in
+one process with a simulated clock and simulated links, so messages can be lost or late, and deadlines can be missed.
 
-If the protocol changes, make the sessions again. If you change only the behaviour, on purpose,
-`td3-robot replay FILE --update` shows the change and stores it.
+If the protocol changes, make the sessions again. If you change only the behaviour, and on purpose, run
+`td3-robot replay FILE --update`. The command shows the changed outputs and stores them as expected outputs.
 """
 
 from __future__ import annotations
@@ -119,8 +119,9 @@ Act = Callable[[], object]
 
 
 def perform(stage: Deployed, acts: Sequence[tuple[int, Act]], paused: Sequence[tuple[str, int, int]], end: int) -> None:
-    """Call each act at its time (ms).
+    """Run the stage until the time ``end`` (ms), then close it.
 
+    ``acts`` lists (TIME, ACT): at TIME (ms), the stage calls the function ACT.
     ``paused`` lists (NODE, BEGIN, END): between BEGIN and END (ms), the node takes no turns.
     """
     waiting = sorted(acts, key=lambda act: act[0])
@@ -248,7 +249,7 @@ def restarted(target: Path) -> None:
         (1600, say("unfreeze")),
         (1650, learn(8)),
         (1700, say("rollback", version=7)),
-        # The newest Step is repeated.
+        # From 1800 to 1960 ms, the server receives the same Step repeatedly.
         (1800, lambda: repeat(stage.server, until=lambda: stage.ms >= 1960)),
         (2100, say("activate", "leg")),
         # The driver leaves and returns during a stop, and during a fault.
@@ -262,7 +263,7 @@ def restarted(target: Path) -> None:
         (2850, lambda: stage.end("leg")),
         (2900, stage.drive),
         (3000, say("activate", "leg")),
-        # A driver may stop all robots. It may send no other command.
+        # The server carries out a driver's stop of all robots, and no other command of a driver.
         (3050, lambda: stage.join("arm")),
         (3100, say("deactivate", by="arm")),
         (3120, say("estop", "leg", by="arm")),
@@ -278,7 +279,7 @@ def restarted(target: Path) -> None:
         (3850, serve(learnt_policy(8))),
         (4000, say("reset")),
         (4050, say("activate")),
-        # The server is killed during a stop of all robots, of one robot, and of a robot that is not connected.
+        # The server is killed while three stops hold: of all robots, of one robot, and of a robot that is absent.
         (4250, say("estop", "leg")),
         (4270, say("estop", "nobody")),
         (4300, say("estop")),
@@ -334,7 +335,7 @@ def takeover(target: Path) -> None:
         (100, act(0.5)),  # refused: the operator does not have the robot
         (200, say("takeover", "leg")),
         *((time, act(1.5 if time < 600 else -0.5)) for time in range(300, 1000, 40)),
-        # The operator is silent from 980 to 1400 ms. The emergency stop at 1700 ms interrupts the driving.
+        # The operator is silent from 980 to 1400 ms. The emergency stop at 1700 ms interrupts the operator's control.
         *((time, act(0.25)) for time in range(1400, 2600, 40)),
         (1700, say("estop")),
         (1900, say("reset")),
@@ -365,7 +366,7 @@ def main(names: list[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / f"{name}.mcap"
             SESSIONS[name](made)
-            # The first replay must find no difference, so --update only attaches the learner's transitions.
+            # The first replay must find no difference. Then --update has only the learner's transitions to attach.
             for words in ((), ("--update",)):
                 if code := td3_robot(["replay", str(made), *words]):
                     return code

@@ -38,7 +38,7 @@ OFFERS = {"offers": sorted(kind.NAME for kind in RECORDED)}  # every node announ
 
 
 class _AtOnce(Copies):
-    """Sends each message to the recorder immediately, so that the last message is recorded too."""
+    """Sends each message to the recorder immediately, not in groups, so that no message stays unsent at the end."""
 
     def offer(self, link: str, message: Message, payload: bytes | None = None) -> None:
         super().offer(link, message, payload)
@@ -50,7 +50,7 @@ class _AtOnce(Copies):
 
 
 class RecordedBus(MemoryBus):
-    """A bus that gives each message that it sends to ``copies``."""
+    """A bus that gives ``copies`` each message that it sends."""
 
     copies: Copies | None = None
 
@@ -74,7 +74,7 @@ class Tape:
         self._begin = time.time_ns()
 
     def of(self, publisher: str, incarnation: int = 0) -> Copies:
-        """Return the copies that record the named node with this incarnation."""
+        """Return the ``Copies`` that record the messages of the node with this name and incarnation."""
         session = ClientLink("recorder", hello("node", publisher, client=0), (), state="welcome")
         session.sent_at = 0.0
         result = _AtOnce(self._wall)

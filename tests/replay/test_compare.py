@@ -56,7 +56,7 @@ def test_a_changed_value_is_found_and_located() -> None:
 
 
 def test_a_change_below_the_tolerance_counts_only_in_exact_mode() -> None:
-    """The tolerance of Action.action is 1e-5 of 1 + |value|."""
+    """The tolerance of ``Action.action`` is 1e-5 · (1 + |value|), so it is 1.5e-5 for the value 0.5."""
     assert wire_fields(Action)["action"].tolerance == 1e-5
     for error, same in ((0.5e-5, True), (4e-5, False)):
         exact, near = both(with_action(actions(), 4, 0.5), with_action(actions(), 4, 0.5 + error))
@@ -84,7 +84,7 @@ def test_nan_is_found() -> None:
 
 
 def test_infinity_is_found() -> None:
-    """If infinity is expected, every other value is a difference, with any tolerance."""
+    """Infinity differs from every other value, although the tolerance grows with the expected value."""
     infinite, other = with_action(actions(), 4, float("inf")), with_action(actions(), 4, float("-inf"))
     for expected, got in ((actions(), infinite), (infinite, actions()), (infinite, other), (other, infinite)):
         for result in both(expected, got):
@@ -120,7 +120,7 @@ def test_a_reordered_pair_is_found() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("weights_version", 2), ("noise_kind", 2), ("noise_seed", 8), ("stamp", 1)]
 )
-def test_integers_are_compared_exactly_even_if_array_values_may_differ(field: str, value: int) -> None:
+def test_integers_are_compared_exactly_even_if_array_values_have_a_tolerance(field: str, value: int) -> None:
     for result in both(actions(), changed(actions(), 4, **{field: value})):
         assert result.counts == {field: 1}
 

@@ -22,7 +22,7 @@ from tests.replay.make_sessions import PENDULUM
 from tests.replay.stages import Stage
 
 
-def test_a_lock_step_session_with_a_replay_file_and_n_step_returns_replays(tmp_path: Path) -> None:
+def test_replay_of_a_lock_step_session_with_a_replay_file_and_n_step_returns_succeeds(tmp_path: Path) -> None:
     """Replay also makes a second learner, which only stores transitions. This learner is always free-running.
 
     A free-running configuration must not combine ``replay_storage: file`` with ``n_step`` 3. So replay must change the

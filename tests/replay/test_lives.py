@@ -38,7 +38,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):Runtime
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Callable[..., Session]:
-    """Returns ``changed(CHANGE, METADATA)``, which copies the deployed session. CHANGE may change or drop an entry."""
+    """Returns ``changed(CHANGE, METADATA)``, which copies the deployed session. CHANGE gets each entry.
+
+    The copy holds what CHANGE returns. For None, it lacks the entry.
+    """
 
     def make(change: Change, metadata: Mapping[str, str] | None = None) -> Session:
         session = Session([DEPLOYED])
@@ -66,8 +69,8 @@ def test_a_missing_turn_ends_the_comparison(changed: Callable[..., Session]) -> 
     assert report.turns == 600
     assert 4 < states < ALL
     assert any("turn 600 is not recorded" in note for note in report.notes)
-    # Of the 166 Actions after the gap, 100 are not compared: 81 safe actions, and 19 Actions of two policies that
-    # Commands loaded. The recording contains no Weights of these policies.
+    # After the gap, replay rebuilds turns from Steps and Weights, and compares 66 of 166 Actions. It leaves out 81 safe
+    # actions, and 19 Actions of two policies that Commands loaded: the recording contains no Weights of these policies.
     assert sum(c.compared for c, _ in report.comparisons if c.topic == "action") == ALL_ACTIONS - 100
 
 
@@ -100,7 +103,7 @@ def test_a_missing_output_of_the_last_turn_before_a_gap_is_no_difference(
 
 
 def test_a_missing_step_is_restored_from_a_turn_that_contains_it(changed: Callable[..., Session]) -> None:
-    """A driver may be killed before its Step is recorded."""
+    """A driver can be killed before its Step is recorded. The policy server's Turn holds a copy of the Step."""
     report, states = policy(changed(without("leg", "step", 100)))
     assert report.same
     assert states == ALL
@@ -115,7 +118,8 @@ def test_a_missing_input_ends_the_comparison(changed: Callable[..., Session]) ->
     assert any("command" in note and "is not recorded" in note for note in report.notes), report.notes
 
 
-def test_an_unrecorded_answer_is_no_difference(changed: Callable[..., Session]) -> None:
+def test_answers_that_the_recorder_missed_are_no_difference(changed: Callable[..., Session]) -> None:
+    """A jump in the sequence of the Actions shows that the recorder missed two Actions."""
     report, states = policy(changed(without("policy", "action", 17, 18)))
     assert report.same
     assert states == ALL
@@ -140,8 +144,8 @@ def _turn(inputs: list[object], now: float = 3.0) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("turn", "words"),
     [
-        (_turn([["#00", "step", {"named": [[1]]}]]), "policy/turn 50: turn: step is named [[1]]; needed is a list"),
-        (_turn([["#00", "step", {"named": 5}]]), "policy/turn 50: turn: step is named 5; needed is a list"),
+        (_turn([["#00", "step", {"named": [[1]]}]]), "policy/turn 50: turn: 'named' of step is [[1]]; needed is a"),
+        (_turn([["#00", "step", {"named": 5}]]), "policy/turn 50: turn: 'named' of step is 5; needed is a list"),
         (_turn([], 1e305), "turn 51 of policy: OverflowError in lifecycle.py, line "),
     ],
 )
@@ -203,7 +207,9 @@ def test_an_invalid_start_gives_a_one_line_error(
     assert error.count("\n") == 1
 
 
-def test_a_message_that_is_not_recorded_is_a_difference(changed: Callable[..., Session]) -> None:
+def test_messages_of_a_topic_that_the_recording_lacks_are_a_difference(changed: Callable[..., Session]) -> None:
+    """The policy server gives 20 Latches, and the driver 331 MotorCommands, which have the topic ``told``."""
+
     def silent(it: Entry) -> Entry | None:
         return None if it.topic in ("told", "latches") else it
 

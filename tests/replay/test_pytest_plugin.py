@@ -75,7 +75,7 @@ def test_a_folder_without_any_collected_recording_is_an_error(project: Path) -> 
     assert f"ERROR: td3_robot_sessions: {str(sessions)!r} is not a folder" in result.stderr
 
 
-def test_a_link_to_a_recording_elsewhere_is_a_test(project: Path, tmp_path: Path) -> None:
+def test_a_symbolic_link_to_a_recording_elsewhere_is_collected_as_a_test(project: Path, tmp_path: Path) -> None:
     (tmp_path / "annex").write_bytes(RECORDING.read_bytes()[:1000])
     (project / "tests" / "sessions" / "linked.mcap").symlink_to(tmp_path / "annex")
     result = run(project)

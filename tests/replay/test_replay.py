@@ -60,7 +60,7 @@ def test_policy_actions_are_bit_exact_across_a_change_of_weights(
 
 
 def test_a_topic_with_two_kinds_of_comparison_is_compared_as_a_whole(acted: Make, save: Make) -> None:
-    """Replay compares 20 Actions bit for bit and 10 within tolerances. No Action is left over."""
+    """Replay compares 20 Actions bit for bit and 10 within tolerances, so ``not_compared`` lists no Action."""
     report = Outcome()
     report.add(Comparison("action", 20), "bit for bit")
     report.add(Comparison("action", 10), "within the tolerances")
@@ -69,7 +69,7 @@ def test_a_topic_with_two_kinds_of_comparison_is_compared_as_a_whole(acted: Make
 
 
 def test_a_step_recorded_after_its_action_does_not_change_the_result(acted: Make, save: Make) -> None:
-    """The recorder receives each link's messages separately. In this recording, each Action comes before its Step."""
+    """The recorder receives each node's messages separately, so an Action can come before its Step. Here, all do."""
     entries = entries_of(acted(30))
     for at in range(len(entries) - 1):
         if (entries[at].topic, entries[at + 1].topic) == ("step", "action"):

@@ -362,7 +362,7 @@ def a_restart_does_not_restore_stops_by_name(patch: Patch) -> None:
 
 
 def without(state: SafetyState, cause: Cause) -> SafetyState:
-    """Return the state. If the server's stop, fault or inactivity has this cause, remove it."""
+    """Return the state. Leave out the server's stop, fault or inactivity if ``cause`` is its cause."""
     return dataclasses.replace(state, server=None) if state.server and state.server.cause is cause else state
 
 
@@ -482,7 +482,7 @@ def is_found(patch: Patch, name: str, core: str, mistake: Callable[[Patch], None
 def test_update_changes_only_the_references_of_the_changed_core(
     monkeypatch: Patch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only the changed core gets new expected outputs. The other cores keep the recorded outputs as their inputs."""
+    """Only the changed core gets new expected outputs. The inputs of the other cores stay as recorded."""
     path = tmp_path / "deployed.mcap"
     path.write_bytes((SESSIONS / "deployed.mcap").read_bytes())
     stops_by_name_do_not_latch(monkeypatch)

@@ -106,7 +106,7 @@ def test_later_parts_of_a_session_show_no_difference(path: Path, tmp_path: Path)
     assert compared > 20
 
 
-def test_replay_compares_all_topics_except_those_in_around() -> None:
+def test_replay_compares_every_topic_that_the_table_around_does_not_list() -> None:
     """Replay does not compare handshakes, some Statuses, Evaluations, and messages that no core has sent.
 
     On another kind of machine, replay does not compare learned results. Notes in the report name these results.
@@ -296,8 +296,8 @@ def differing(name: str, core: str) -> dict[str, int]:
 def test_a_changed_reward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of 1046 rewards changes by 0.01.
 
-    Between machines, a reward may differ by 1e-4 · (1 + |reward|). Pendulum's rewards are at least -16.3, so the
-    allowed difference is below 1.8e-3.
+    Replay on another machine allows a difference of 1e-4 · (1 + |reward|). Pendulum's rewards are between -16.3 and 0,
+    so the allowed difference is below 1.8e-3.
     """
     unchanged, made = VectorEnvironment._continue, itertools.count()
 

@@ -232,7 +232,7 @@ def linear_policy(spec: RobotSpec, gains: Float32, file: Path) -> None:
 
     Args:
         spec: specification of the robot. Its actions have the limits -1 and 1.
-        gains: float32[A, O].
+        gains: float32[A, O], for A actions and O observations.
     """
     size = spec.observation_size
     hidden = (2 * size,)  # one ReLU for the positive part of each observation, and one for its negative part
@@ -243,7 +243,10 @@ def linear_policy(spec: RobotSpec, gains: Float32, file: Path) -> None:
 
 
 def moves(console: Console, topic: str = "/commands", driver: str = f"/{DRIVER}") -> None:
-    """Wait until a policy moves the robot. Activate an inactive driver: late data may have made the driver inactive."""
+    """Wait until a policy moves the robot. Activate the driver if it is ``inactive``.
+
+    Late data can cause a fault of the driver, and ROS 2 reports a fault as ``inactive``.
+    """
 
     def check() -> bool:
         if acts(console, driver):

@@ -59,7 +59,7 @@ def wait_for_policy_state(console: Console, words: str) -> None:
 
 
 def test_each_channel_gets_its_value_in_any_order_of_the_joints(world: World) -> None:
-    """The joints do not move, but each JointState lists them in another order. So all commands must be equal."""
+    """The joints stand still, so all commands must be equal, although each JointState has another order of joints."""
     spec = RobotSpec(
         "Leg",
         tuple(Channel(name, "1", -10.0, 10.0) for name in ("hip", "ankle", "pitch_rate", "foot")),
@@ -96,7 +96,7 @@ def test_each_channel_gets_its_value_in_any_order_of_the_joints(world: World) ->
     taken: list[list[float]] = []
     poll_until(lambda: taken.extend(console.take("/commands")) or len(taken) >= 200, lambda: f"{len(taken)} commands")
     assert all(value == pytest.approx(expected, abs=1e-5) for value in taken)
-    orders: set[tuple[str, ...]] = set()  # three joints have 6 orders; the console may discover this topic late
+    orders: set[tuple[str, ...]] = set()  # three joints have 6 orders; poll: the console may find this topic late
     poll_until(
         lambda: orders.update(map(tuple, console.take("/joint_states"))) or len(orders) == 6,
         lambda: f"orders: {orders}",
@@ -104,12 +104,12 @@ def test_each_channel_gets_its_value_in_any_order_of_the_joints(world: World) ->
 
 
 def control(world: World, commands: int) -> float:
-    """Let the policy bring the hip to 0, until the robot has got ``commands`` commands.
+    """Let the policy control the robot until ``commands`` commands have come. The hip must then be at 0.
 
     Returns:
         Commands per second.
     """
-    configure(world, stale_ms=3000, action_deadline_ms=3000)  # a busy test machine may pause a process
+    configure(world, stale_ms=3000, action_deadline_ms=3000)  # long: a busy machine can pause a process
     robot = world.robot()
     console = world.console()
     world.server()
@@ -135,10 +135,10 @@ def test_the_policy_controls_the_robot_through_ros(hip: World) -> None:
 
 @pytest.mark.slow
 def test_the_policy_controls_the_robot_for_a_minute_at_100_hz(hip: World) -> None:
-    assert control(hip, commands=6000) > 50  # Hz; a busy test machine delays periods
+    assert control(hip, commands=6000) > 50  # Hz, not 100, because a busy test machine delays periods
 
 
-def test_a_killed_publisher_leads_to_the_safe_action_until_a_person_activates(hip: World) -> None:
+def test_a_killed_publisher_leads_to_the_safe_action_until_a_person_activates_the_driver(hip: World) -> None:
     robot = hip.robot()
     console = hip.console()
     hip.server()
@@ -279,7 +279,7 @@ def test_the_lifecycle_of_the_driver_reaches_ros(hip: World) -> None:
     wait_for_state(console, "active")
     figures = {"age of joint_states (s)", "transitions", "lag_max_s"}
 
-    def reports_figures() -> bool:  # the driver may report before its first period
+    def reports_figures() -> bool:  # a report from before the first period has no figures
         newest = console.newest("/diagnostics") or []
         return any(it["name"] == f"{NODE}: data" and figures <= set(it["values"]) for it in newest)
 

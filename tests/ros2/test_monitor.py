@@ -135,7 +135,7 @@ def test_a_robot_appears_as_ros_topics(ros: World, command: Callable[..., Comman
 def test_a_new_remark_without_a_new_topic_is_printed(
     ros: World, command: Callable[..., Command], make_step: Callable[..., Step], save: Callable[..., Path]
 ) -> None:
-    """The robot starts again without one of its channels. This gives a new remark, but no new topic."""
+    """The robot restarts with one channel fewer. So the monitor has a new remark about channels, but no new topic."""
     hip, height = Channel("hip.position", "rad", -9.0, 9.0), Channel("torso.height", "m", -9.0, 9.0)
     messages: list[tuple[str, Message]] = []
     for channels in ((hip, height), (height,)):
@@ -150,7 +150,8 @@ def test_a_new_remark_without_a_new_topic_is_printed(
     command("play", str(save("a.mcap", entries_of(messages, 2 * SECOND))), "--monitor", "ipc://m")
     monitor.wait_for("^leg: 1 of 3 channels are in no joint message: torso.height;")
     monitor.wait_for(
-        "^leg: no /leg/robot_0/joint_states, because no observation has a name like JOINT.position: torso.height"
+        "^leg: no /leg/robot_0/joint_states, because no observation has a name like JOINT.position; "
+        "in no joint message: torso.height"
     )
 
 

@@ -12,7 +12,7 @@ from tests.ros2.test_driver import wait_for_safe
 
 
 def test_an_operator_drives_by_a_topic_and_by_a_joystick(hip: World) -> None:
-    hip.configure(safety=SAFETY, ros2=HIP_SECTION, policy={"operator_deadline_ms": 2000})  # a busy test machine is slow
+    hip.configure(safety=SAFETY, ros2=HIP_SECTION, policy={"operator_deadline_ms": 2000})  # long, for a busy machine
     hip.robot()
     console = hip.console()
     hip.server()
@@ -40,7 +40,7 @@ def test_an_operator_drives_by_a_topic_and_by_a_joystick(hip: World) -> None:
         lambda: str(console.newest(state)),
     )
     console.take("/commands")
-    wait_for_safe(console)  # no message comes on the topic
+    wait_for_safe(console)  # the test has stopped publishing on the topic
     poll_until(follows_joystick, lambda: f"the last command is {console.newest('/commands')}")
     console.publish("/td3_robot_operator/commands", [0.25, 0.5])
     operator.wait_for(r"commands: \[0.25, 0.5\] is not an action; allowed: 1 finite number\(s\)")

@@ -64,7 +64,7 @@ def play(node: Any, file: str) -> None:
     for topic, _, data in messages:
         publishers[topic].publish(bytes.fromhex(data))
     print("played", flush=True)
-    rclpy.spin(node)  # the subscriber may request lost messages again
+    rclpy.spin(node)  # do not exit yet, because a subscriber may ask for lost messages
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def test_processes_of_a_training_follow_the_configuration() -> None:
         "sim-2",
     ]
     recorded = configuration.parse({"record": True})
-    # The recorder starts before the others.
+    # The recorder starts before all other processes.
     assert next(item.name for item in launch.expand(description, recorded)) == "recorder"
     assert [item.name for item in launch.expand(description, Config())][-1] == "evaluator"
     assert [item.name for item in launch.expand(description, Config()) if item.row.ends_run] == ["learner"]
@@ -92,7 +92,7 @@ def test_unknown_configuration_key_is_refused(tmp_path: Path) -> None:
         launch.expand(launch.load(str(file)), Config())
 
 
-def test_count_must_be_the_key_of_a_number(tmp_path: Path) -> None:
+def test_count_must_name_a_configuration_key_whose_value_is_a_number(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("processes: {a: {module: json, count: task, ends_run: true}}\nevaluate: json")
     with pytest.raises(ConfigError, match="count of process 'a' is 'task', which is not the key of a number"):

@@ -34,13 +34,13 @@ def record(text: str) -> logging.LogRecord:
 def test_lines_are_written_in_their_order(pipe: tuple[int, int]) -> None:
     log = logs.LogQueue(pipe[1])
     for number in range(5):
-        log.handle(record(f"line {number} \udce9"))  # Python's character for a byte of a file name that is not UTF-8
+        log.handle(record(f"line {number} \udce9"))  # how Python stores the byte E9 in a file name that is not UTF-8
     log.flush()
     assert os.read(pipe[0], 1000).decode().splitlines() == [f"line {number} \\udce9" for number in range(5)]
 
 
 def test_without_a_reader_lines_are_dropped_and_counted(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 20 lines of 1 KiB, the pipe holds 4, the thread 1 and the queue 3."""
+    """Of 20 lines of 1 KiB, the pipe holds 4, the thread 1 and the queue 3. The other 12 are dropped."""
     monkeypatch.setattr(logs, "_MOST_WAITING", 3)
     log = logs.LogQueue(pipe[1])
     for number in range(20):
@@ -135,7 +135,7 @@ def test_a_standard_error_closed_by_python_gets_nothing() -> None:
     assert logged("sys.stderr.close(); logs.begin('leg'); log.info('a line'); logs.last_words('the last')") == []
 
 
-def test_a_standard_error_closed_by_the_shell_is_not_an_error(tmp_path: Path) -> None:
+def test_a_log_call_does_no_harm_if_the_shell_has_closed_standard_error(tmp_path: Path) -> None:
     """The next file that the process opens gets descriptor 2. The log must not write to this file."""
     code = (
         "import sys, logging; from td3_robot.runtime import logs\n"

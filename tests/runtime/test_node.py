@@ -85,7 +85,7 @@ def test_without_a_deadline_the_node_polls_for_the_whole_timeout(node: tuple[Nod
 
 
 def test_node_polls_until_shortly_before_a_deadline_and_then_sleeps(node: tuple[Node, Clock, FakeBus]) -> None:
-    """The deadline is in 70 ms. The node polls for 50 ms and 18 ms, sleeps for 2 ms, then polls without waiting."""
+    """The deadline is in 70 ms. The node polls for 50 ms and then 18 ms, sleeps for 2 ms, and polls without waiting."""
     it, clock, _ = node
     deadline = 100.07
     while clock.now < deadline:

@@ -116,7 +116,7 @@ def test_the_line_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_eta_waits_for_a_typical_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At first the line shows ``ETA -``, because a learner is slow after its start, resume or restart."""
+    """A learner is slow after its start, resume or restart. So the line shows ``ETA -`` for the next 10 s."""
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     stream = io.StringIO()

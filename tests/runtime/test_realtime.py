@@ -16,7 +16,7 @@ from td3_robot.errors import ConfigError
 from td3_robot.runtime.realtime import apply
 
 _ASK = """
-import ctypes, gc, json, os, resource, sys  # before setuid, because the new user may not read Python's files
+import ctypes, gc, json, os, resource, sys  # before setuid, because the new user cannot always read Python's files
 from td3_robot.config.realtime import RealtimeConfig
 from td3_robot.runtime.realtime import apply
 if sys.argv[2] == "unprivileged":

@@ -181,7 +181,7 @@ def test_a_learner_that_loses_the_storage_during_an_upload_changes_nothing_there
     with monkeypatch.context() as context:
 
         def slow(source: str, target: str) -> None:
-            context.undo()  # ``other`` uses the same file system object
+            context.undo()  # ``other`` shares this file system object, and its upload must not call slow()
             upload(source, target)
             other.claim(RunFolder(run), newer=True)
             other.push(tmp_path / "other", {})
@@ -202,7 +202,7 @@ def test_a_resume_works_after_a_claim_that_ended_before_it_changed_the_storage(c
     assert (run / FIRST).exists()
 
 
-def test_a_folder_that_holds_files_of_nobody_is_refused_as_storage(run: Path, tmp_path: Path) -> None:
+def test_a_folder_that_holds_files_but_has_no_owner_is_refused_as_storage(run: Path, tmp_path: Path) -> None:
     """The URL names the folder of another run. A slash at the end of the URL makes no difference."""
     overrides = [f"cluster.storage=file://{run}/"]
     with pytest.raises(ConfigError, match="which holds another run; allowed: an empty folder"):
@@ -317,7 +317,7 @@ def test_the_error_names_a_protocol_without_its_package(tmp_path: Path, monkeypa
         new_run("pendulum", ["cluster.storage=s3://bucket/walker"], tmp_path / "run", cluster=True)
 
 
-def test_a_replay_buffer_in_a_file_is_refused_with_a_storage(place: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_storage_cannot_have_a_replay_buffer_in_a_file(place: Path, tmp_path: Path) -> None:
     settings = [f"cluster.storage=file://{place}", "learner.replay_storage=file"]
     with pytest.raises(
         ConfigError, match=r"^learner\.replay_storage is 'file'; with cluster\.storage it must be memory"

@@ -24,7 +24,7 @@ from td3_robot.runtime.training import train
 
 
 class OneLostHost(Hosts):
-    """The simulator has lost its host. With ``room``, another host has joined and can start the simulator."""
+    """The simulator has lost its host. If ``room`` is true, another host has joined and can start the simulator."""
 
     def __init__(self, run: Path, simulator: Process) -> None:
         super().__init__(run)
@@ -71,7 +71,7 @@ def test_the_loss_of_a_host_counts_as_one_death(tmp_path: Path) -> None:
 def test_a_stop_reports_everything_learned_as_saved_only_if_the_learner_ended_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str | None, saved: str
 ) -> None:
-    """``stop`` replaces ``Supervisor.supervise``: after Ctrl-C, the learner has ended by itself with ``code``."""
+    """``stop`` replaces ``Supervisor.supervise``. It acts as if the learner had ended with ``code`` after a Ctrl-C."""
     run = RunFolder.create(tmp_path / "run", Config())
     (run.checkpoints / "checkpoint-000000000100.safetensors").touch()
 
@@ -96,9 +96,9 @@ def test_a_stop_reports_everything_learned_as_saved_only_if_the_learner_ended_we
 
 
 def test_a_ready_process_that_reports_its_failure_still_counts_as_ready(tmp_path: Path) -> None:
-    """If the process did not count as ready, the supervisor could end the run before the process restarts.
+    """Later than READY_TIMEOUT after its start, a process must count as ready, or the supervisor ends the run.
 
-    The supervisor ends a run if a process is not ready READY_TIMEOUT after its start.
+    So a failure must not make the process unready. Otherwise, the run could end before the process restarts.
     """
     run = RunFolder.create(tmp_path / "run", Config())
     child = Child(Process("sim-0", ProcessRow(module="sims")), run, Hosts(run.path))

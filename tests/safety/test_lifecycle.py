@@ -142,7 +142,7 @@ def test_the_watchdog_fires_after_its_deadline() -> None:
 
 
 def test_automatic_recovery_needs_feeds_without_a_gap() -> None:
-    """Recovery needs 0.3 s of feeds at most 0.1 s apart. The gap from 2.2 to 2.35 starts the 0.3 s again."""
+    """Recovery needs feeds for 0.3 s, with no gap above 0.1 s. The 0.3 s begin anew after the gap from 2.2 to 2.35."""
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1, 0.3)
     watchdog.feed(1.0)

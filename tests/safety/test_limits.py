@@ -36,7 +36,7 @@ def test_settings_match_a_hand_calculation(spec: RobotSpec) -> None:
     """In a period of 0.02 s, 5 N/s is a step of 0.1 N. The blend of 10 Hz is 1 - exp(-2π·10·0.02) = 0.71539."""
     robot = SafetyConfig(limits=(-0.8, 2.0), rate={"left": 5.0}, low_pass=10.0, safe_action={"left": 0.5})
     envelope = joined(robot, NOTHING, spec)
-    assert envelope.low.tolist() == pytest.approx([-0.8, -0.5])  # one pair for all channels is cut to the specification
+    assert envelope.low.tolist() == pytest.approx([-0.8, -0.5])  # the pair is clipped to each channel's limits
     assert envelope.high.tolist() == pytest.approx([2, 0.5])
     assert envelope.step is not None
     assert envelope.step.tolist() == pytest.approx([0.1, math.inf])
@@ -52,7 +52,7 @@ def test_settings_match_a_hand_calculation(spec: RobotSpec) -> None:
     [
         (NOTHING, NOTHING, 30),
         (SafetyConfig(reset_timeout_ms=5000), SafetyConfig(reset_timeout_ms=2000), 2),
-        (SafetyConfig(reset_timeout_ms=5, observation_deadline_ms=100), NOTHING, 0.1),  # at least the deadline
+        (SafetyConfig(reset_timeout_ms=5, observation_deadline_ms=100), NOTHING, 0.1),  # raised to the deadline
     ],
 )
 def test_the_reset_timeout_is_the_shorter_setting_or_30_seconds(
@@ -104,7 +104,7 @@ Configs = st.builds(
 
 
 @given(Configs, Configs)
-def test_joined_settings_are_at_least_as_strict_as_each_of_them(robot: SafetyConfig, policy: SafetyConfig) -> None:
+def test_joining_never_loosens_a_setting_of_robot_or_policy(robot: SafetyConfig, policy: SafetyConfig) -> None:
     def bounds(first: SafetyConfig, second: SafetyConfig) -> Any:
         try:
             envelope = joined(first, second, SPEC)

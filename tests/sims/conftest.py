@@ -1,4 +1,4 @@
-"""Makes environments with scripted episodes, and randomized robots."""
+"""Functions that make randomized robots, and environments with scripted episodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from td3_robot.specs import Float32, RobotSpec
 
 
 class Scripted:
-    """A script gives the length and the ending of each episode. The observation is (episode, step, action[0])."""
+    """An environment. A script sets each episode's length, and whether it ends as terminated or truncated.
+
+    The observation is (episode, step, action[0]).
+    """
 
     concurrent = False
 

@@ -244,7 +244,7 @@ for delay in range(1, 21):
     assert set(ends) == {"this physics world is closed, or the user closed its window"}
 
 
-def test_the_interpreter_ends_while_threads_step() -> None:
+def test_the_interpreter_can_end_while_threads_step() -> None:
     code = """
 import threading
 from td3_robot_sims.backends.bullet.world import World

@@ -47,8 +47,8 @@ def one(outputs: list[Output]) -> Step:
     return step
 
 
-def test_every_step_of_an_episode_goes_to_both_servers(make_core: Callable[..., SourceCore]) -> None:
-    """The episode has three steps. The second Step has the identity of the Action that led to it."""
+def test_every_step_of_an_episode_goes_to_policy_server_and_learner(make_core: Callable[..., SourceCore]) -> None:
+    """The episode has three steps. The second Step names the Action that led to it, with weights and noise."""
     core = make_core()
     assert core.step([], 0.0) == []  # no Throttle has allowed a step yet
     first = one(core.step([throttle(100)], 1.5))
@@ -102,7 +102,7 @@ def test_the_core_sends_unprocessed_steps_again_to_a_new_server(make_core: Calla
     core.step([action(0)], 0.2)
     core.step([action(1)], 0.2)  # the core has the Action, but waits for the learner
     assert core.step([welcome("policy")], 0.3) == []
-    # The new learner has processed no Step. What the previous learner allows does not count.
+    # The new learner has processed no Step. The Throttle of the previous learner does not count.
     again = core.step([throttle(2), welcome("learner")], 0.4)
     assert [step.sequence for step in steps(again)] == [0, 1]
     assert {to for to, _ in again} == {"learner"}
@@ -142,7 +142,7 @@ def test_the_core_sends_the_step_again_if_no_action_arrives(make_core: Callable[
     assert core.counters["asked_again"] == 1
 
 
-def test_a_lockstep_step_names_the_weights_version_of_the_throttle(make_core: Callable[..., SourceCore]) -> None:
+def test_in_lockstep_a_step_names_the_weights_version_of_the_throttle(make_core: Callable[..., SourceCore]) -> None:
     core = make_core(lockstep=True)
     [first] = steps(core.step([throttle(9, answers=0, version=4)], 0.0))
     assert first.needs_version == 4

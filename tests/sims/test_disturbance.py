@@ -22,7 +22,7 @@ def disturbance(spec: RobotSpec, seed: int, **content: Any) -> Disturbance:
 
 
 @pytest.mark.parametrize("latency", [0, 1, 4])
-def test_latency_delays_actions_by_this_number_of_periods(spec: RobotSpec, latency: int, seed: int) -> None:
+def test_a_latency_of_n_delays_actions_by_n_periods(spec: RobotSpec, latency: int, seed: int) -> None:
     late = disturbance(spec, seed, action_latency=[latency, latency])
     assert late.world == {"action_latency": latency}
     sent = [np.array([number, 0.25], np.float32) for number in range(1, 10)]
@@ -49,14 +49,14 @@ def test_jitter_delays_each_action_and_drops_overtaken_actions(spec: RobotSpec, 
         assert seen >= newest, "an old action replaced a newer one"
         newest = seen
         ages.append(number - seen)
-    # An action arrives after 1, 2 or 3 periods, so the robot applies one of the three actions before the newest.
+    # An action arrives after 1, 2 or 3 periods, so the applied action is 1, 2 or 3 periods older than the newest.
     assert set(ages[5:]) == {1, 2, 3}
 
 
 def test_a_task_gets_the_delayed_action() -> None:
     """A Pendulum with a latency of 2 periods equals one without latency that starts with two zero actions."""
     late, plain = make("gymnasium:Pendulum-v1", 3, action_latency=[2, 2]), tasks.make("gymnasium:Pendulum-v1", 3)
-    # Randomization draws four numbers, so the plain robot draws four too.
+    # Randomization draws four numbers. The plain robot draws four too, so that all later draws are equal.
     plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]
     np.testing.assert_array_equal(late.reset(), plain.reset())
     sent = [np.array([value], np.float32) for value in (2.0, -1.0, 0.5, 1.5, -2.0)]
@@ -93,7 +93,7 @@ def test_noise_has_the_drawn_standard_deviation(seed: int) -> None:
 
 def test_readings_stay_within_the_limits_of_their_channels_and_rewards_have_no_noise(seed: int) -> None:
     noisy, plain = make("Walker2D", seed, sensor_noise={"all": [9, 9]}), tasks.make("Walker2D", seed)
-    # Randomization draws four numbers, so the plain robot draws four too.
+    # Randomization draws four numbers. The plain robot draws four too, so that all later draws are equal.
     plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]
     noisy.reset()
     plain.reset()

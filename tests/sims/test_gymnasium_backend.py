@@ -45,7 +45,7 @@ for name, keys in {"Asymmetric-v0": {"max_episode_steps": 4}, "Endless-v0": {}}.
 
 @pytest.mark.parametrize("task", TASKS)
 def test_numbers_equal_those_of_gymnasium(task: str) -> None:
-    ours = tasks.make(f"gymnasium:{task}")  # first, because tasks.make() filters the warnings of Box2D's import
+    ours = tasks.make(f"gymnasium:{task}")  # made first: tasks.make() ignores the warnings of Box2D's import
     original = gymnasium.make(task)
     random = np.random.default_rng(0)
     for episode in range(3):
@@ -175,7 +175,7 @@ def test_a_task_that_draws_only_a_window_has_no_pictures(monkeypatch: pytest.Mon
     ("task", "identity"), [("gymnasium:m:Pendulum-v1", "Pendulum-v1"), ("discrete:CartPole-v1", None)]
 )
 def test_only_a_continuous_task_has_a_gymnasium_id(task: str, identity: str | None) -> None:
-    """A discrete task takes scores as actions. Gymnasium's environment takes integers, so its ID does not fit."""
+    """``discrete:CartPole-v1`` has no ID, because its actions are scores. Gymnasium's CartPole-v1 takes integers."""
     backend, name = tasks.find(task)
     assert backend.gymnasium_id(name) == identity
 

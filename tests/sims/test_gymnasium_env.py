@@ -26,7 +26,7 @@ ROBOTS = [f"td3_robot/{name}-v0" for name in tasks.names()]
 @pytest.mark.parametrize("name", ROBOTS)
 def test_checkers_find_no_problem(name: str) -> None:
     environment = gymnasium.make(name, render_mode="rgb_array", width=48, height=32)
-    # Warnings are errors here. Gymnasium's render check opens a window, but a test has no display.
+    # pytest turns the checkers' warnings into errors. The render check opens a window, for which a test has no display.
     gymnasium_check(environment.unwrapped, skip_render_check=True)
     environment.reset()
     env_render_passive_checker(environment.unwrapped)

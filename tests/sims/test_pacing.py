@@ -36,7 +36,7 @@ def action(answers: int, *values: float) -> tuple[str, Message]:
     return "policy", Action("sim-0", 2, answers, 0, np.array([values], np.float32), 7, 1, 99)
 
 
-THROTTLE: tuple[str, Message] = ("learner", Throttle("sim-0", 2, 0, 0, 0, 0))  # allows nothing
+THROTTLE: tuple[str, Message] = ("learner", Throttle("sim-0", 2, 0, 0, 0, 0))  # allows no transitions
 
 
 def one(outputs: list[Output]) -> Step:
@@ -142,7 +142,7 @@ def test_a_slow_learner_delays_no_robot(make_core: Callable[..., SourceCore]) ->
 
 
 def test_steps_for_an_absent_learner_are_kept_up_to_a_limit(make_core: Callable[..., SourceCore]) -> None:
-    """The core publishes Steps 0 to QUEUE_LENGTH + 9. It drops and counts the oldest nine Steps."""
+    """The core makes QUEUE_LENGTH + 10 Steps, keeps the newest QUEUE_LENGTH + 1, and counts the nine dropped Steps."""
     core = make_core(length=10**6)
     core.step([THROTTLE], 1.0)
     for number in range(1, QUEUE_LENGTH + 10):
@@ -163,7 +163,7 @@ def test_missed_deadlines_are_counted(make_core: Callable[..., SourceCore]) -> N
 
 
 def test_a_simulated_robot_has_a_watchdog_too(scripted: Callable[..., Any], spec: RobotSpec) -> None:
-    """The deadline is 50 ms. After the Action at 1.01 s, the next one comes at 1.09 s, which is too late."""
+    """``action_deadline_ms`` is 50. After the Action at 1.01 s, the next Action comes at 1.09 s, which is too late."""
     envs = VectorEnvironment(lambda _: scripted([(100, True, False)]), 1, 0, "sim-0", 2)
     guard = Guard(spec, "sim-0", SafetyConfig(action_deadline_ms=50, safe_action={"left": 2.0}))
     core = SourceCore(envs, "sim-0", 2, lockstep=False, pacing=RealTime(spec, "hold"), guard=guard)
@@ -175,7 +175,7 @@ def test_a_simulated_robot_has_a_watchdog_too(scripted: Callable[..., Any], spec
     assert one(core.step([], 1.10)).origin == ActionOrigin.SAFE
 
 
-def test_an_emergency_stop_holds_at_full_speed(scripted: Callable[..., Any]) -> None:
+def test_at_full_speed_an_emergency_stop_prevents_steps_until_reset_and_activate(scripted: Callable[..., Any]) -> None:
     envs = VectorEnvironment(lambda _: scripted([(100, True, False)]), 1, 0, "sim-0", 2)
     core = SourceCore(envs, "sim-0", 2, lockstep=False)
     core.step([("learner", Throttle("sim-0", 2, 0, 100, 0, 0))], 1.0)

@@ -49,7 +49,7 @@ def test_cost_uses_the_action_before_clipping(robot: Locomotion) -> None:
         seen.append((outcome.observation, robot.reward_terms()["electricity"]))
     (limited, cost), (beyond, higher_cost) = seen
     np.testing.assert_array_equal(limited, beyond)
-    # Actions of size s cost power·s + current·s². The current has the weight -0.1, or -0.425 for the Humanoid.
+    # If each value of the action is s, ``electricity`` is power·s + current·s². Here s is 1, then 3.
     current = -0.425 if robot.spec.name == "Humanoid" else -0.1
     assert higher_cost == pytest.approx(3 * (cost - current) + 9 * current, rel=1e-5)
 

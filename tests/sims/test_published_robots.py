@@ -1,4 +1,4 @@
-"""The robots give the same observations as those of pybullet_envs_gymnasium 0.6.0, and rewards within 1e-6."""
+"""The robots give the same observations as pybullet_envs_gymnasium 0.6.0. The rewards differ by at most 1e-6."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_published(task: str) -> gymnasium.Env[Any, Any]:
 
 
 def policies(task: str, seed: int) -> list[Policy]:
-    """Return a policy for each episode. Some make the robot fall. With ``Stand`` the robot reaches the time limit."""
+    """Return a policy for each episode. Some policies make the robot fall. ``Stand`` reaches the time limit."""
     if task == "HalfCheetah":  # every episode lasts until the time limit
         return [Random(seed, 1.5), Stand(task, seed)]
     falls: list[Policy] = [Random(seed, 1.0), Random(seed, 1.5)]
@@ -82,7 +82,7 @@ def test_episodes_equal_the_package(pair: tuple[str, gymnasium.Env[Any, Any], En
             *differences, end = episode_lines(published, ours, policy, seed if number == 0 else None)
             assert differences == [], f"{task}, seed {seed}, episode {number}: {differences[:5]}"
             ends.append(end)
-    # Episodes must have ended in both ways, unless this robot has only one.
+    # Some episodes must terminate, except with HalfCheetah. Some must be truncated, except with the Humanoid.
     assert task == "HalfCheetah" or ends.count("terminated") >= 2, ends
     assert task == "Humanoid" or ends.count("truncated") >= len(SEEDS), ends
 
@@ -95,7 +95,7 @@ def test_humanoid_reaches_its_time_limit_as_in_the_package() -> None:
     ends = []
     for seed in SEEDS:
         for gravity in (-0.1, physics.GRAVITY):
-            published.unwrapped.scene.cpp_world.gravity = gravity  # the package sets it at each reset
+            published.unwrapped.scene.cpp_world.gravity = gravity  # the package applies this value at each reset
             ours._world.client.configure(
                 gravity, CONTROL_PERIOD, physics.SUBSTEPS, physics.SOLVER_ITERATIONS, physics.CONTACT_ERP
             )

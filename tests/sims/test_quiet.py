@@ -1,4 +1,4 @@
-"""``without_lines`` drops lines with the given beginnings, also those that C code writes, and no others."""
+"""``without_lines`` drops only the lines that start with a given text, even if C code writes the lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Randomized worlds: physics parameters, pushes, seeds and saved states. Without randomization nothing changes."""
+"""Randomized worlds: physics parameters, pushes, seeds and saved states. An empty randomization changes no result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def world_of(robot: Locomotion) -> World:
 
 
 def act(robot: Any, seed: int, steps: int) -> list[Any]:
-    """Return the outcomes of random actions, and the start and world of each new episode."""
+    """Return the outcomes of random actions, and the first observation and the world of each new episode."""
     policy, lines = Random(seed, 1.0), []
     for _ in range(steps):
         outcome = robot.step(policy(np.zeros(0, np.float32), robot.spec.action_size))
@@ -73,9 +73,9 @@ def test_each_key_turns_randomization_on_but_a_push_needs_a_force() -> None:
 
 @pytest.mark.parametrize("task", ["Walker2D", "Ant"])
 def test_factors_of_one_change_nothing(task: str, seed: int) -> None:
-    """Randomization draws four numbers, so the test draws four from the generator of the plain robot.
+    """Randomization draws four numbers before the reset noise.
 
-    Then both robots draw the same reset noise.
+    The test also draws four numbers from the plain robot's generator, so both robots draw the same reset noise.
     """
     drawn = make(task, seed, mass=[1, 1], friction=[1, 1], motor_strength=[1, 1], joint_damping=[0, 0])
     plain = tasks.make(task, seed)
@@ -96,7 +96,7 @@ def test_factors_of_one_change_nothing(task: str, seed: int) -> None:
 
 
 def parts(world: World) -> list[Part]:
-    """Every part of the robot, as Bullet reports it."""
+    """The properties of every part of the robot, as Bullet reports them."""
     return [world.client.part(world._robot, index) for index in range(BASE, world._link_count)]
 
 
@@ -133,7 +133,7 @@ def test_motor_strength_scales_torques_and_not_their_cost(monkeypatch: pytest.Mo
     strength = robot.world["motor_strength"]
     assert applied[1] == [37.5, -75.0, 75.0]  # an action of 1 gives 0.75 · 100 N·m; 2 counts as 1
     assert applied[0] == pytest.approx([strength * torque for torque in applied[1]])
-    # Nothing moves, so only the electric current has a cost: -0.1 · the mean of 0.5², 1² and 2².
+    # With the replaced ``advance`` nothing moves, so only the current has a cost: -0.1 · mean of 0.5², 1² and 2².
     assert robot.reward_terms()["electricity"] == pytest.approx(-0.175, abs=1e-6)
     robot.close()
     plain.close()
@@ -211,7 +211,7 @@ def test_a_push_moves_the_torso_in_its_direction(task: str, side: float) -> None
 
 
 def test_pushes_follow_their_schedule(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """A push lasts 3 control periods of 0.0165 s, and starts every 20 periods. The first push starts within 20."""
+    """A push lasts 3 control periods of 0.0165 s. A push starts every 20 periods, the first in periods 0 to 19."""
     pushed: list[tuple[int, float, float]] = []
     robot = make("Ant", seed, push={"force": [50, 60], "duration": [0.05, 0.05], "interval": [0.33, 0.33]})
     monkeypatch.setattr(World, "push", lambda _, force, side: pushed.append((robot.length, force, side)))
@@ -260,7 +260,7 @@ def test_a_restored_robot_continues_in_the_same_world(task: str, steps: int, see
 
 
 def test_an_episode_does_not_depend_on_the_order_of_earlier_contacts() -> None:
-    """The Humanoid's torso has three shapes. With this seed, two touch something at once, so their order matters."""
+    """With this seed, two of the torso's three shapes have contacts at once, and the order of the contacts matters."""
     check_restored("Humanoid", 0, 466044693)
 
 
@@ -283,7 +283,7 @@ def check_restored(task: str, steps: int, seed: int) -> None:
 
 @pytest.mark.parametrize("task", tasks.names())
 def test_a_reset_forgets_the_contacts_of_the_earlier_episode(task: str, seed: int) -> None:
-    """A kept contact point would make the next episode depend on the earlier one, which a saved state does not hold."""
+    """A saved state holds only the current episode, so a reset must remove the contact points of earlier episodes."""
     robot = make(task, seed, mass=[0.9, 1.1])
     world = world_of(robot)
     robot.reset()

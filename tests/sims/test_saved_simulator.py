@@ -58,7 +58,7 @@ def test_a_later_incarnation_continues_exactly(count: int) -> None:
     core = make()
     before, [state] = drive(core, count, save=True)
     assert (state.source, state.incarnation, state.answers) == ("sim-0", 0, count)
-    expected = before[count:] + drive(core, 40)[0]  # with count 0, Step 0 comes with the state
+    expected = before[count:] + drive(core, 40)[0]  # with count 0, ``before`` is Step 0, which follows the state
     other = make(incarnation=1)
     outputs = other.step([("learner", state)], 0.0)
     [back] = of(outputs, SimulatorState)
@@ -73,7 +73,7 @@ def test_a_later_incarnation_continues_exactly(count: int) -> None:
 
 
 def test_a_simulator_already_in_the_saved_state_only_confirms_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five Steps later, the same state takes the simulator back. Its next Step is Step 5 again."""
+    """After five more Steps, the same state comes again. The simulator returns to it, and its next Step is Step 5."""
     core = make("gymnasium:Pendulum-v1")
     _, [state] = drive(core, 5, save=True)
     with monkeypatch.context() as forbidding:
@@ -89,9 +89,9 @@ def test_a_simulator_already_in_the_saved_state_only_confirms_it(monkeypatch: py
 def test_an_episode_that_cannot_be_repeated_is_reported_and_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Robot 1 drifts, like a task with its own random generator.
+    """The observations of robot 1 drift, as in a task with its own random generator.
 
-    Its repeated actions do not lead to the saved observation, so the robot begins a new episode.
+    The saved actions do not lead to the saved observation, so the robot begins a new episode.
     """
     core = make("gymnasium:Pendulum-v1")
     _, [state] = drive(core, 5, save=True)
@@ -128,6 +128,6 @@ def test_the_state_of_another_simulator_is_refused() -> None:
             snapshot.restore(damaged, core.envs)
     arrays = core.envs.save_state()
     for name, damaged_array in (("begun", np.array([], np.int64)), ("not_finite", np.array([0.5]))):
-        with pytest.raises(BundleError, match=f"saved robots: {name} is "):
+        with pytest.raises(BundleError, match=f"saved robots: '{name}' is "):
             core.envs.restore_state({**arrays, name: damaged_array})
     core.envs.close()

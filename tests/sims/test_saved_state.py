@@ -67,11 +67,11 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
     ant.reset()
     good = robot.save_state()
     cases = {
-        "the state of another robot": (ant.save_state(), "actions is float32"),
+        "the state of another robot": (ant.save_state(), "'actions' is float32"),
         "a part missing": ({k: v for k, v in good.items() if k != "random"}, "must hold"),
         "another type": ({**good, "actions": good["actions"].astype(np.float64)}, "float64"),
         "not finite": ({**good, "actions": np.full_like(good["actions"], np.nan)}, "not finite"),
-        "not an array": ({**good, "actions": [[1.0], [1.0, 2.0]]}, "actions is list"),
+        "not an array": ({**good, "actions": [[1.0], [1.0, 2.0]]}, "'actions' is list"),
         "not the state of a generator": ({**good, "random": np.full(6, 2**64 - 1, np.uint64)}, "PCG64"),
         "another start": (
             {**good, "random": good["random"] + np.array([1, 0, 0, 0, 0, 0], np.uint64)},
@@ -94,7 +94,7 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
 
 @given(seed=st.integers(0, 2**64), draws=st.integers(0, 20), narrow=st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_random_states_survive_packing(seed: int, draws: int, narrow: bool) -> None:
+def test_the_state_of_a_random_generator_survives_packing(seed: int, draws: int, narrow: bool) -> None:
     generator, other = np.random.default_rng(seed), np.random.default_rng(0)
     generator.uniform(size=draws)
     if narrow:

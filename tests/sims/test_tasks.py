@@ -1,4 +1,4 @@
-"""Tasks by name."""
+"""Tasks are found by their names. The error for an unknown name lists similar tasks, or all tasks."""
 
 from __future__ import annotations
 

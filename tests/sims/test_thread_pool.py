@@ -101,7 +101,7 @@ def test_an_exception_while_run_waits_for_the_helpers_is_raised_after_all_calls(
         while sys._current_frames()[main.ident or 0].f_code is not ThreadPool.run.__code__:
             pass  # until the caller waits
         os.kill(os.getpid(), signal.SIGINT)
-        while not interrupted.wait(1):  # the signal may come just before the caller sleeps
+        while not interrupted.wait(1):  # a signal just before the caller sleeps does not wake it, so repeat
             os.kill(os.getpid(), signal.SIGINT)
         early.append(left.wait(0.2))
 

@@ -27,7 +27,7 @@ def envs(scripted: Callable[..., Any]) -> Callable[..., VectorEnvironment]:
 
 
 def test_each_robot_has_its_phases_and_episode_numbers(envs: Callable[..., VectorEnvironment]) -> None:
-    """Robot 0: two steps, terminated. Robot 1: three steps, truncated. Robot 2: one step, both flags, so terminated."""
+    """Robot 0 terminates after 2 steps. Robot 1 is truncated after 3. Robot 2 has both flags after 1: TERMINATED."""
     robots = envs([(2, True, False)], [(3, False, True)], [(1, True, True)])
     rows = []
     for number in range(6):
@@ -91,7 +91,7 @@ def test_diverged_physics_truncates_the_episode(
 
 @pytest.mark.parametrize("task", tasks.names())
 def test_the_number_of_threads_changes_nothing(task: str, seed: int) -> None:
-    """Six robots give the same bits with one thread as with five. Most tasks reset robots during these steps."""
+    """Six robots give the same bits with one thread as with five. In most tasks, these steps include resets."""
     ranges = RandomizationConfig(mass=(0.8, 1.2), push=PushConfig(force=(10.0, 50.0)))
     alone, together = (
         VectorEnvironment(lambda number: tasks.make(task, number, ranges), 6, seed, "sim-0", 0, threads=threads)
@@ -108,12 +108,12 @@ def test_the_number_of_threads_changes_nothing(task: str, seed: int) -> None:
         assert list(alone.world) == list(together.world)
         begun += int((alone.phase == Phase.FIRST).sum())
     if task not in ("Ant", "HalfCheetah"):  # these robots seldom or never fall
-        assert begun > 6, "resets were not among the steps"
+        assert begun > 6, "no robot was reset during the steps"
     alone.close()
     together.close()
 
 
-def test_as_many_threads_step_as_there_are_processor_cores_but_no_more_than_robots(
+def test_the_default_number_of_threads_is_the_smaller_of_cores_and_robots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One of the threads is the caller of ``step``. The pool starts the other threads."""
@@ -130,7 +130,7 @@ def test_as_many_threads_step_as_there_are_processor_cores_but_no_more_than_robo
     assert threads("Hopper", 1) == set()
     assert threads("Hopper", 2) == {"pool-1"}
     assert threads("Hopper", 5) == {"pool-1", "pool-2"}
-    assert threads("gymnasium:Pendulum-v1", 5) == set(), "Gymnasium's tasks may not be thread-safe"
+    assert threads("gymnasium:Pendulum-v1", 5) == set(), "some of Gymnasium's tasks are not thread-safe"
 
 
 def test_a_failure_in_a_thread_is_raised() -> None:

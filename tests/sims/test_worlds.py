@@ -88,7 +88,7 @@ def test_a_stored_error_does_not_keep_the_world_alive(monkeypatch: pytest.Monkey
     disconnect = bullet_api.disconnect
     monkeypatch.setattr(bullet_api, "disconnect", lambda handle: (freed.append(handle), disconnect(handle)))
     world = World(MODELS["Hopper"])
-    monkeypatch.setattr(bullet_api, "ready", lambda _: 0)  # as after the user closes the window
+    monkeypatch.setattr(bullet_api, "ready", lambda _: 0)  # the value after the user has closed the window
     with pytest.raises(RuntimeError, match="closed its window") as kept:
         world.client.step()
     assert freed == []
@@ -99,7 +99,7 @@ def test_a_stored_error_does_not_keep_the_world_alive(monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_closed_worlds_free_their_memory() -> None:
-    """A Hopper takes more than 20 MB. Ten closed Hoppers leave less than 10 MB."""
+    """A Hopper takes more than 20 MB. After ten Hoppers are closed, the process is less than 10 MB larger."""
     code = """
 from td3_robot_sims.backends.bullet.world import World
 from td3_robot_sims.backends.bullet.robots import MODELS
@@ -123,7 +123,7 @@ def test_a_window_needs_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
         World(MODELS["Ant"], show=True)
 
 
-def test_nothing_is_printed() -> None:
+def test_a_robot_prints_nothing() -> None:
     code = "from td3_robot_sims import tasks; e = tasks.make('Ant', 0); e.reset(); e.close()"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (child.stdout, child.stderr) == ("", "")

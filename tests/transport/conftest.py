@@ -20,7 +20,7 @@ AGREEMENT = {"task": "Toy", "timing": "free"}
 
 @pytest.fixture
 def nobody_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable timeouts of silent peers. A bus is silent while a test does not call it, or a busy machine pauses it."""
+    """Disable the timeouts of silent peers. A bus sends nothing if the test does not call it or the machine is busy."""
     monkeypatch.setattr(handshake, "PEER_TIMEOUT", 1e9)  # s
     monkeypatch.setattr(handshake, "LONG_SILENCE", 1e9)
 
@@ -90,7 +90,7 @@ def make_bus() -> Iterator[Callable[[], Bus]]:
         return bus
 
     yield make
-    for bus in made[::-1]:  # clients before servers, in most tests: a Bye to a closed server would wait
+    for bus in made[::-1]:  # mostly clients before servers: a client that closes after its server waits for it
         bus.close()
 
 

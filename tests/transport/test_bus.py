@@ -182,7 +182,7 @@ def test_messages_of_a_closed_client_are_read_before_its_bye(
     pump: Make,
     farewell: Bye | None,
 ) -> None:
-    """The client sends more messages than one read takes. The last input is its Bye, or a Bye that the bus adds."""
+    """The server cannot read all messages in one turn. The last input is the client's Bye, or one that the bus adds."""
     server = make_bus()
     server.serve(endpoint, make_server())
     sent = [make_step(sequence) for sequence in range(600)] + [farewell] * bool(farewell)
@@ -207,7 +207,7 @@ def test_messages_of_a_closed_client_are_read_before_its_bye(
 def test_a_silent_client_expires_only_when_the_queue_is_empty_or_one_more_timeout_has_passed(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, emptied: bool
 ) -> None:
-    """The server's queue may hold messages of a silent client. Such a queue delays the expiry by up to PEER_TIMEOUT."""
+    """A client that seems silent may have unread messages. They delay its expiry by at most PEER_TIMEOUT."""
     with monkeypatch.context() as patch:
         patch.setattr(Bus, "_has_more", staticmethod(lambda _: True))
         for seconds in (PEER_TIMEOUT + 1.0, *[PEER_TIMEOUT / 10] * 10):
@@ -224,7 +224,7 @@ def test_a_server_that_closes_does_not_delete_the_socket_file_of_its_successor(
 ) -> None:
     """A successor already serves the same path when the first server closes.
 
-    Unsent Hellos to a server that does not exist do not delay closing.
+    The first server is also a client of a server that does not exist. Its unsent Hellos must not delay its close.
     """
     first, second, client = make_bus(), make_bus(), make_bus()
     first.serve(endpoint, make_server(1))
@@ -241,8 +241,10 @@ def test_a_server_that_closes_does_not_delete_the_socket_file_of_its_successor(
     pump(lambda _: client.welcome("policy"), client, second)
 
 
-def test_the_newest_of_many_queued_hellos_counts(tmp_path: Path, make_bus: Make, make_hello: Make, raw: Make) -> None:
-    """A policy server repeats its Hello while the learner is away. libzmq delivers all of them, the oldest first."""
+def test_the_server_uses_the_newest_of_many_queued_hellos(
+    tmp_path: Path, make_bus: Make, make_hello: Make, raw: Make
+) -> None:
+    """While the learner is away, a policy server repeats its Hello. libzmq delivers all Hellos, the oldest first."""
     endpoint = f"ipc://{tmp_path}/learner"
     client, bus = raw(zmq.DEALER), make_bus()
     client.connect(endpoint)
@@ -376,7 +378,7 @@ def test_a_message_with_very_many_frames_is_dropped_over_several_turns(
     assert server.dropped() == {"frames": 1}
     assert max(kept) == 3
     assert len(of(got, Step)) == 1
-    assert next(clock) == 2 * 19 + 1  # 5000 - 3 kept = 19 · 256 + 133: two readings in each of 19 turns, then one
+    assert next(clock) == 2 * 19 + 1  # 5000 - 3 kept = 19 · 256 + 133: 19 turns read the clock twice, the last one once
 
 
 def test_random_frames_are_counted_and_dropped(
@@ -547,7 +549,7 @@ def test_a_served_socket_and_a_foreign_stale_socket_are_not_replaced(
 
 
 def test_receive_returns_within_its_timeout(endpoint: str, make_server: Make) -> None:
-    """Each reading advances the clock by 1 s. The test allows 4 s for the readings, in addition to the timeout."""
+    """Each reading of the clock advances it by 1 s. The test allows 4 s for the readings in addition to the timeout."""
     ticks = iter(range(1000))
     with closing(Bus(clock=lambda: float(next(ticks)))) as bus:
         bus.serve(endpoint, make_server())
@@ -571,7 +573,7 @@ def test_after_an_input_a_bus_spins_for_its_spin_time(make_bus: Make) -> None:
     bus._next_timer = 1e9
     bus.spin = 0.25
     assert bus.receive(0.5) == []
-    assert polls == [500]  # no input has arrived
+    assert polls == [500]  # no input has arrived yet, so the bus does not spin
     waiting = ("policy", Bye(""))
     bus._waiting.append(waiting)
     assert bus.receive(0.5) == [waiting]

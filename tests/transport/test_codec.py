@@ -73,7 +73,7 @@ def random_array(rng: np.random.Generator, wire: FieldType, sizes: dict[str, int
 
 @st.composite
 def messages(draw: st.DrawFn) -> Message:
-    """Generate valid messages. Their arrays have up to 5 robots, observations, actions and episodes."""
+    """Generate valid messages. Their arrays have 1 to 5 robots (N), observations (O), actions (A) and episodes (E)."""
     kind = draw(st.sampled_from(list(MESSAGES.values())))
     sizes = {size: draw(st.integers(1, 5)) for size in "NOAE"}
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -346,7 +346,7 @@ def test_a_step_with_an_invalid_value_is_refused(make_step: Any, field: str, val
         ("operated", {"1": 7}, r"Expected `str`, got `int` - at `\$\.operated\[\.\.\.\]`"),
     ],
 )
-def test_a_step_whose_map_holds_another_type_is_refused(make_step: Any, field: str, value: Any, text: str) -> None:
+def test_a_step_with_a_wrong_type_in_a_map_is_refused(make_step: Any, field: str, value: Any, text: str) -> None:
     payload = codec.encode(make_step(robots=2, **{field: value}))
     with pytest.raises(ProtocolError, match=text) as caught:
         codec.decode("step", payload)
@@ -400,7 +400,7 @@ def test_encoding_a_wrong_array_is_a_value_error(make_step: Any, observation: An
 @pytest.mark.parametrize("place", ["a field", "a map", "an unknown field"])
 def test_a_false_length_uses_little_memory(place: str) -> None:
     """The header of a list states its length. The decoder must not allocate memory for a false length of 2^31 - 1."""
-    endless = msgpack.ExtType(1, b"")  # the place where the list will be
+    endless = msgpack.ExtType(1, b"")  # a placeholder; below, the bytes of the list replace its bytes
     fields: dict[str, Any] = {"protocol": 1, "role": "node", "name": "x", "incarnation": 0, "client": 0, "robots": 0}
     fields |= {"weights_version": 0, "spec": {}, "agreement": {}}
     fields |= {"a field": {"name": endless}, "a map": {"spec": {"x": endless}}, "an unknown field": {"y": endless}}[

@@ -55,7 +55,7 @@ def make_locked() -> Iterator[Callable[[KeyFolder | None], Bus]]:
 
 @pytest.fixture
 def stranger() -> Iterator[Make]:
-    """Returns a function that makes DEALER sockets. With a server's public key, a socket uses CURVE and a new key."""
+    """Returns a function that makes DEALER sockets. Given a server's public key, it sets up CURVE with new keys."""
     with zmq.Context() as context, ExitStack() as stack:
 
         def make(server: str | None = None) -> Any:
@@ -80,7 +80,7 @@ def listen(seconds: float, *buses: Bus) -> list[Any]:
 
 
 def wait_for_role(server: Bus, key: str, role: str, pump: Make) -> None:
-    """Receive until the server has read that a key may have a role."""
+    """Receive until the server has read the allow-list that gives the key this role."""
     keys = server.keys
     assert keys
     pump(lambda _: keys.may(key, role), server)
@@ -200,7 +200,7 @@ def test_a_client_refuses_a_server_with_another_key(
     pump: Make,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The robot's key is allowed, but the robot expects another server. So the robot sends no message."""
+    """The server allows the robot's key, but the robot expects another server's key. So the robot sends no message."""
     server, _, bound = linked
     folders[1].revoke("server")
     folders[1].allow("server", KeyFolder(tmp_path / "x").create("x").public, "server:policy")
@@ -253,7 +253,7 @@ def test_the_server_forgets_a_client_with_a_revoked_key(
     server, robot, _ = linked
     peer = exchange(server, robot, make_step, pump, of)
     folders[0].revoke("robot-7")
-    (got,) = pump(lambda got: bool(got[0]), server)  # the server does not need a message from the robot
+    (got,) = pump(lambda got: bool(got[0]), server)  # the server notices the revocation without any message
     ((origin, bye),) = got
     assert origin is peer
     assert isinstance(bye, Bye)
@@ -290,7 +290,7 @@ def test_the_name_of_a_robot_belongs_to_its_key(
     pump: Make,
     of: Make,
 ) -> None:
-    """A later incarnation replaces the earlier one only if it has the same key."""
+    """A client with a later incarnation replaces the earlier client only if both have the same key."""
     server, robot, bound = linked
     other = KeyFolder(tmp_path / "other")
     key = other.create("robot-8").public
@@ -362,7 +362,7 @@ def test_a_key_connects_only_in_its_roles(
 def test_a_stolen_key_of_the_server_works_until_the_server_has_a_new_key_pair(
     tmp_path: Path, make_locked: Make, make_hello: Make, pump: Make, of: Make
 ) -> None:
-    """A thief has a copy of the server's key folder, and may even be an operator of this server."""
+    """A thief with a copy of the server's key folder can connect to this server, even as an operator."""
     folder, copy = KeyFolder(tmp_path / "server"), KeyFolder(tmp_path / "copy")
     folder.create("server")
     shutil.copytree(folder.path, copy.path)
@@ -376,7 +376,7 @@ def test_a_stolen_key_of_the_server_works_until_the_server_has_a_new_key_pair(
     pump(lambda got: bool(of(got[1], Welcome)), *connect())
     folder.secret_file.unlink()
     public = folder.create("server").public
-    copy.allow("server", public, "server:policy")  # the thief may know the new public key
+    copy.allow("server", public, "server:policy")  # the new public key, which is no secret, does not help the thief
     server, thief = connect()
     pump(lambda _: bool(server.dropped()["denied"] and thief.dropped()["not-allowed"]), server, thief)
 
@@ -403,7 +403,7 @@ def test_a_routing_identity_of_another_key_is_ignored(linked: Linked, make_step:
     assert len(inputs) == 1
 
 
-def test_a_message_without_a_key_has_no_client(linked: Linked) -> None:
+def test_a_message_without_a_key_belongs_to_no_known_client(linked: Linked) -> None:
     assert curve.owner(zmq.Frame(b"from nowhere")) == ""
     server, _, _ = linked
     assert server.keys
@@ -496,7 +496,7 @@ def test_unknown_clients_do_not_block_a_robot(
     stranger: Make,
     rng: np.random.Generator,
 ) -> None:
-    """Unknown clients leave handshakes unfinished, send garbage, and queue large messages under unknown keys."""
+    """Unknown clients do not finish handshakes, send random bytes, and try to send large messages with unknown keys."""
     server, robot, bound = linked
     with ExitStack() as stack:
         for size in [0] * 40 + [int(rng.integers(1, 200)) for _ in range(40)]:

@@ -177,7 +177,7 @@ def test_two_servers_that_start_together_bind_one_after_the_other(tmp_path: Path
     assert order == ["first", "second"]
 
 
-def test_all_paths_to_a_socket_give_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_paths_to_a_socket_give_the_same_absolute_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path)
     names = {endpoints.absolute(f"ipc://{path}") for path in ("policy", "./policy", "link/policy", tmp_path / "policy")}

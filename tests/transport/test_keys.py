@@ -253,7 +253,7 @@ def test_the_deployment_guide_describes_every_role() -> None:
 
 
 def test_a_public_key_never_looks_like_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The alphabet of keys, Z85, includes the minus sign. A key that begins with a minus is generated again."""
+    """The alphabet of keys, Z85, includes the minus sign. If a new key begins with it, the folder makes another key."""
     drawn = iter([(b"-" + b"x" * 39, b"s" * 40), (b"y" * 40, b"t" * 40)])
     monkeypatch.setattr(zmq, "curve_keypair", lambda: next(drawn))
     assert KeyFolder(tmp_path / "keys").create("robot").public == "y" * 40

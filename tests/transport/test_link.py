@@ -53,14 +53,14 @@ def frames(message: Message) -> list[bytes]:
 
 
 def ask(server: ServerLink, message: Message, key: bytes = b"1", now: float = 0.0) -> tuple[list[Any], list[Any]]:
-    """Send a message to the server. Return the inputs for the core, and the replies without their keys."""
+    """Send a message to the server. Return the inputs for the core, and the replies without routing identities."""
     inputs, replies = server.receive(key, frames(message), now)
     assert all(other == key for other, _ in replies)
     return inputs, [reply for _, reply in replies]
 
 
 def refusal(server: ServerLink, message: Message, key: bytes = b"1") -> Refused:
-    """Return the server's refusal of a message. Nothing may reach the core."""
+    """Return the server's refusal of a message. The message must give the core no input."""
     inputs, replies = ask(server, message, key)
     assert inputs == []
     (reply,) = replies
@@ -209,7 +209,7 @@ def test_a_malformed_hello_is_refused_with_the_reason(make_server: MakeServer, p
     assert refused.reason.startswith(reason)
 
 
-def test_a_specification_with_only_a_name_is_refused_with_the_missing_field(
+def test_the_refusal_of_an_incomplete_specification_names_the_missing_field(
     make_server: MakeServer, make_hello: MakeHello
 ) -> None:
     refused = refusal(make_server(), changed(make_hello(), spec={"name": "Toy"}))
@@ -222,7 +222,7 @@ def test_a_specification_with_only_a_name_is_refused_with_the_missing_field(
 
 @pytest.mark.parametrize("name", ["server", "server/leg"])
 def test_the_name_of_the_server_is_reserved(make_server: MakeServer, make_hello: MakeHello, name: str) -> None:
-    """The server's own name is "server". In states, "server/leg" is the server's watch over the robot "leg"."""
+    """The server is named "server". In a LifecycleChange, "server/leg" is the server's watch over the robot "leg"."""
     server = make_server()
     for role in ("driver", "simulator", "evaluator"):
         refused = refusal(server, make_hello(role, name))
@@ -310,7 +310,7 @@ def test_a_later_incarnation_replaces_the_earlier_incarnation(make_server: MakeS
     assert refusal(server, Bye("late"), b"1").code == "hello"  # the server no longer knows the old connection
 
 
-def test_a_name_belongs_to_its_role(make_server: MakeServer, make_hello: MakeHello) -> None:
+def test_no_client_takes_the_name_of_a_client_with_another_role(make_server: MakeServer, make_hello: MakeHello) -> None:
     """The server refuses a simulator or evaluator that starts later with the name of a policy server."""
     server = make_server()
     server.receive(b"a", frames(make_hello("policy", "policy", incarnation=0)), 0.0)
@@ -333,8 +333,8 @@ def test_a_new_process_with_the_routing_identity_of_an_old_process_replaces_it(
     assert server.peers[b"a"].hello.incarnation == 2
 
 
-def test_the_newest_of_several_hellos_counts(make_server: MakeServer, make_hello: MakeHello) -> None:
-    """Hellos wait in libzmq's queue while the server is away, the oldest first."""
+def test_the_server_uses_the_newest_of_several_hellos(make_server: MakeServer, make_hello: MakeHello) -> None:
+    """While the server is away, Hellos wait in libzmq's queue. The server then reads the oldest Hello first."""
     server = make_server()
     old, new = make_hello(incarnation=1), make_hello(incarnation=1, weights_version=704)
     server.receive(b"a", frames(old), 0.0)
@@ -346,7 +346,7 @@ def test_the_newest_of_several_hellos_counts(make_server: MakeServer, make_hello
 def test_a_repeated_hello_after_other_messages_makes_the_client_join_again(
     make_server: MakeServer, make_hello: MakeHello
 ) -> None:
-    """A Welcome makes the client's core start again. If the server's core did not, both would wait for each other."""
+    """A Welcome makes the client's core start again. The server's core must do the same, or both cores wait forever."""
     server = make_server()
     hello = make_hello()
     ((first, _),), _ = server.receive(b"a", frames(hello), 0.0)
@@ -361,7 +361,7 @@ def test_a_repeated_hello_after_other_messages_makes_the_client_join_again(
 
 
 def test_the_answer_to_a_heartbeat_is_not_a_request_to_wait(make_client: MakeClient) -> None:
-    """The driver's core gets no late answer to its own Heartbeat. Only a Heartbeat with another stamp means: wait."""
+    """The driver's core gets no late answer to its link's Heartbeat. A Heartbeat with another stamp means: wait."""
     client = make_client(role="driver")
     assert client.due(0.0) == [client.hello]
     client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 5)), 0.0)
@@ -401,7 +401,7 @@ def must_wait(server: ServerLink, message: Hello, key: bytes, now: float) -> boo
 def test_a_refusal_tells_a_driver_whether_another_driver_has_its_name(
     make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec, how: str
 ) -> None:
-    """With any code except "name", no other driver moves the robot, so the refused driver makes the robot safe."""
+    """The code "name" means that another driver has the robot. With other codes, the refused driver makes it safe."""
     server = make_server()
     other = make_hello("driver", client=8, incarnation=99, spec=replace(spec, name="Other"))
     ask(server, make_hello("driver"))
@@ -420,7 +420,7 @@ def test_a_refusal_tells_a_driver_whether_another_driver_has_its_name(
 @pytest.mark.parametrize(
     "first", [("policy", {"incarnation": 5}), ("driver", {"incarnation": 5}), ("driver", {"owner": "other"})]
 )
-def test_a_name_without_a_live_driver_is_refused_as_taken(
+def test_a_driver_gets_the_code_taken_if_a_dead_driver_or_another_role_has_its_name(
     make_server: MakeServer, make_hello: MakeHello, first: tuple[str, dict[str, Any]]
 ) -> None:
     """With the code "taken", the refused driver keeps the robot safe, because no other driver does.
@@ -488,9 +488,9 @@ def test_an_unknown_client_is_asked_for_a_hello(make_server: MakeServer, make_st
 def test_only_the_hello_of_an_unknown_client_is_decoded(
     make_server: MakeServer, make_hello: MakeHello, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a message of an unknown client, except a Hello, the server reads only the topic and the size.
+    """From an unknown client, the server decodes only Hello. Of other messages it reads only the topic and the size.
 
-    From a welcomed client, it does not decode a message that the client's role may not send.
+    The server also decodes no message that a welcomed client's role may not send.
     """
     server, unpacked = make_server(), []
     decode = codec.decode_as
@@ -686,7 +686,7 @@ def test_a_client_that_sends_all_the_time_still_checks_the_server(make_client: M
 
 def test_a_server_restart_is_reported_once(make_client: MakeClient) -> None:
     client = welcomed(make_client(), 1)
-    for _ in range(3):  # the new server answers every message in transit
+    for _ in range(3):  # the new server refuses every message that is in transit
         assert client.receive(frames(Refused("hello", "who?")), 5.0) == []
     assert client.state == "connecting"
     assert client.due(5.0) == [client.hello]

@@ -88,7 +88,7 @@ def test_heartbeats_and_records_are_not_recorded(recorder: Recorder) -> None:
     assert recorder.topics() == [("status", 0)]
 
 
-def test_messages_without_room_are_dropped_and_counted(recorder: Recorder, make_step: Make) -> None:
+def test_if_a_recorder_has_no_room_messages_are_dropped_and_counted(recorder: Recorder, make_step: Make) -> None:
     recorder.offer(make_step(0))
     recorder.room = False
     recorder.offer(make_step(1), make_step(2))
@@ -98,7 +98,7 @@ def test_messages_without_room_are_dropped_and_counted(recorder: Recorder, make_
     assert recorder.tap.counts() == {"not_recorded": 2}
 
 
-def test_messages_before_the_first_recorder_count_as_lost_only_if_it_is_expected(
+def test_messages_before_the_first_recorder_count_as_lost_only_if_a_recorder_is_expected(
     make_client: Make, make_step: Make
 ) -> None:
     for expected, counted in ((False, {}), (True, {"not_recorded": 2})):
@@ -178,7 +178,7 @@ def test_messages_are_sent_in_batches(recorder: Recorder, make_step: Make) -> No
 
 
 def test_a_batch_is_limited_in_records_and_a_long_record_is_sent_alone(recorder: Recorder, make_step: Make) -> None:
-    """300 short Records become messages of 256 and 44 Records. A Record of 70,000 bytes exceeds the limit, 65,536."""
+    """300 short Records become batches of 256 and 44. The limit of a batch is 65,536 bytes; one Record has 70,000."""
     sizes = []
     recorder.tap._post = lambda _, payload: bool(sizes.append(len(codec.decode_records(payload))) or True)
     recorder.offer(*(make_step(number) for number in range(300)), Weights(1, 0, 0, "", bytes(70_000)), STATUS)
@@ -215,7 +215,7 @@ def test_a_paused_node_is_recorded_without_a_gap(
 
 
 def test_a_restarted_recorder_gets_recently_sent_messages_again(recorder: Recorder, make_step: Make) -> None:
-    """Perhaps the old recorder did not write these messages. A refusal by the new recorder shows the restart."""
+    """Perhaps the old recorder has not written these messages. A refusal by the new recorder shows the restart."""
     recorder.offer(make_step(0))
     recorder.now = 3.0
     recorder.tap.turn(recorder.now)
@@ -251,7 +251,7 @@ def test_messages_wait_two_seconds_for_an_absent_recorder(recorder: Recorder, ma
     assert recorder.tap.counts().get("not_recorded", 0) == sequences[0] - 11
 
 
-def test_without_a_reconnect_in_time_messages_are_dropped(recorder: Recorder, make_step: Make) -> None:
+def test_messages_are_dropped_if_the_tap_cannot_reconnect_in_time(recorder: Recorder, make_step: Make) -> None:
     recorder.offer(make_step(0))
     recorder.server = ServerLink("recorder", "recorder", {"simulator": (Record,)}, {}, 2)
     recorder.offer(make_step(1))  # the recorder refuses the Step, so the tap must connect again
@@ -305,7 +305,7 @@ def test_the_kept_messages_for_a_monitor_that_was_suspended_count_toward_its_mem
     assert monitor.topics() == [("weights", 0), ("weights", 1), ("step", 1)]
 
 
-def test_a_tap_for_one_more_listener_continues_the_numbers(make_client: Make, make_step: Make) -> None:
+def test_a_tap_for_a_second_listener_continues_the_sequence_numbers(make_client: Make, make_step: Make) -> None:
     first = Recorder(make_client(link="recorder"))
     first.offer(Weights(1, 0, 0, "", b"w"), make_step(0), make_step(1))
     second = Recorder(make_client(link="recorder"))

@@ -82,7 +82,7 @@ def test_the_curve_skips_an_incomplete_line(tmp_path: Path) -> None:
 
 
 def test_a_repeated_record_of_offline_updates_replaces_the_earlier_record(tmp_path: Path) -> None:
-    """A learner that resumes after 1500 updates writes the record of 2000 updates again. All records have step 0."""
+    """A learner that resumes after 1500 updates repeats the record of 2000 updates. All records have env_steps 0."""
     metrics = tmp_path / "metrics.jsonl"
     rows = [{"kind": "offline", "env_steps": 0, "updates": updates} for updates in (1000, 2000, 2000, 3000)]
     metrics.write_text("\n".join(json.dumps(row) for row in rows))

@@ -42,10 +42,10 @@ def test_processor_seconds_are_those_of_the_process() -> None:
         ("4:cpu,memory:/box", {"memory/box/memory.limit_in_bytes": "4000"}, 4000 - 1000 + 600),
     ],
 )
-def test_a_containers_memory_limit_counts(
+def test_a_containers_memory_limit_reduces_the_available_memory(
     lines: str, contents: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel reports 5 KiB of available memory. Each group uses 1000 bytes; 600 of them are file cache."""
+    """The kernel reports 5 KiB of available memory. Each control group uses 1000 bytes; 600 of them are file cache."""
     groups = tmp_path / "cgroup"
     for name, text in contents.items():
         path = groups / name

@@ -18,14 +18,14 @@ def test_a_rate_is_the_growth_per_second_since_an_earlier_call() -> None:
 
 
 def test_a_smoothed_rate_approaches_the_new_rate() -> None:
-    """Smoothing over 5 s gives 1 s the weight 1/5: 10 + (20 - 10) / 5 = 12. The first rate is not smoothed."""
+    """Smoothing over 5 s gives a 1 s period the weight 1/5: 10 + (20 - 10) / 5 = 12. The first rate is not smoothed."""
     meter = RateMeter(period=0.5, smoothing=5.0)
     meter(0.0, steps=0)
     assert meter(0.4, steps=999) == {}
     assert meter(1.0, steps=10) == {"steps": 10.0}
     assert meter(1.4, steps=999) == {"steps": 10.0}
     assert meter(2.0, steps=30) == {"steps": pytest.approx(12.0)}
-    assert meter(9.0, steps=37) == {"steps": pytest.approx(1.0)}
+    assert meter(9.0, steps=37) == {"steps": pytest.approx(1.0)}  # 7 s are more than 5 s, so the weight is 1
 
 
 def test_a_loop_reports_its_rate_jitter_and_missed_deadlines() -> None:

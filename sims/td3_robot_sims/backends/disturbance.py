@@ -1,4 +1,4 @@
-"""Randomization of one robot: it draws physics parameters and pushes, delays actions and adds sensor errors.
+"""Randomization of one robot. It draws the physics parameters and the pushes, and it delays actions and adds errors.
 
 Each episode takes four seeds from the environment's random stream, and all values drawn here come from these seeds. So
 a restored environment, which repeats the episode from the same random state, draws the same values.
@@ -97,7 +97,7 @@ class Disturbance:
     def delayed(self, action: Float32) -> Float32:
         """Send ``action``, float32[A], and return the newest action that has arrived. Call this once a control period.
 
-        Before the first action arrives, this returns zero, or the limit nearest to zero.
+        Before the first action arrives, this returns zero in each channel, or the channel's limit nearest to zero.
         """
         jitter = self.config.action_jitter
         if self.config.action_latency or jitter:
@@ -112,7 +112,10 @@ class Disturbance:
         return action
 
     def push(self) -> tuple[float, float] | None:
-        """Return force (N) and direction (rad) of the push in this control period, or None. Call ``delayed`` first."""
+        """Return force (N) and direction (rad) of the push in this control period; None if there is no push.
+
+        Call ``delayed`` first, because it counts the control periods.
+        """
         since = self._time - 1 - self._start
         if self.config.push.force is None or since < 0 or since % self._interval >= self._duration:
             return None

@@ -16,8 +16,9 @@ _MASK = 2**64 - 1
 def pack_random(generator: np.random.Generator) -> NDArray[np.uint64]:
     """Return the state of a PCG64 generator, uint64[6].
 
-    The array holds two 128-bit numbers, state and increment, each as its high half and its low half. Numpy may also
-    keep 32 random bits for the next draw. Element 4 is 1 if it does, else 0. Element 5 holds these bits.
+    Elements 0 to 3 hold two 128-bit numbers, the state and the increment, each as its high half and its low half. The
+    generator can also keep 32 random bits for the next draw. Element 4 is 1 if it keeps such bits, else 0. Element 5
+    holds the bits.
     """
     state: Any = generator.bit_generator.state
     number, increment = int(state["state"]["state"]), int(state["state"]["inc"])
@@ -33,7 +34,7 @@ def unpack_random(words: NDArray[np.uint64], generator: np.random.Generator) -> 
     """
     a, b, c, d, has_spare, spare = (int(word) for word in words)
     if d % 2 == 0 or has_spare > 1 or spare >= 2**32:
-        raise BundleError("saved state: random is not a state of a PCG64 generator")
+        raise BundleError("saved state: 'random' is not a state of a PCG64 generator")
     generator.bit_generator.state = {
         "bit_generator": "PCG64",
         "state": {"state": a << 64 | b, "inc": c << 64 | d},
@@ -43,7 +44,7 @@ def unpack_random(words: NDArray[np.uint64], generator: np.random.Generator) -> 
 
 
 def array(state: Mapping[str, Any], name: str, dtype: Any, shape: tuple[int, ...], where: str) -> NDArray[Any]:
-    """Return one array of a saved state. ``where`` names the state in errors.
+    """Return one array of a saved state. Errors call the state ``where``.
 
     Raises:
         BundleError: the array is missing, or has another type or shape.
@@ -52,5 +53,5 @@ def array(state: Mapping[str, Any], name: str, dtype: Any, shape: tuple[int, ...
     what = f"{found.dtype}{list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
     expected = f"{np.dtype(dtype)}{list(shape)}"
     if what != expected:
-        raise BundleError(f"{where}: {name} is {what}; it must be {expected}")
+        raise BundleError(f"{where}: {name!r} is {what}; it must be {expected}")
     return cast("NDArray[Any]", found)

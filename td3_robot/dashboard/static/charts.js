@@ -46,8 +46,8 @@ function listChannels(body, names, selected, redraw, texts) {
   });
 }
 
-// A chart that adapts to the width of its element and to the colour scheme. Its labels name the series. With points, each
-// series is a row of points, and the vertical axis has the names of the series.
+// A chart that adapts to the width of its element and to the colour scheme. Its labels name the series. With the option
+// points, each series is a row of points, and the vertical axis has the names of the series.
 class Chart {
   constructor(id, { time = false, bars = false, points = false, values = null, label = "steps" } = {}) {
     Object.assign(this, { place: $(id), time, bars, points, values, label, labels: [], data: null, plot: null });

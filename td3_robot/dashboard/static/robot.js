@@ -16,7 +16,7 @@ class Robot {
   forget() {
     this.timers.forEach(clearTimeout);
     this.frame = null;
-    this.size = 0; // m; how far the parts have reached so far from the torso along x or y, or above the floor
+    this.size = 0; // m; the largest distance of any part since forget(): from the torso along x or y, or above the floor
   }
 
   // Shows the frames one after the other within a period. If the user prefers reduced motion, it shows only the last frame.

@@ -70,12 +70,12 @@ class A2C(Algorithm):
 
     @property
     def progress(self) -> float:
-        """Updates made, as a fraction of ``a2c.episodes``."""
+        """Updates made, as a fraction of ``a2c.episodes``; each update uses one episode."""
         return min(1.0, self.updates / self.section.episodes)
 
     @torch.no_grad()
     def values(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
-        """V(s) for any action: float32[B, 1] on the device."""
+        """V(s) of B observations, whatever ``action`` is: float32[B, 1] on the device."""
         del action
         value: Tensor = self.critic(observation.to(self.device))
         return value
@@ -85,7 +85,7 @@ def returns(reward: Tensor, discount: Tensor, beyond: Tensor) -> Tensor:
     """The discounted return from each step to the end of an episode, R(t) = r(t) + discount(t) · R(t + 1).
 
     Args:
-        reward, discount: float32[T, 1].
+        reward, discount: float32[T, 1], for the T steps of the episode.
         beyond: float32[1, 1], R(T): the value of the last observation.
 
     Returns:

@@ -62,8 +62,8 @@ class Algorithm:
     Attributes:
         updates: number of updates made, including the current one.
         random: the generator of all random numbers. It is on the CPU, so that the numbers are the same on every device.
-        td_errors: δ = Q(s, a) - y in the newest update, one float32[B, 1] for each critic. Prioritised replay reads
-            them. Empty if the algorithm computes no such errors.
+        td_errors: δ = Q(s, a) - y in the newest update of B transitions, one float32[B, 1] for each critic. Prioritised
+            replay reads them. Empty if the algorithm computes no such errors.
         compiled: ``C++`` if compiled code makes the updates (see :mod:`td3_robot.learner.engine.compiled`), else False.
     """
 
@@ -73,7 +73,7 @@ class Algorithm:
     part: ClassVar[str] = "algorithm"
     """The name of the algorithm's part in a checkpoint."""
     means: ClassVar[tuple[str, ...]] = ()
-    """Metrics that are reported as means; they are 0 without an update since the last report."""
+    """Metrics that are reported as means over the updates since the last report; 0 if no update was made."""
     gauges: ClassVar[tuple[str, ...]] = ()
     """Metrics that are reported as their newest value. The learner stops if ``q_target_size``, the mean |y|, is far
     larger than any possible return."""
@@ -103,7 +103,7 @@ class Algorithm:
     # -- an algorithm overrides these ----------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Create networks and optimisers as attributes; ``self.actor`` is the network that :meth:`policy` exports."""
+        """Create networks and optimisers as attributes; ``self.actor`` is the network that :meth:`policy` returns."""
         raise NotImplementedError
 
     def update(self, batch: Any) -> Metrics:
@@ -127,7 +127,7 @@ class Algorithm:
         """Expected returns Q(s, a), or Q(s, π(s)) without ``action``; None if the algorithm has no such value.
 
         Args:
-            observation: float32[B, O].
+            observation: float32[B, O], a batch of B observations.
             action: float32[B, A], normalised.
 
         Returns:
@@ -235,7 +235,7 @@ class Algorithm:
         return state.tensors(self)
 
     def restored(self) -> None:
-        """A hook. :meth:`restore` calls this method after it has written the tensors of :meth:`tensors`."""
+        """A hook. :meth:`restore` calls this method after it has written all tensors that :meth:`tensors` returns."""
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """A copy of everything that :meth:`restore` needs: named arrays, and plain JSON values."""

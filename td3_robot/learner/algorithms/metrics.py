@@ -16,8 +16,8 @@ class RunningMetrics:
     """Adds up the metrics of updates. Only :meth:`read` and :meth:`state` wait for the device.
 
     Args:
-        means: names of metrics. The class reports their means since :meth:`clear`, and 0 without a value.
-        gauges: names of metrics. The class reports their newest values, and 0 before their first value. For metrics
+        means: names of metrics. The class reports their means since :meth:`clear`, or 0 if they got no value.
+        gauges: names of metrics. The class reports their newest values, or 0 before the first value. For metrics
             that are in neither list, it reports the means.
     """
 

@@ -26,7 +26,7 @@ class Perceptron(nn.Sequential):
         super().__init__(*layers, _linear(sizes[-2], sizes[-1]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The outputs float32[B, out] for inputs float32[B, in]."""
+        """The outputs, float32[B, out], for a batch of B inputs, float32[B, in]."""
         *hidden, last = self
         for layer in hidden:
             x = layer(x)
@@ -39,7 +39,7 @@ class Actor(Perceptron):
     """π(s): tanh of a perceptron, so that each action is between -1 and 1."""
 
     def forward(self, s: Tensor) -> Tensor:
-        """The actions float32[B, A] for observations float32[B, O]."""
+        """The actions, float32[B, A], for a batch of B observations, float32[B, O]."""
         return super().forward(s).tanh()
 
 

@@ -43,4 +43,4 @@ The attribute is repeated here because importing the class of an algorithm loads
 """
 
 TASKS = {"a2c": "discrete:"}
-"""Maps an algorithm to the first part of the names of its tasks. All other algorithms can learn every task."""
+"""Maps an algorithm to the prefix of the names of tasks that it can learn. Other algorithms can learn every task."""

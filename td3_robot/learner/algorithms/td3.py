@@ -83,7 +83,8 @@ class TD3(Algorithm):
             polyak_update(self.critics_target, self.critics, config.polyak)
             polyak_update(self.actor_target, self.actor, config.polyak)
             if config.policy_average:
-                # The first averages are plain means. They include the initial weights only with critics_first.
+                # At first, the average is the plain mean of the actors after each delayed update. With critics_first,
+                # the initial actor counts, too.
                 made = self.updates // config.policy_delay
                 polyak_update(self.actor_average, self.actor, max(config.policy_average, 1 / made))
         return metrics

@@ -55,7 +55,7 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
 
 
 class Saver:
-    """Saves checkpoints every ``checkpoint.every`` environment steps (or offline updates) and at the end.
+    """Saves a checkpoint after every ``checkpoint.every`` environment steps or offline updates, and at the end.
 
     In lock-step, the saver also saves a checkpoint at the start of a new run.
 
@@ -108,7 +108,7 @@ class Saver:
         if now < self._next_look and not at_once:
             return
         self._next_look = now + _LOOK_PERIOD
-        with contextlib.suppress(OSError):  # without the file, there is no later learner
+        with contextlib.suppress(OSError):  # a later learner would have written the file
             if self._mine and self._node.run.learner_file.read_text() != self._mine:
                 raise NodeError("another learner continues this run; this learner saves nothing more")
 

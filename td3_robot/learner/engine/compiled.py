@@ -1,4 +1,4 @@
-"""The engine's update in C++. It is faster, because it runs no Python and goes through memory less often.
+"""The engine's update in C++. It is faster than in Python: it runs no Python and goes through memory less often.
 
 The first learner on a machine compiles ``update.cpp`` for the processor, in about 10 s. Later starts load the result
 from the user's cache folder. torch computes the matrix products. With a second thread, two shares of the work run in
@@ -43,7 +43,7 @@ _FLAGS = (
     "-std=c++20", "-O3", "-shared", "-fPIC",
     "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-fno-finite-math-only",
 )  # fmt: skip
-# Largest allowed error of Adam's first moments after compiled updates, relative to the moments after plain updates.
+# Largest allowed error of Adam's first moments after compiled updates, relative to the moments after updates in Python.
 _CLOSE: dict[Precision, float] = {"fp32": 1e-3, "bf16": 0.2}
 
 
@@ -110,14 +110,14 @@ class Library:
 
 
 class CompiledAdam(networks.Adam):
-    """Adam for steps in C++."""
+    """The state of Adam. C++ code makes the steps."""
 
     def __init__(self, network: networks.Network, learning_rate: float | Tensor, clip: float | None = None) -> None:
         super().__init__(network, learning_rate, clip)
         self.structure = _Adam(mean=self.mean.data_ptr(), square=self.square.data_ptr(), limit=clip or 0.0)
 
     def next_step(self) -> _Adam:
-        """What C++ code needs for the next step."""
+        """Count the next step, and return what C++ code needs for it."""
         self.count += 1
         count = self.count.item()
         self.structure.rate = float(self.learning_rate) / (1 - 0.9**count)
@@ -153,7 +153,7 @@ class CompiledTD3(FastTD3):
             self._team = code.team_new()
             arguments = code, self._team, torch.get_num_threads()
             threading.Thread(target=_work, args=arguments, name="learner", daemon=True).start()
-            weakref.finalize(self, code.team_end, self._team).atexit = False  # other threads may still learn
+            weakref.finalize(self, code.team_end, self._team).atexit = False  # at exit, other threads may still learn
         actor, critics = self.actor.layout, self.critics.layout
         size, low_size = max(actor.size, critics.size), max(actor.low_size, critics.low_size)
         self._engine = code.engine_new(byref(settings), self._team, size, low_size)
@@ -163,7 +163,7 @@ class CompiledTD3(FastTD3):
 
     @property
     def shares_of_second_thread(self) -> int:
-        """How many shares of the work the second thread has computed. The caller's thread computes the others."""
+        """How many shares of the work the second thread has computed. The caller's thread computes the other shares."""
         return self._code.team_helped(self._team) if self._team else 0
 
     def update_critics(self, batch: Batch, noise: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -189,7 +189,7 @@ class CompiledTD3(FastTD3):
 
 
 def _structure(network: networks.Network) -> tuple[Any, ...]:
-    """A network's structure, and the arrays to which it points."""
+    """The ``_Network`` of a network, and the arrays to which its fields point."""
     layout, kinds = network.layout, len(networks.Layer._fields)
     weights = [layout.shapes[names[0]] for names in layout.names[0]]  # shapes: [out, in]
     sizes = [inputs for _, inputs in weights] + [weights[-1][0]]
@@ -231,10 +231,10 @@ def available() -> bool:
 
 
 def check() -> None:
-    """Compare two compiled updates with plain ones: in float32 and, if the processor has it, in bfloat16.
+    """Compare two compiled updates with the same updates in Python, in float32 and, if supported, in bfloat16.
 
     Raises:
-        RuntimeError: they differ by more than rounding.
+        RuntimeError: the results differ by more than rounding.
     """
     precisions: list[Precision] = ["fp32"] if bf16_lack(CPU) else ["fp32", "bf16"]
     for precision in precisions:

@@ -48,10 +48,10 @@ def aside(work: Work) -> None:
 class CapturedUpdate:
     """Makes the updates of :meth:`FastTD3.improve` with two graphs: one with the policy update, and one without it.
 
-    A graph always repeats the same operations with the same constants. So an update uses no graph while the updates
-    train only the critics (``critics_first``), or while the fraction of the moving average is above ``policy_average``.
-    The first launch of a graph must give the same result, up to rounding, as the update without a graph. If capture or
-    this check fails, a warning gives the reason, and later updates use no graph.
+    A graph always repeats the same operations with the same constants. So the first updates use no graph:
+    ``critics_first`` updates train only the critics, and the fraction of the moving average falls until it reaches
+    ``policy_average``. The first launch of a graph must give the same result, up to rounding, as the update without a
+    graph. If capture or this check fails, a warning gives the reason, and later updates use no graph.
 
     Attributes:
         problem: the reason why no update can use a graph; None if there is none.

@@ -24,7 +24,7 @@ class EngineMetrics(RunningMetrics):
     """The metrics of TD3. Their memory is fixed, so that a CUDA graph can write to it.
 
     Attributes:
-        sums: float32[4], in the order of ``TD3.means``: the sums over the updates after ``since``.
+        sums: float32[4], the sums over the updates after ``since``, in the order of ``TD3.means``.
         of_critics, of_actor: views of ``sums``, float32[3] and float32[1]; an update adds to them.
         since: number of updates at the newest :meth:`clear`.
         gauges: the gauges at the newest :meth:`read`, :meth:`state` or :meth:`restore`.

@@ -2,7 +2,7 @@
 
 One vector holds all parameters of a network, for example of both critics. So an Adam step, a Polyak update and a change
 of precision are one call each. :mod:`td3_robot.learner.engine.compiled` computes the same in C++.
-``td3-robot bench learner`` measures the speed.
+``td3-robot bench learner`` measures the speed. In the shapes of arrays, B is the number of rows in the batch.
 """
 
 from __future__ import annotations
@@ -91,15 +91,15 @@ class Network:
 
     A hidden layer is ``relu(linear(x))`` or ``relu(layer_norm(linear(x)))``; the last layer is linear. Matrix products
     of hidden layers take numbers of type ``dtype`` and accumulate in float32. The last layer, LayerNorm and the
-    parameter vector are always float32. The 8 significant bits of bfloat16 are enough for the direction of a gradient,
-    but too few for a value or for adding a small step to a weight.
+    parameter vector are always float32. The 8 significant bits of bfloat16 are enough for the direction of a gradient.
+    They are too few for an output such as Q(s, a), and for adding a small step to a weight.
 
     Args:
         heads: the names of the perceptrons.
         sizes: the sizes of the input, of at least one hidden layer, and of the output.
 
     Attributes:
-        flat: float32[layout.size], the parameters; zero in the gaps.
+        flat: float32[layout.size], the parameters; zero in the gaps of the layout.
         low_flat: ``dtype``[layout.low_size], a copy for the matrix products of hidden layers. In float32 it is
             ``flat`` itself.
         named: views of ``flat``, named ``HEAD.LAYER.weight`` and so on, see :class:`Layer`. LAYER counts from 0.

@@ -23,7 +23,7 @@ algorithms. An engine supports all options of its algorithm, on every device.
 def implementation(config: LearnerConfig) -> type[Algorithm]:
     """The class that makes the updates: the engine of the configured algorithm, or the algorithm itself.
 
-    With ``learner.compile``, it is the compiled engine if this machine can use it, see :func:`compiled.available`.
+    With ``learner.compile`` on a CPU, the engine is :class:`CompiledTD3`, unless :func:`compiled.available` is false.
     """
     algorithm: type[Algorithm] = ALGORITHMS.load(config.algorithm)
     if algorithm in ENGINES and config.compiles and compiled.available():

@@ -37,7 +37,7 @@ class FastTD3(Algorithm):
     """Makes the updates of :class:`TD3`, but faster. To understand the algorithm, read that class.
 
     Attributes:
-        second: a thread that computes the second critic, and half of the actor's batch. None if it does not exist.
+        second: a thread that computes the second critic, and half of the actor's batch. None without such a thread.
     """
 
     optimiser: type[Adam] = Adam
@@ -81,7 +81,7 @@ class FastTD3(Algorithm):
             self._captured = CapturedUpdate(self)
 
     def learn(self, batch: Batch) -> Sequence[Tensor]:
-        """Make one update. With CUDA graphs, the result is always empty, also for the first updates without a graph."""
+        """Make one update. With CUDA graphs, the result is always empty, even if this update uses no graph."""
         if self._captured:
             return self._captured(batch)
         return self.improve(batch, self.draw_noise(len(batch.action)))
@@ -168,7 +168,7 @@ class FastTD3(Algorithm):
         return [work(0), other.result()]
 
     def _each_half(self, work: Callable[[Tensor], Result], rows: Tensor) -> list[Result]:
-        """The result of ``work`` for all rows. With a second thread, a result for each half, computed in parallel.
+        """The result of ``work`` for all rows. With a second thread, the halves run in parallel; each has a result.
 
         A sum over two halves may round differently from a sum over all rows.
         """
@@ -221,7 +221,7 @@ class FastTD3(Algorithm):
             network.refresh()
 
 
-@torch.inference_mode()  # the mode of the calling thread does not apply here
+@torch.inference_mode()  # the second thread does not inherit the mode of the calling thread
 def _without_autograd(work: Callable[[Any], Result], item: Any) -> Result:
     return work(item)
 

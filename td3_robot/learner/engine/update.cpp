@@ -1,8 +1,8 @@
 // The update of TD3 and DDPG: what td3.py and networks.py compute, in C++. compiled.py calls it.
 //
-// Arrays inside a pass have the shape [features, B], so every inner loop runs along the batch. T is the number type of
-// the matrix products in hidden layers: float or bfloat16. All other arithmetic is in float. torch computes the
-// products.
+// Arrays inside a pass have the shape [features, B], where B is the number of rows. So every inner loop runs along the
+// batch. T is the number type of the matrix products in hidden layers: float or bfloat16. All other arithmetic is in
+// float. torch computes the products.
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
@@ -66,17 +66,18 @@ constexpr int64_t MOST_LAYERS = 64;  // the configuration allows 9
 
 // -- two threads ---------------------------------------------------------------------------------------------------
 
-// The caller's thread and a second thread. Work has two shares. The caller computes share 0. The thread that is free
-// first computes share 1. A store that may have to wake a sleeping thread is sequentially consistent. With a weaker
-// order, libstdc++ may look for sleeping threads before they can see the new number.
+// The caller's thread and a second thread. Work has two shares. The caller computes share 0. Whichever thread is free
+// earlier computes share 1. A store that may have to wake a sleeping thread is sequentially consistent. With a weaker
+// order, libstdc++ could look for sleeping threads before the new number is visible. A thread that falls asleep in
+// between could sleep forever.
 struct Team {
   const void* work = nullptr;
   void (*call)(const void*, int64_t) = nullptr;
-  // Work is numbered. asked: the newest work. taken: the newest work whose share 1 a thread has taken. done: the newest
-  // work whose share 1 is done.
+  // Every work has a number. asked: the number of the newest work. taken: the number of the newest work whose share 1 a
+  // thread has taken. done: the number of the newest work whose share 1 is done.
   std::atomic<uint32_t> asked{0}, taken{0}, done{0};
   std::atomic<bool> ended{false};
-  std::atomic<int64_t> helped{0};  // shares of the second thread
+  std::atomic<int64_t> helped{0};  // number of shares that the second thread has computed
 
   bool take(uint32_t number) {
     uint32_t before = number - 1;
@@ -114,7 +115,7 @@ void each(Team* team, int64_t shares, const Work& work) {
   }
 }
 
-// Calls work(), and returns whether it threw an exception. No exception may leave a thread or C++ code.
+// Calls work(), and returns whether it threw an exception. An exception must never leave a thread or the C++ code.
 template <class Work>
 bool fails(const Work& work) {
   try {
@@ -137,8 +138,8 @@ struct bfloat16 {
   uint16_t bits;
   bfloat16() = default;
   // Rounds to nearest, ties to even. A NaN from arithmetic stays NaN. A NaN with an unusual payload may become another
-  // number. There is no test for it: g++ does not vectorise loops with such a test, and an update takes at least 1.3
-  // times as long.
+  // number. The code does not test for such a NaN: g++ does not vectorise loops with the test, and an update would take
+  // at least 1.3 times as long.
   bfloat16(float value) {
     uint32_t word;
     std::memcpy(&word, &value, sizeof word);
@@ -156,7 +157,7 @@ void check(AOTITorchError error) {
   if (error) throw std::runtime_error("torch");
 }
 
-// A matrix in existing memory, row by row, as a tensor of torch.
+// A tensor of torch that shows a matrix in existing memory. The memory holds the matrix row by row.
 template <class T>
 struct Matrix {
   AtenTensorHandle handle;
@@ -222,7 +223,7 @@ struct Pass {
   void begin(int64_t head, int64_t rows) {
     slots = network.slots + head * network.layers * KINDS;
     if (B == rows) return;
-    B = 0;  // if there is too little memory, the next batch tries again
+    B = 0;  // if `grown` fails for lack of memory, the next call places the arrays again
     place(grown<char>(memory, place(nullptr, rows)), rows);
     B = rows;
   }
@@ -602,7 +603,7 @@ struct TD3 : Engine {
     *result.loss = -sum(q.data(), B) / B;
   }
 
-  // min Q'(s', a'); NaN if one of the two is NaN.
+  // The smallest Q'(s', a') of the critics; NaN if a critic's value is NaN.
   float least(const float* next_q, int64_t B) const {
     float one = next_q[0], other = heads == 2 ? next_q[B] : one;
     return one < other || one != one ? one : other;
@@ -636,7 +637,7 @@ void team_end(Team* team) {
 
 int64_t team_helped(Team* team) { return team->helped; }
 
-// After team_work has returned.
+// Must be called after team_work has returned.
 void team_delete(Team* team) { delete team; }
 
 // Actor and critics each have a `flat` and a `low` vector. size: the number of elements of the longer `flat` vector.
@@ -655,7 +656,7 @@ Engine* engine_new(const Settings* settings, Team* team, int64_t size, int64_t l
 
 void engine_delete(Engine* engine) { delete engine; }
 
-// Return 0, or 1 after an error.
+// Both update functions return 0, or 1 after an error.
 int update_critics(Engine* engine, const Batch* batch, Adam* adam, CriticsResult* result) {
   return fails([&] { engine->update_critics(*batch, *adam, *result); });
 }

@@ -35,7 +35,7 @@ class NStep:
     """Combines the transitions of each robot into rows with up to ``steps`` rewards.
 
     A transition waits until its row is complete. Between two calls of :meth:`add`, each robot has at most n - 1 waiting
-    transitions, oldest first. The array entries after them are unused, but their rewards must be 0.
+    transitions, oldest first. The sums also read the unused entries after them, so the rewards there must be 0.
 
     Args:
         steps: n, at least 1. With 1, each transition is a row.

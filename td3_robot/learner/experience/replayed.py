@@ -21,9 +21,9 @@ from td3_robot.messages import Step
 class Replayed:
     """Draws random transitions from the configured kind of replay buffer.
 
-    With ``operator_share``, a second buffer holds the transitions in which an operator chose the action. If there are
-    any, each batch contains some of them. The n-step returns of the two buffers are separate, so that no row mixes both
-    kinds of transitions.
+    With ``operator_share``, a second buffer holds the transitions in which an operator chose the action. If this buffer
+    is not empty, each batch contains some of its rows. The n-step returns of the two buffers are separate, so that no
+    row mixes both kinds of transitions.
 
     Args:
         config: the ``learner`` section; ``device`` is not ``auto``.

@@ -52,7 +52,7 @@ class Rollouts:
         self.storage = Storage(0, 0)  # unused: only checkpoints store rollouts
         self._widths = [observation_size, action_size, 1, observation_size, 1]
         self._running: dict[tuple[str, int], _Episode] = {}  # by source and robot
-        self._ended: deque[Float32] = deque()  # [T, W] each
+        self._ended: deque[Float32] = deque()  # the finished pieces, each [steps, sum of the widths]
 
     @property
     def ready(self) -> bool:

@@ -22,7 +22,7 @@ _FIRST, _MID, _TERMINATED = (np.uint8(phase) for phase in (Phase.FIRST, Phase.MI
 
 @dataclass(frozen=True, eq=False)
 class Transitions:
-    """M transitions, one row each."""
+    """M transitions, one row each. O and A are the numbers of observation and action channels."""
 
     robot: NDArray[np.intp]  # [M], ascending: the index of each robot in the arrays of the Step
     observation: Float32  # [M, O]
@@ -54,7 +54,7 @@ class Assembler:
     gap.
 
     After a restart from a checkpoint, the assembler expects the first Step that is not in the checkpoint. The source
-    may first repeat the Step before the expected Step. The assembler then joins these two Steps.
+    may first repeat the Step before the expected Step. Then the assembler joins the repeated and the expected Step.
 
     Attributes:
         counters: counts by name. ``steps``: accepted Steps. ``begun``: episodes that started. ``episodes``: episodes
@@ -166,7 +166,7 @@ class Robots:
         return self.incarnation == step.incarnation and len(self.rows) == len(step.episode)
 
     def advance(self, robots: NDArray[np.intp], step: Step) -> Bools:
-        """Move robots to their positions in a Step.
+        """Set the episode and step of these robots to their values in a Step.
 
         Returns:
             bool[M]: whether the new transition of each robot directly follows the robot's previous transition.
@@ -186,6 +186,6 @@ class Robots:
 
 
 def _follows(episode: UInt64, episode_step: UInt32, after: Step) -> Bools:
-    """bool[N]: whether each robot's position in ``after`` is one step later, in the same episode."""
+    """bool[N]: for each robot, whether ``after`` is in the same episode and one step later."""
     follows: Bools = (after.episode == episode) & (after.episode_step == episode_step + np.uint32(1))
     return follows

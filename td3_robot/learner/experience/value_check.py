@@ -22,12 +22,15 @@ from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Float32
 
-_RECENT = 20  # number of compared episodes, the newest ones
+_RECENT = 20  # number of the newest episodes to compare
 _TERMINATED = np.uint8(Phase.TERMINATED)
 
 
 class Episode(NamedTuple):
-    """An episode that the learner received from its first to its last step."""
+    """An episode of T steps that the learner received from its first to its last step.
+
+    O and A are the numbers of observation and action channels.
+    """
 
     observation: Float32  # [O], of the first step
     action: Float32  # [A], of the first step
@@ -45,7 +48,7 @@ def _running(incarnation: int, observation: Float32, action: Float32) -> Robots:
             ("whole", np.bool_),  # whether the learner received all steps of the episode so far
             ("observation", np.float32, observation.shape[1:]),  # of the first step
             ("action", np.float32, action.shape[1:]),  # of the first step
-            ("discounted", np.float64),  # as in :class:`Episode`, but for the steps so far
+            ("discounted", np.float64),  # this column and the next: as in ``Episode``, for the steps so far
             ("left", np.float64),
         ],
     )

@@ -21,7 +21,9 @@ log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """Transitions as torch float32 tensors. The tensors from :meth:`ReplayBuffer.sample` share one block of memory.
+    """B transitions as torch float32 tensors. The tensors from :meth:`ReplayBuffer.sample` share one block of memory.
+
+    The robot has O observation channels and A action channels.
 
     ``discount`` is the factor of the next observation's value: γ to the power of the number of steps between the two
     observations. It is 0 where the episode terminated.
@@ -44,8 +46,8 @@ class ReplayBuffer:
         storage: creates the storage from the capacity and the row width.
 
     Attributes:
-        rows: float32[capacity, 2 O + A + 2], only for reading; :meth:`add` changes them. Transition n, counted from
-            0, is in row n modulo ``capacity``.
+        rows: float32[capacity, 2 O + A + 2], see :class:`Batch` for O and A. Callers must not change them. Transition
+            n, counted from 0, is in row n modulo ``capacity``.
         total_added: number of transitions ever added.
     """
 
@@ -69,9 +71,9 @@ class ReplayBuffer:
     def use_device(self, device: torch.device) -> None:
         """Keep a copy of the rows on a device. Batches come from this copy, and are the same as without a device.
 
-        The rows also stay on the host, because checkpoints and files need them. Only a call that copies more than
-        8,192 rows at once waits until they are on the device. This can happen in :meth:`use_device`, :meth:`restore`,
-        :meth:`recover`, and in a very large :meth:`add`.
+        The rows also stay on the host, because checkpoints and files need them. A call waits for its copy only if it
+        copies more than 8,192 rows at once. :meth:`use_device`, :meth:`restore`, :meth:`recover` and a very large
+        :meth:`add` can do so.
         """
         self._on_device = DeviceRows(self.rows, device)
         self._copy(0)
@@ -90,7 +92,7 @@ class ReplayBuffer:
     ) -> None:
         """Store M transitions in their order. In a full buffer they replace the oldest transitions.
 
-        :class:`Batch` describes the arguments; but ``reward`` and ``discount`` are float32[M].
+        The arguments are arrays with M rows, as in :class:`Batch`. But ``reward`` and ``discount`` have the shape [M].
         """
         columns = observation, action, reward[:, None], discount[:, None], next_observation
         shapes, expected = [column.shape for column in columns], [(len(observation), width) for width in self._widths]
@@ -122,8 +124,8 @@ class ReplayBuffer:
         chosen = self._draw(batch_size)
         if self._on_device:
             on_device = self._on_device.gather(chosen)
-            # A CUDA graph reads its batch from fixed memory. The engine copies each batch to this memory, unless the
-            # batch is the object that the graph reads. To save the copy, return the same object for the same memory.
+            # A CUDA graph reads its batch from the memory of one Batch object. The engine copies every other object to
+            # this memory. To save the copy, return the same object as long as the memory is the same.
             if self._device_batch is None or self._device_batch[0] is not on_device:
                 self._device_batch = on_device, self._batch(on_device)
             return self._device_batch[1]

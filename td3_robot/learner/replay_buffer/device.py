@@ -30,7 +30,7 @@ class DeviceRows:
         self._batch = self._rows[:0]
 
     def gather(self, chosen: NDArray[Any]) -> Tensor:
-        """The rows with the numbers ``chosen``: float32[B, width]. The next call overwrites them if B is the same."""
+        """The rows with the B numbers ``chosen``: float32[B, width]. The next call with B numbers overwrites them."""
         if len(self._batch) != len(chosen):
             self._batch = torch.empty((len(chosen), self._rows.shape[1]), device=self._device)
         torch.index_select(self._rows, 0, upload(chosen, self._device), out=self._batch)
@@ -43,11 +43,12 @@ class DeviceRows:
         """
         capacity = len(self._host)
         first = max(since, total - capacity)
-        # Only small copies use pinned memory: torch keeps this memory after a copy, and a whole buffer would need much.
+        # Only small copies use pinned memory. Torch keeps this memory after a copy, so a copy of a whole buffer would
+        # occupy as much pinned memory as the buffer.
         send = upload if total - first <= _AT_ONCE else lambda rows, _: torch.from_numpy(rows)
         while first < total:
             start = first % capacity
             count = min(total - first, capacity - start, _AT_ONCE)
-            rows = self._host[start : start + count].copy()  # torch warns about the read-only rows of a file
+            rows = self._host[start : start + count].copy()  # else torch warns about the read-only rows of a file
             self._rows[start : start + count].copy_(send(rows, self._device))
             first += count

@@ -52,7 +52,7 @@ class SumTree:
     def find(self, fractions: Float64) -> Indices:
         """For each fraction in [0, 1), find the first leaf at which the running sum exceeds fraction · total.
 
-        Because of rounding, the result may be a leaf after the last leaf with a positive weight.
+        Because of rounding, the result can be a leaf after the last leaf with a positive weight.
         """
         rest = fractions * self._before[-1]
         found: Indices = np.minimum(self._before.searchsorted(rest, "right"), len(self._levels[0])) - 1
@@ -61,7 +61,7 @@ class SumTree:
             children = torch.from_numpy(level.reshape(-1, BRANCHES)[found])
             sums = children.cumsum_(1).numpy()  # five times as fast as numpy's cumsum
             branch = np.minimum((sums <= rest[:, None]).sum(1), BRANCHES - 1)
-            sums[:, -1] = 0.0  # branch 0 reads column -1 in the next line, and no sum comes before it
+            sums[:, -1] = 0.0  # the next line reads column -1 for branch 0: no child comes before it
             rest -= sums[np.arange(len(rest)), branch - 1]
             found = found * BRANCHES + branch
         return found
@@ -72,7 +72,8 @@ class PrioritisedReplay(ReplayBuffer):
 
     The priority of a transition is max(|δ|, 1) to the power α. |δ| is the largest absolute TD error of the critics when
     the transition was last sampled. A new transition gets the greatest priority so far. With the Huber loss, LAP needs
-    no importance weights: on average, it has the same gradient as uniform sampling with another loss (the paper's PAL).
+    no importance weights: its mean gradient equals that of uniform sampling with another loss, which the paper calls
+    PAL.
 
     Args:
         exponent: α, 0 (uniform) to 1.
@@ -126,7 +127,10 @@ class PrioritisedReplay(ReplayBuffer):
         priorities, greatest = arrays["priorities"], float(scalars["greatest_priority"])
         sound = (priorities >= 1) & np.isfinite(priorities)
         if priorities.shape != (len(self),) or not sound.all() or not 1 <= greatest < np.inf:
-            raise ValueError(f"the {len(self)} priorities and the greatest must be finite numbers of at least 1")
+            raise ValueError(
+                f"the priorities must be {len(self)} finite numbers, and greatest_priority one finite number; "
+                "all must be at least 1"
+            )
         self._greatest = greatest
         self._tree.leaves[:] = 0
         self._tree.set(slice(len(self)), priorities)

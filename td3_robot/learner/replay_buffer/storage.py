@@ -40,10 +40,10 @@ class Storage:
     """Rows in memory. :class:`File` keeps them in a file.
 
     Attributes:
-        rows: float32[capacity, width], only for reading; :meth:`write` changes them.
+        rows: float32[capacity, width]. Callers change them only with :meth:`write`.
         durable: whether recorded rows survive a kill of the process.
         found: whether an earlier process left rows but no journal.
-        notes: the newest note of each source, including notes of an earlier process.
+        notes: the newest :class:`Note` of each source, by name. An earlier process may have written it.
     """
 
     durable = found = False
@@ -68,7 +68,7 @@ class Storage:
 class File(Storage):
     """Rows in the file ``rows.float32`` of a folder. A journal in this folder records which rows are complete.
 
-    Reads of rows use a memory map.
+    ``rows`` is a read-only memory map of the file.
 
     Args:
         folder: created if missing.
@@ -76,8 +76,8 @@ class File(Storage):
         needed: whether missing rows are an error.
 
     Raises:
-        BundleError: the journal is damaged or is of another buffer, the rows have a wrong size, or ``needed`` rows are
-            missing. The files are then unchanged.
+        BundleError: the journal is damaged or belongs to another buffer, the file of rows has a wrong size, or it is
+            ``needed`` but missing. The files are then unchanged.
         OSError: the disk is full or the folder cannot be written.
     """
 

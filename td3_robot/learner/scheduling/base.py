@@ -63,7 +63,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def learn(self, now: float) -> list[Output]:
-        """Make a bounded number of updates, and publish.
+        """Make a bounded number of updates, and publish Weights if they are due.
 
         The core calls this method after it has processed the inputs of a turn, but not during offline updates.
         """

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PORTION = 100  # a robot gets at most this many steps in advance, so that steps remain for sources that join later
-# Smallest grant, as a fraction of the smaller of ``replay_ratio_band`` and the portion of a source's robots.
-# Only a source that is about to wait gets less.
+# The smallest grant, as a fraction of ``replay_ratio_band``, or of ``_PORTION`` steps for each robot of the source if
+# these are fewer. A source that is about to wait also gets smaller grants.
 _WORTH_A_MESSAGE = 0.25
 _START_TIME = 10.0  # seconds after the first join; usually all simulators of a run have joined by then
 
@@ -27,8 +27,8 @@ class FreeRunning(Scheduler):
     """Stores Steps on arrival, makes at most one update per :meth:`learn`, and grants steps within the replay ratio.
 
     Attributes:
-        equal_shares: whether the sources get equal shares of the steps. A replay of a recording of version 0.1.0 sets
-            this to false.
+        equal_shares: whether the sources get equal shares of the steps. A replay of a recording that
+            version 0.1.0 made sets this to false.
     """
 
     equal_shares = True
@@ -76,9 +76,9 @@ class FreeRunning(Scheduler):
         """Distribute the steps that the replay ratio allows, first to the sources with the smallest share.
 
         The share of a source counts the steps that the learner has granted to it. All sources that joined at the start
-        get equal shares. Shortly after the start, the learner reserves the shares of those simulators of the run that
-        have not joined yet. A source that joins later, or that sent no Steps for a while, gets an equal share from then
-        on (start-time fair queueing, Goyal et al. 1996).
+        get equal shares. During ``_START_TIME``, the learner reserves shares for the simulators of the run that have
+        not joined yet. A source that joins later, or that sent no Steps for a while, gets an equal share from then on
+        (start-time fair queueing, Goyal et al. 1996).
 
         A source that gets no new steps also gets a Throttle from time to time. The Throttle says which Steps the
         learner has processed, so that the source can delete them.
@@ -157,7 +157,7 @@ def _equalize(shares: Mapping[str, int], room: Mapping[str, int], free: int, mis
 
 
 def _level(rows: Sequence[tuple[int, int]], free: int) -> int:
-    """The lowest level at which the rows together take at least ``free`` steps.
+    """The lowest level at which the rows together take at least ``free`` steps. A level is a target for all shares.
 
     At a level, a row (share, room) takes level - share steps, but at least 0 and at most ``room``. If all rows together
     have too little room, the result is the level at which every row takes its whole room.

@@ -38,7 +38,7 @@ class State(Enum):
 TRANSITIONS = {
     State.GATHERING: {State.STEPPING, State.SNAPSHOT, State.ROLLBACK},
     State.STEPPING: {State.GATHERING, State.ROLLBACK},
-    State.SNAPSHOT: {State.SAVING, State.STEPPING, State.ROLLBACK},  # a source that leaves ends the snapshot
+    State.SNAPSHOT: {State.SAVING, State.STEPPING, State.ROLLBACK},  # STEPPING: a source has left
     State.SAVING: {State.STEPPING, State.ROLLBACK},
     State.ROLLBACK: {State.GATHERING},
 }
@@ -90,10 +90,10 @@ class LockStep(Scheduler):
     def source_left(self, source: Source) -> None:
         if source.name in self._arriving:
             self._arriving = {}
-            if self.core.done:  # no later round can try again, so go back to the newest snapshot
+            if self.core.done:  # no round follows to repeat the snapshot, so go back to the newest snapshot
                 self._enter(State.ROLLBACK)
             else:
-                self._snapshot_requested = True  # try again at the end of the next round
+                self._snapshot_requested = True  # try again at the end of the current round
                 self._enter(State.STEPPING)
 
     def policy_joined(self, peer: Peer) -> list[Output]:
@@ -106,7 +106,8 @@ class LockStep(Scheduler):
         if source.returning or (step.sequence > due and source.answered):
             self.counters["set_back"] += 1  # the source sent this Step before the rollback
         elif step.sequence < due:
-            # The learner has already processed this Step. After a restart, the assembler joins it with the next Step.
+            # The learner has already processed this Step. After a restart, the assembler needs this Step to make a
+            # transition from it and the next Step.
             source.assembler.add(step)
         else:
             source.queue.append(step)

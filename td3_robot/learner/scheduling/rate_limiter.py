@@ -20,7 +20,7 @@ class RateLimiter:
     """
 
     ratio: float | None  # updates per environment step; None for no limit
-    band: float  # ``Config`` refuses a small band, with which the learner and the simulators would wait for each other
+    band: float  # updates; ``Config`` refuses a band so small that learner and simulators wait for each other forever
     start: int  # environment steps before the first update
     total: int  # environment steps of the whole run
     offline: int = 0  # updates on recordings before the first environment step
@@ -40,10 +40,10 @@ class RateLimiter:
     def steps_allowed(self, updates: int, overshoot: int = 0) -> int:
         """The total number of environment steps at which the simulators must wait.
 
-        After the offline updates, this number allows at least one more update, or is ``total``.
+        After the offline updates, at least one update is due at this number of steps, unless the number is ``total``.
 
         Args:
-            overshoot: steps that the simulators may make beyond the limit, because the robots of one process step
+            overshoot: steps that the simulators can make beyond the limit, because the robots of one process step
                 together. A larger overshoot lowers the limit.
         """
         if updates < self.offline:

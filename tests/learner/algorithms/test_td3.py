@@ -1,4 +1,7 @@
-"""Compares the plain TD3 and its engine with Stable-Baselines3 and with hand calculations."""
+"""Compares the plain TD3 and its engine with Stable-Baselines3 and with hand calculations.
+
+O, A and B are the sizes of an observation, an action and a batch.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,7 @@ def test_equals_stable_baselines3(kind: Any, monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(tensors_of(td3, role)[name], tensor, atol=2e-5, rtol=0)
 
 
-def test_each_call_of_metrics_clears_the_means_and_keeps_the_gauges(kind: Any) -> None:
+def test_reading_the_metrics_clears_the_means_and_keeps_the_gauges(kind: Any) -> None:
     td3 = kind(O, A, (24, 16), LearnerConfig(policy_delay=2), seed=51)
     assert td3.metrics() == dict.fromkeys((*TD3.means, *TD3.gauges), 0.0)
     first, second = batches(2, seed=52)
@@ -124,7 +127,10 @@ def test_gauges_match_a_hand_calculation(kind: Any) -> None:
 
 
 def test_clipping_keeps_the_direction_and_bounds_the_norm(kind: Any) -> None:
-    """After one step, Adam's first moment is 0.1 g. The norm of g is clipped to 0.01, so the moment's norm is 0.001."""
+    """After one update, Adam's first moment is 0.1 times the gradient.
+
+    The norm of the gradient is clipped to 0.01, so the norm of the moment is 0.001.
+    """
     plain, clipped = (kind(O, A, (24, 16), LearnerConfig(gradient_clip=clip), seed=55) for clip in (None, 0.01))
     (batch,) = batches(1, seed=56)
     for td3 in (plain, clipped):

@@ -35,7 +35,7 @@ def test_a_checkpoint_reads_back_equal_and_old_checkpoints_are_removed(tmp_path:
 
 
 def test_a_failed_write_names_the_file_and_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
-    """The process may write only 1,000 bytes to a file, and this checkpoint is longer."""
+    """The system lets the process write only 1,000 bytes to a file. The second checkpoint is longer."""
     before = checkpoint.save(tmp_path, 1, ARRAYS, {}, keep=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
@@ -48,7 +48,9 @@ def test_a_failed_write_names_the_file_and_keeps_the_previous_checkpoint(tmp_pat
     assert list(tmp_path.iterdir()) == [before]
 
 
-def test_an_older_checkpoint_replaces_a_damaged_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_older_checkpoint_is_loaded_if_the_newest_checkpoint_is_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     checkpoint.save(tmp_path, 1, ARRAYS, {"steps": 1}, keep=2)
     newest = checkpoint.save(tmp_path, 2, ARRAYS, {"steps": 2}, keep=2)
     whole = newest.read_bytes()
@@ -124,10 +126,10 @@ def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [saved]
 
 
-def test_without_a_complete_checkpoint_resuming_is_an_error(tmp_path: Path) -> None:
+def test_resuming_is_an_error_if_all_checkpoints_are_damaged(tmp_path: Path) -> None:
     for steps in (1, 2):
         checkpoint.save(tmp_path, steps, ARRAYS, {}, keep=2).write_bytes(b"")
-    for _ in range(2):  # the files keep their names, so the second attempt finds them and does not begin anew
+    for _ in range(2):  # the files keep their names, so the second attempt also finds them and raises the error
         with pytest.raises(BundleError, match=r"all checkpoints in .* are damaged: .*000000000002.*000000000001"):
             checkpoint.load_newest(tmp_path)
 

@@ -39,7 +39,10 @@ def test_a_learner_with_a_successor_saves_nothing_more(world: World, tmp_path: P
 def test_a_learner_that_could_not_write_its_text_still_saves(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A learner marks its run folder with a random text. Its disk is full, so the text of an earlier learner stays."""
+    """A learner marks its run folder with a random text. A later learner replaces this text.
+
+    Here the disk is full, so the folder keeps the text of an earlier learner.
+    """
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / ".learner").write_text("an earlier learner")
     world.join(world.peer("simulator", "sim-0", robots=1))

@@ -42,18 +42,18 @@ def test_a_restored_learner_continues_bit_exactly(
     assert world.core.updates == other.core.updates == 29  # 39 transitions, and learning starts after 10
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert other.core.counts()["missed"] == 0
-    assert other.core.publisher.version == world.core.publisher.version + 1  # a restored learner publishes at its start
+    assert other.core.publisher.version == world.core.publisher.version + 1  # a restored learner publishes new weights
 
 
 @pytest.mark.parametrize(("saved", "killed"), [(None, 3), (None, 30), (12, 13), (12, 37)])
 def test_a_restarted_learner_equals_a_learner_that_was_never_killed(
     saved: int | None, killed: int, spec: RobotSpec, make_step: Callable[..., Step], tmp_path: Path
 ) -> None:
-    """The learner restarts after a kill, with or without a checkpoint.
+    """The learner saves a checkpoint after ``saved`` Steps. It is killed after ``killed`` Steps, and restarts.
 
-    After the checkpoint, the killed learner may store more rows than the buffer holds. After Step 0, each Step gives
-    three rows, or two rows if one robot starts an episode. The rows with the greatest reward, from Step 20, may be
-    overwritten.
+    If ``saved`` is None, there is no checkpoint. Each Step after Step 0 gives three rows, or two rows if one robot
+    starts an episode. The buffer holds 30 rows, and the learner can store more rows after its checkpoint. Then it can
+    overwrite the rows of Step 20, which have the greatest reward, but the restarted learner must know this reward.
     """
     random = np.random.default_rng(5)
     steps = []
@@ -233,7 +233,7 @@ def test_a_learner_with_many_options_restores_bit_exactly(spec: RobotSpec, make_
             item.idle(2)
     mine, theirs = state.save(world.core, 0.0)[0], state.save(other.core, 0.0)[0]
     assert world.core.updates == other.core.updates > 25
-    # The names of pending weights contain the version. A restored learner publishes a new version, so these differ.
+    # The names of pending weights contain the version. A restored learner publishes a new version, so its names differ.
     named = {name for name in mine if not name.startswith("pending.")}
     assert named == {name for name in theirs if not name.startswith("pending.")}
     for name in named:

@@ -81,7 +81,7 @@ def replace_capture(monkeypatch: pytest.MonkeyPatch) -> Replace:
 def test_captured_updates_equal_plain_updates(
     config: LearnerConfig, device: torch.device, replace_capture: Replace
 ) -> None:
-    """There are two graphs, or one graph if every update changes the policy.
+    """One graph updates the policy, and one does not. If every update changes the policy, there is only one graph.
 
     A round has ``policy_delay`` updates. The first launch comes after one round. With ``policy_average`` 0.5, it comes
     after 1/0.5 + 1 = 3 rounds. With ``critics_first`` 6, it comes after 6 updates.

@@ -44,9 +44,9 @@ def test_the_engine_equals_the_plain_algorithm_in_float64(
     # its size, so a relative error of about 1e-6 in a gradient moves a weight by learning_rate * 1e-6. The error is
     # larger only for gradients near ε = 1e-8: rounding can change their sign, and so the direction of Adam's first
     # step. After many steps, the input of some ReLU is so close to 0 that the order of a sum decides its sign. One
-    # sample then counts in only one of the two gradients. This changes a mean of gradients by about 3e-5. 25 steps of
-    # 1e-3 move a weight by up to 0.025. The tolerance of 5e-5 is 500 times smaller, so the test still finds a wrong
-    # update.
+    # sample then counts in the gradient of the engine or of the float64 algorithm, but not in both. This changes a mean
+    # of gradients by about 3e-5. 25 steps of 1e-3 move a weight by up to 0.025. The tolerance of 5e-5 is 500 times
+    # smaller, so the test finds a wrong update.
     near, close = (5e-6, 2e-6) if count <= 2 else (5e-5, 1e-4)
     assert distance(weights_of(engine), weights_of(exact.td3)) < near
     assert distance(weights_of(engine, "target"), weights_of(exact.td3, "target")) < near
@@ -98,9 +98,10 @@ def test_the_engine_starts_with_the_weights_and_noise_of_the_plain_algorithm() -
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("kind", [TD3, FastTD3])
 def test_bfloat16_stays_near_float32(kind: Any, layer_norm: bool) -> None:
-    """After 50 updates, the RMS difference of values is below 8 % of the RMS change that the updates made.
+    """The test makes 50 updates in float32 and in bfloat16, and compares the results.
 
-    The RMS difference of normalised actions is below 0.05.
+    The RMS difference of values is below 8 % of the RMS change that the float32 updates made. The RMS difference of
+    normalised actions is below 0.05.
     """
     ours = {
         precision: kind(O, A, (400, 300), LearnerConfig(precision=precision, layer_norm=layer_norm), seed=7)
@@ -134,9 +135,10 @@ def test_a_state_of_any_device_continues_on_the_cpu(device: torch.device) -> Non
 
 
 def test_the_learning_rate_can_be_a_tensor() -> None:
-    """float32 rounds the rate by up to 6e-8 of its value. A step moves a weight by at most 1e-3.
+    """One engine has the rate as a Python number, and one has it as a float32 tensor.
 
-    So the rates cause a difference of only 1e-10, and the rounding of a weight below 1 adds at most 6e-8.
+    float32 rounds the rate by up to 6e-8 of its value, and a step moves a weight by at most 1e-3. So the two rates
+    change a weight by amounts that differ by only 1e-10. The rounding of a weight below 1 adds at most 6e-8.
     """
     number, tensor = (
         FastTD3(O, A, (24, 16), LearnerConfig(learning_rate=0.5), 28, torch.device("cpu")) for _ in range(2)

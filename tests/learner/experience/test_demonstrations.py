@@ -24,7 +24,8 @@ OPERATED = range(20, 30)  # Steps in which an operator has robot 1; Step n ends 
 def trained(spec: RobotSpec, make_step: Callable[..., Step], **learner: Any) -> LearnerCore:
     """A learner after 41 Steps of two robots.
 
-    An operator has taken over robot 1 in 10 Steps. In the last of these, the operator is silent.
+    An operator has taken over robot 1 in 10 Steps. In the last of these Steps, the operator is silent, so the robot
+    applies the safe action.
     """
     world = World(make_core(config(learning_starts=4, **learner)), spec, make_step)
     source = world.peer("simulator", "sim-0", robots=2)
@@ -56,7 +57,7 @@ def test_the_learner_leaves_out_an_operators_transitions(
     core.training.experience.end()
     rows = core.training.parts()["replay"].state()[0]["rows"]
     assert steps(rows) == sorted([*range(40), *(n for n in range(40) if n + 1 not in OPERATED[:-1])])
-    assert core.env_steps == 80  # the learner counts these steps, so that the pace of the run stays the same
+    assert core.env_steps == 80  # the learner counts all steps, so that the pace of the run stays the same
 
 
 @pytest.mark.parametrize("replay", ["uniform", "lap"])
@@ -75,13 +76,16 @@ def test_demonstrations_have_a_separate_buffer_and_a_share_of_each_batch(
         batch = experience.take()
         assert batch.observation.shape == (4, 3)
         assert {int(number) + 1 for number in batch.observation[2:, 0]} <= set(OPERATED[:-1])
-    if n_step == 3:  # no row ends after the operator's last action, because the next action is not the operator's
+    if n_step == 3:  # no row ends after Step 28, because the operator chose its action, but not that of Step 29
         demonstrations = parts["demonstrations"].state()[0]["rows"]
         assert demonstrations[:, -3].max() == OPERATED[-2]
 
 
 def test_recorded_transitions_of_an_operator_count_as_stored(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
-    """Step 0 begins the first of five transitions. The operator chose the actions of the last three."""
+    """Six Steps give five transitions. The operator chose the actions of the last three.
+
+    So only the first two are in the replay buffer. ``prefill`` also counts the three in the separate buffer.
+    """
     steps = [make_step(number, operated={"0": "anna"} if number > 2 else {}) for number in range(6)]
     core = make_core(config(operator_share=0.5))
     assert prefill(core, [(spec, steps)]) == [5]

@@ -19,7 +19,7 @@ from tests.learner.experience.test_transitions import ends, history
 
 
 def rows_of(rows: Rows) -> list[tuple[Any, ...]]:
-    """For each row: (incarnation, robot, episode, first step, last step, R, factor). See ``history``."""
+    """Return (incarnation, robot, episode, first step, last step, return R, factor) for each row. See ``history``."""
     return [
         (*map(int, o), int(o2[3]), float(r), float(d))
         for o, r, o2, d in zip(rows.observation, rows.reward, rows.next_observation, rows.discount, strict=True)
@@ -60,7 +60,10 @@ def test_returns_match_a_hand_calculation(terminates: bool) -> None:
 
 
 def test_a_gap_ends_returns_without_a_termination() -> None:
-    """Step 3 of a long episode is lost. The rows from steps 0 and 1 have R = 1 + 2/2 and 2, and factors 1/4 and 1/2."""
+    """Step 3 of a long episode is lost.
+
+    The row from step 0 has R = 1 + 2/2 = 2 and factor 1/4. The row from step 1 has R = 2 and factor 1/2.
+    """
     stream = history([[(100, True)]], 8, 0)
     found = run(3, 0.5, [step for step in stream if step.sequence != 3])
     # The Steps are 0 1 2 (gap) 4 5 6 7. The transition from 4 to 5 shows the gap, so Step 5 completes two rows.
@@ -71,7 +74,7 @@ def test_a_gap_ends_returns_without_a_termination() -> None:
 
 
 def test_the_end_of_a_recording_returns_the_incomplete_rows() -> None:
-    """Steps 0 to 2 of a long episode give the same rows as before a gap: R = 1 + 2/2 and 2, factors 1/4 and 1/2."""
+    """The recording has Steps 0 to 2 of a long episode. Its end gives the same rows as the gap in the test above."""
     assembler, returns = Assembler(), NStep(3, 0.5, 4, 2)
     for step in history([[(100, True)]], 3, 0):
         if transitions := assembler.add(step):
@@ -87,7 +90,7 @@ def test_the_end_of_a_recording_returns_the_incomplete_rows() -> None:
     n=st.integers(1, 5),
 )
 def test_rows_equal_those_of_a_slow_reference(data: st.DataObject, robots: Any, lengths: list[int], n: int) -> None:
-    """Each transition gives one row of up to n consecutive transitions. At the end, some transitions still wait."""
+    """Each transition gives one row of up to n consecutive transitions. At the end, some rows are not complete."""
     stream = [step for number, length in enumerate(lengths) for step in history(robots, length, number)]
     kept = data.draw(st.lists(st.sampled_from([True, True, True, False]), min_size=len(stream), max_size=len(stream)))
     received = [step for step, keep in zip(stream, kept, strict=True) if keep]

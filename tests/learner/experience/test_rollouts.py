@@ -1,4 +1,4 @@
-"""Each finished episode, or piece of a very long episode, gives one rollout. With a gap, it gives none."""
+"""Each finished episode, or piece of a very long episode, gives one rollout, unless it has a gap."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F, M, T, U = Phase.FIRST, Phase.MID, Phase.TERMINATED, Phase.TRUNCATED
 
 
 class World:
-    """Sends Steps of some robots to rollouts. A step's reward and observation are its number in the episode."""
+    """Sends Steps of some robots to ``Rollouts``. A step's reward and observation are its number in the episode."""
 
     def __init__(self, make_step: Callable[..., Step], robots: int) -> None:
         self.make_step, self.robots = make_step, robots

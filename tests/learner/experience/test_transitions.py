@@ -19,10 +19,10 @@ from td3_robot.messages import Phase, Step
 def history(ends: list[list[tuple[int, bool]]], length: int, incarnation: int) -> list[Step]:
     """Return ``length`` Steps of a source. An observation is (incarnation, robot, episode, step).
 
-    The reward of each robot in a Step is its ``step``.
+    The reward of a robot is the number of its step in the episode.
 
-    ``ends`` lists the episodes of each robot: (number of steps, True if it terminates, False if it is truncated).
-    The robot repeats its list.
+    ``ends`` has one list for each robot. An item of the list is one episode: (number of transitions, whether it
+    terminates). An episode that does not terminate is truncated. After the last item, the robot repeats its list.
     """
     robots = len(ends)
     episode, step = np.zeros(robots, np.uint64), np.zeros(robots, np.uint32)
@@ -124,7 +124,7 @@ def test_no_transition_crosses_an_episode_end_or_a_gap(data: st.DataObject, robo
         assert after[3] == before[3] + 1
     assert assembler.counters["transitions"] == len(expected)
     assert assembler.counters["repeated"] == fates.count("twice")
-    # A lost Step counts only if a later Step of the same incarnation arrives.
+    # A lost Step counts as missed only if a later Step of the same incarnation arrives.
     missed = 0
     for incarnation in range(len(lengths)):
         seen = [step.sequence for step in received if step.incarnation == incarnation]

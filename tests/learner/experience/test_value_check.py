@@ -59,9 +59,9 @@ def test_only_complete_episodes_count() -> None:
 def test_figures_of_a_known_critic_match_a_hand_calculation(normalise: bool) -> None:
     """The critic's value is always 10.
 
-    The first episode is truncated after 3 rewards. Of the value 10, γ³ 10 is for later rewards. So its expected return
-    is 10 - γ³ 10 = 8.75, and its observed return is 2.75. The second episode terminates: its expected return is 10, and
-    its observed return is 2.
+    γ is 1/2. The first episode is truncated after 3 rewards. The part γ³ · 10 of the value is for the rewards after
+    that. So its expected return is 10 - γ³ · 10 = 8.75, and its observed return is 2.75. The second episode terminates:
+    its expected return is 10, and its observed return is 2. The figures are the means of both episodes.
     """
     td3 = FastTD3(4, 2, (8,), LearnerConfig(), seed=1)
     td3.critics.flat.zero_()

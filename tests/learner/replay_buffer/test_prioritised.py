@@ -50,8 +50,9 @@ def test_the_tree_finds_the_same_leaf_as_a_cumulative_sum(
 def test_priorities_match_a_hand_calculation() -> None:
     """The exponent α is 1/2. New rows get the greatest priority so far, which is 1 at first.
 
-    One critic has |δ| of 0.3 and 4. |δ| counts as at least 1, so the priorities are 1 and 2. A second critic has |δ| of
-    9 and 1.5. The larger |δ| counts, so the priorities are 3 and 2.
+    First there is one critic. Its TD errors δ of the two rows have |δ| = 0.3 and 4. |δ| counts as at least 1, so the
+    priorities are √1 = 1 and √4 = 2. Then a second critic has |δ| = 9 and 1.5. In each row, the larger |δ| counts, so
+    the priorities are √9 = 3 and √4 = 2.
     """
     buffer = PrioritisedReplay(4, O, A, seed=1, exponent=0.5)
     buffer.add(*transitions(0, 2))
@@ -63,7 +64,7 @@ def test_priorities_match_a_hand_calculation() -> None:
     assert buffer.priorities.tolist() == [3.0, 2.0]
     buffer.add(*transitions(2, 3))  # two new rows, and one that replaces row 0; the greatest priority is 3
     assert buffer.priorities.tolist() == [3.0, 2.0, 3.0, 3.0]
-    buffer.learned([errors(float("nan"), float("inf"))])  # training diverges, which other code detects
+    buffer.learned([errors(float("nan"), float("inf"))])  # training diverges; |δ| counts as at most 1e12
     assert buffer.priorities.tolist() == [1.0, 1e6, 3.0, 3.0]
     assert torch.isfinite(buffer.sample(64).observation).all()
 

@@ -213,9 +213,9 @@ def test_another_shape_or_an_empty_journal_is_refused(tmp_path: Path) -> None:
 
 
 def test_buffers_in_memory_and_in_a_file_give_equal_batches(tmp_path: Path, rng: np.random.Generator) -> None:
-    """More than 50 rows are added, so both buffers overwrite old rows. All batches are equal bit for bit.
+    """The test adds 131 rows to two buffers of 50 rows, so both overwrite old rows. All batches are equal bit for bit.
 
-    This also holds for a new buffer that opens the same file and restores the state of the earlier buffer.
+    A new buffer opens the same file and restores the state of the earlier buffer. It also gives the same batch.
     """
     buffers = [ReplayBuffer(50, 3, 2, 7), ReplayBuffer(50, 3, 2, 7, lambda *size: File(tmp_path / "a", *size))]
     for count in (1, 30, 30, 70):

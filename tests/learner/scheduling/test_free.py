@@ -30,7 +30,7 @@ class Fleet:
         self.world.give(peer, self.world.make_step(0, source=name))
 
     def turn(self, pace: int = 10, **paces: int) -> None:
-        """Let each simulator make the steps that it may make, but at most ``pace``.
+        """Let each simulator make the steps that the learner has granted to it, but at most ``pace``.
 
         ``paces`` holds other limits by simulator name. A step takes 1 ms, and a turn takes 11 ms in addition.
         """
@@ -54,7 +54,7 @@ def fleet(request: pytest.FixtureRequest, spec: RobotSpec, make_step: Callable[.
 
 @pytest.mark.parametrize("fleet", [1, 2, 8], indirect=True)
 def test_simulators_that_start_one_after_the_other_share_the_warm_up(fleet: Fleet) -> None:
-    """A simulator starts every 20 turns, and makes up to 400 steps in that time. All start within 5 s."""
+    """A simulator starts every 20 turns, and makes up to 400 steps in that time. All start within ``_START_TIME``."""
     simulators = fleet.world.core.config.simulators
     for index in range(simulators):
         fleet.start(f"sim-{index}")
@@ -76,13 +76,13 @@ def test_a_late_simulator_gets_an_equal_part_from_then_on(fleet: Fleet) -> None:
     before = dict(fleet.made)
     while fleet.world.core.env_steps < 2000:
         fleet.turn()
-    # Each simulator makes about a third of 1,500 further steps. Before c joined, a and b each had a grant for up to
-    # _PORTION more steps.
+    # Each simulator makes about a third of 1,500 further steps. The tolerance is _PORTION, because a and b can each
+    # have a grant for that many steps when c joins.
     assert all(abs(steps - before[name] - 500) <= _PORTION for name, steps in fleet.made.items()), fleet.made
 
 
 @pytest.mark.parametrize("fleet", [2], indirect=True)
-def test_a_simulator_waits_for_a_missing_one_only_until_the_start_time_is_over(fleet: Fleet) -> None:
+def test_a_simulator_waits_for_a_missing_simulator_only_until_the_start_time_is_over(fleet: Fleet) -> None:
     fleet.start("a")
     for _ in range(100):  # 2 s
         fleet.turn(20)

@@ -1,4 +1,4 @@
-"""Compares the rate limiter with hand calculations, and tests the bounds of the lead for any order of turns."""
+"""Compares the rate limiter with hand calculations, and tests the bounds of the lead (the number of due updates)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_offline_updates_come_first_and_do_not_count_in_the_ratio() -> None:
     assert limiter.done(1000, 480)  # 30 + 0.5 · 900
 
 
-def test_without_a_ratio_both_sides_run_freely() -> None:
+def test_without_a_ratio_learner_and_simulators_run_freely() -> None:
     limiter = RateLimiter(None, 8.0, 100, 1000)
     assert not limiter.updates_due(99, 0)
     assert limiter.updates_due(100, 10**9)
@@ -58,10 +58,10 @@ def test_without_a_ratio_both_sides_run_freely() -> None:
     start=st.integers(0, 50),
     eager=st.lists(st.booleans(), min_size=50, max_size=300),
 )
-def test_the_lead_stays_within_the_band_and_one_side_can_always_continue(
+def test_the_lead_stays_within_the_band_and_learner_or_simulator_can_always_continue(
     ratio: float, robots: int, slack: float, start: int, eager: list[bool]
 ) -> None:
-    """``eager`` is a random sequence of turns: True if the learner may act, False if the simulator may act."""
+    """``eager`` is a random order of turns: True for a turn of the learner, False for a turn of the simulator."""
     band = ratio * robots + 1 + slack
     limiter = RateLimiter(ratio, band, start, 10**9)
     steps = updates = 0

@@ -14,7 +14,7 @@ from td3_robot_sims.backends.bullet.robots import MODELS, RobotModel, specificat
 
 
 class BulletBackend(Backend):
-    """Robots with torque-driven joints on a floor. A package adds robots with a subclass that has other ``models``."""
+    """Robots with torque-driven joints on a floor. To add robots, a package subclasses this and sets ``models``."""
 
     models: ClassVar[Mapping[str, RobotModel]] = MODELS
     packages = ("numpy", "pybullet")
@@ -35,7 +35,7 @@ class BulletBackend(Backend):
     def gymnasium_id(self, name: str) -> str | None:
         from td3_robot_sims import gymnasium_env
 
-        # A package's own robot may have the name of a published robot.
+        # Gymnasium knows the published robots only. A package may use one of their names for a robot of its own.
         published = name in MODELS and self.models.get(name) is MODELS[name]
         return f"{gymnasium_env.NAMESPACE}/{name}-v0" if published else None
 

@@ -16,11 +16,11 @@ from td3_robot_sims.quiet import without_lines
 with without_lines(b"pybullet build time:"):
     import pybullet as pybullet  # other modules import it from here, to suppress its output
 
-_M_PERTURB, _ZEROS = -6, 0xFF  # the option of malloc.h; glibc fills new memory with the complement of the value
+_M_PERTURB, _ZEROS = -6, 0xFF  # with M_PERTURB set to 0xFF, glibc fills new memory with the complement, 0
 
-# Make glibc fill new memory with zeros. With changed masses, Bullet sometimes reads memory before it writes it.
-# Without zeros, about 1 in 100 runs of the same Humanoid simulation gives a different result. Other C libraries lack
-# this option.
+# Make glibc fill new memory with zeros. After a change of masses, Bullet sometimes reads memory that nothing has
+# written. Without zeros, about 1 in 100 runs of the same Humanoid simulation gives a different result. Other C
+# libraries lack this option.
 if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
     set_option(_M_PERTURB, _ZEROS)
 

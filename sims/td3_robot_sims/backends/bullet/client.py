@@ -268,8 +268,8 @@ class Client:
         """Forget all contacts of a body. The next step finds its contacts as in a new world."""
         handle = self._open()
         command = b3.allow(handle.address)
-        # When a rule about a body's contacts is set, Bullet forgets them. This rule names no second body, so it has no
-        # other effect.
+        # Bullet forgets the contacts of a body when a collision filter is set for this body. This filter has no second
+        # body (-1), so it has no other effect.
         b3.set_pair(command, body, -1, BASE, BASE, 1)
         self._run(handle, command)
 

@@ -1,6 +1,6 @@
 """Draws the floor of a picture.
 
-Bullet's software renderer could draw it too, but takes ten times longer for the floor than for a robot.
+Bullet's software renderer could draw the floor too, but takes ten times longer for it than for a robot.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ SOLVER_ITERATIONS = 5
 GRAVITY = 9.8  # m/s²
 CONTACT_ERP = 0.9
 FLOOR_FRICTION = 0.8
-_HEIGHT, _PITCH = 1, 2  # joints that connect a planar robot to the world
+_HEIGHT, _PITCH = 1, 2  # indices of two of the joints that connect a planar robot to the world
 TORSO = "torso"
 
 _CAMERA = {
@@ -110,8 +110,9 @@ class World:
             self.client.release(self._robot, joint)
             parts[joint.link] = index
             if index == 0:
-                # The torso is the second part, because the order of the parts affects the rounding of their mean. Here
-                # it is the root link. A later link with the name "torso" replaces the index, and keeps the place.
+                # The torso is the second part, as in ``pybullet_envs_gymnasium``: the order of the parts affects the
+                # rounding of their mean. Until now, the torso is the root link. If a later link has the name "torso",
+                # the index of this link replaces BASE. The torso is then still the second part.
                 parts.setdefault(TORSO, BASE)
             if joint.velocity_at >= 0 and not joint.name.startswith("ignore"):
                 driven[index] = joint
@@ -131,7 +132,8 @@ class World:
         self._torso_place = list(parts).index(TORSO)
         self._link_count = len(joints)
         self._xs, self._ys = (slice(axis, 7 * self._link_count, 7) for axis in (0, 1))
-        # Three joints connect a planar robot to the world: along x, along z, about y.
+        # In a planar robot, the torso is not the root link: three joints connect the torso to the world, along x, along
+        # z and about y.
         self._planar = self._torso != BASE
         self._height_at = joints[_HEIGHT].position_at
 

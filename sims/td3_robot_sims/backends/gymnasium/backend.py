@@ -41,5 +41,5 @@ class DiscreteBackend(GymnasiumBackend):
     environment = "DiscreteEnvironment"
 
     def gymnasium_id(self, name: str) -> None:
-        """Return None, because Gymnasium's environment takes integers as actions, and the task takes scores."""
+        """Return None: the task takes scores as actions, but Gymnasium's environment with this ID takes integers."""
         del name

@@ -54,7 +54,7 @@ class GymnasiumEnvironment(Environment):
         try:
             actions = self._action_channels(task, env)
             observations = _channels(task, "observation", env.observation_space)
-            # The name does not contain the module, so that a policy fits even if another module registers the task.
+            # The robot's name omits the module, so that a policy fits even if another module registers the task.
             spec = _own_spec(task, env, RobotSpec(f"{kind}:{identity}", observations, actions, _period(env)))
         except ConfigError:
             env.close()
@@ -193,7 +193,7 @@ def _own_spec(task: str, env: gymnasium.Env[Any, Any], spaces_spec: RobotSpec) -
 
 
 def _period(env: gymnasium.Env[Any, Any]) -> float:
-    """Return the duration of a step (s): the task's ``dt``, or else the time of a rendered frame, or else 1/50."""
+    """Return the duration of a step (s): the task's ``dt``, or else 1 / ``render_fps``, or else 1/50."""
     dt = getattr(env.unwrapped, "dt", None)
     if isinstance(dt, float) and math.isfinite(dt) and dt > 0:
         return dt
