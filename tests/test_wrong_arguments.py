@@ -147,6 +147,21 @@ def test_open_run_and_open_recording_refuse_wrong_arguments(tmp_path: Path) -> N
     assert "is given twice" in raised(lambda: tr.open_recording(twice, tmp_path / "." / "a.mcap"), ValueError)
 
 
+class Odd:
+    """A path object that is no pathlib.Path."""
+
+    def __init__(self, path: Any) -> None:
+        self.path = path
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+
+@pytest.mark.parametrize(("path", "kind"), [("", ArgumentError), ("a\0b", ArgumentError), (b"a", TypeError)])
+def test_a_path_object_is_checked_like_text(path: Any, kind: type[Exception]) -> None:
+    assert PATHS in raised(lambda: tr.open_run(Odd(path)), kind)
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [

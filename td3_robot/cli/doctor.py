@@ -124,10 +124,10 @@ def _child(code: str, *words: str) -> tuple[dict[str, Any], str]:
     if done.returncode:
         return {}, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     try:
-        answer: dict[str, Any] = json.loads((done.stdout.splitlines() or [""])[-1])
+        answer = json.loads((done.stdout.splitlines() or [""])[-1])
     except ValueError:
-        return {}, "the check ended without a result"
-    return answer, ""
+        answer = None
+    return (answer, "") if isinstance(answer, dict) else ({}, "the check ended without a result")
 
 
 def _processor() -> Finding:

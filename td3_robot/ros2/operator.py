@@ -23,7 +23,7 @@ _EPILOG = """examples:
 topics:
   ~/commands (std_msgs/Float64MultiArray): one number for each action channel, in the unit of the channel
   joy (sensor_msgs/Joy): while the button is pressed, axis 0 sets channel 0 (-1: its lower limit, 1: its upper limit),
-  axis 1 moves channel 1, and so on
+  axis 1 sets channel 1, and so on
 
 The robot gets the safe action while no message comes. After Ctrl-C the robot keeps the safe action: give the robot
 back with td3-robot node give_back. docs/how-to/take_over.md explains takeovers."""

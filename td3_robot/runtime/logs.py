@@ -22,7 +22,7 @@ _FLUSH_TIMEOUT = 1.0  # seconds
 
 
 class _Writer(QueueListener):
-    """The thread that writes queued lines to a file descriptor. ``failed`` counts the lines that it could not write."""
+    """The thread that writes queued lines to a file descriptor. ``failed`` counts the lines that it lost."""
 
     def __init__(self, lines: queue.SimpleQueue[Any], descriptor: int) -> None:
         super().__init__(lines)
@@ -39,7 +39,7 @@ class _Writer(QueueListener):
                 except BlockingIOError:  # another program made standard error non-blocking
                     select.select([], [self._descriptor], [], 1.0)
         except OSError:  # the disk is full, or the reader has ended: the robot continues without a log
-            self.failed += 1 + getattr(record, "missing", 0)
+            self.failed += record.__dict__["lost"]
         if line is not whole:
             self._torn = bool(line)
         self.written += 1
@@ -78,8 +78,11 @@ class LogQueue(QueueHandler):
         lost = self._dropped + self._writer.failed
         if lost > self._reported:
             missing = lost - self._reported
-            record = _line(f"({missing} lines are missing: they could not be written)\n{record.msg}", missing)
+            self._put(_line(f"({missing} lines are missing: they could not be written)", missing))
             self._reported = lost
+        self._put(record)
+
+    def _put(self, record: logging.LogRecord) -> None:
         self._queued += 1
         self.queue.put(record)
 
@@ -100,9 +103,9 @@ class LogQueue(QueueHandler):
             self._nobody_reads = time.monotonic() > end
 
 
-def _line(text: str, missing: int = 0) -> logging.LogRecord:
-    """Return a record with this text. ``missing`` is the number of missing lines that the text reports."""
-    return logging.makeLogRecord({"msg": text, "missing": missing})
+def _line(text: str, lost: int = 1) -> logging.LogRecord:
+    """Return a record with this text. If it cannot be written, ``lost`` lines are lost."""
+    return logging.makeLogRecord({"msg": text, "lost": lost})
 
 
 _queue: LogQueue | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import numpy as np
 import pytest
 
 from td3_robot.bundle import OBSERVATION_MEAN, Bundle, Exploration, sha256
+from td3_robot.cli import bundle as bundle_command
 from td3_robot.cli import main as cli
 from td3_robot.config import loading as configuration
 from td3_robot.core_types import Peer
 from td3_robot.learner.checkpointing import checkpoint, state
 from td3_robot.learner.factory import make_core
+from td3_robot.policy.actor import Actor
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.transport.link import hello
@@ -183,6 +186,34 @@ def test_verify_refuses_a_damaged_policy(
     assert error.startswith(f"td3-robot bundle verify: policy '{path}'")
     assert error.count("\n") == 1
     assert json.loads(run("verify", path, "--json")[1])["good"] is False
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "between"),
+    [
+        (-2.0, 3.0, (-2, 3)),
+        (5000.0, 6000.0, (5000, 6000)),
+        (5000.0, math.inf, (5000, 7000)),
+        (-math.inf, -5000.0, (-7000, -5000)),
+        (-math.inf, math.inf, (-1000, 1000)),
+    ],
+)
+def test_verify_uses_observations_within_their_ranges(
+    run: Any, tmp_path: Path, make_bundle: Any, monkeypatch: pytest.MonkeyPatch, low: float, high: float, between: Any
+) -> None:
+    whole, seen = make_bundle(), list[Any]()
+    channels = (Channel("far", "m", low, high), *whole.spec.observations[1:])
+    Bundle(RobotSpec("Toy", channels, whole.spec.actions, 0.02), whole.hidden, whole.tensors).save(tmp_path / "p")
+
+    class Watched(Actor):
+        def __call__(self, observations: Any) -> Any:
+            seen.append(observations[:, 0].copy())
+            return super().__call__(observations)
+
+    monkeypatch.setattr(bundle_command, "Actor", Watched)
+    assert run("verify", tmp_path / "p")[0] == 0
+    assert between[0] <= seen[0].min() < seen[0].max() <= between[1]
+    assert np.ptp(seen[0]) > 0.9 * (between[1] - between[0])
 
 
 def test_verify_refuses_another_robot(run: Any, file: Path, tmp_path: Path, make_bundle: Any) -> None:

@@ -82,6 +82,18 @@ def test_a_package_that_prints_when_python_ends_is_ok(
     assert findings(capsys)["bundle export --onnx"][0] == "ok"
 
 
+@pytest.mark.parametrize("text", ["", "1", "[]"])
+def test_a_package_that_ends_python_is_bad(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "onnx.py").write_text(f"import os\nprint({text!r}, flush=True)\nos._exit(0)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert findings(capsys, code=1)["bundle export --onnx"] == (
+        "BAD",
+        "cannot be imported: the check ended without a result",
+    )
+
+
 def test_a_socket_folder_with_a_too_long_path_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -92,10 +92,11 @@ def test_unknown_configuration_key_is_refused(tmp_path: Path) -> None:
         launch.expand(launch.load(str(file)), Config())
 
 
-def test_count_must_name_a_configuration_key_whose_value_is_a_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["task", "policy.frozen"])
+def test_count_must_name_a_configuration_key_whose_value_is_a_number(tmp_path: Path, key: str) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("processes: {a: {module: json, count: task, ends_run: true}}\nevaluate: json")
-    with pytest.raises(ConfigError, match="count of process 'a' is 'task', which is not the key of a number"):
+    file.write_text(f"processes: {{a: {{module: json, count: {key}, ends_run: true}}}}\nevaluate: json")
+    with pytest.raises(ConfigError, match=f"count of process 'a' is '{key}', which is not the key of a number"):
         launch.expand(launch.load(str(file)), Config())
 
 

@@ -80,6 +80,24 @@ def test_lines_that_could_not_be_written_are_counted(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().splitlines() == wanted
 
 
+def test_a_line_that_is_lost_after_a_report_counts_once(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines 0 and 1 cannot be written. The report of line 0, just before line 1, can be written."""
+
+    def write(descriptor: int, content: bytes) -> int:
+        if content in (b"0\n", b"1\n"):
+            raise OSError
+        return original(descriptor, content)
+
+    original = os.write
+    monkeypatch.setattr(os, "write", write)
+    log = logs.LogQueue(pipe[1])
+    for number in range(3):
+        log.handle(record(f"{number}"))
+        log.flush()
+    report = "(1 lines are missing: they could not be written)"
+    assert os.read(pipe[0], 1000).decode().splitlines() == [report, report, "2"]
+
+
 def test_a_mistake_in_a_log_call_raises_no_exception(pipe: tuple[int, int]) -> None:
     log = logs.LogQueue(pipe[1])
     log.handle(logging.LogRecord("battery", logging.INFO, __file__, 1, "%.1f V", (None,), None))

@@ -71,6 +71,7 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
         "a part missing": ({k: v for k, v in good.items() if k != "random"}, "must hold"),
         "another type": ({**good, "actions": good["actions"].astype(np.float64)}, "float64"),
         "not finite": ({**good, "actions": np.full_like(good["actions"], np.nan)}, "not finite"),
+        "too large": ({**good, "actions": np.full_like(good["actions"], 3e38)}, "too large"),
         "not an array": ({**good, "actions": [[1.0], [1.0, 2.0]]}, "'actions' is list"),
         "not the state of a generator": ({**good, "random": np.full(6, 2**64 - 1, np.uint64)}, "PCG64"),
         "another start": (

@@ -461,6 +461,12 @@ def test_several_records_share_one_payload() -> None:
     assert asdict(one) == asdict(records[2])
 
 
+def test_a_record_with_a_payload_that_its_topic_does_not_allow_is_refused() -> None:
+    size = Bye.MAX_BYTES + 1
+    with pytest.raises(ProtocolError, match=f"payload has {size} bytes; allowed: at most {size - 1}"):
+        codec.decode("record", codec.encode(Record("bye", "policy", 0, 17, bytes(size))))
+
+
 @pytest.mark.parametrize(
     "payload",
     [

@@ -4,7 +4,8 @@
 const compared = new Chart("chart-compare");
 
 function reload() {
-  load().catch((error) => { $("connection").textContent = `no connection to td3-robot dashboard: ${error.message}`; });
+  $("connection").className = "";
+  load().catch((error) => { $("connection").textContent = `no connection to td3-robot dashboard: ${error.message}`; $("connection").className = "bad"; });
 }
 
 async function load() {

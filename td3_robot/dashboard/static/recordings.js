@@ -135,12 +135,17 @@ function showReplay(replay) {
   else if (replay.running) $("replayed").textContent = `${of}replay runs`;
   else $("replayed").textContent = `${replay.text}exit code ${replay.code}: ${verdict(replay.code)}`;
   $("replayed").className = replay.running || !replay.name ? "" : replay.code === 0 ? "good" : "bad";
-  if (replay.running) setTimeout(() => askReplay().catch(lost), 500);
+  if (replay.running) setTimeout(poll, 500);
 }
 
 async function askReplay() {
   const answer = await fetch("/recordings/replay");
-  if (answer.ok) showReplay(await answer.json());
+  if (!answer.ok) throw new Error(await answer.text());
+  showReplay(await answer.json());
+}
+
+function poll() {
+  askReplay().catch((error) => { lost(error); setTimeout(poll, 2000); });
 }
 
 const verdict = (code) => (code === 0 ? "all compared outputs are as recorded" : code === 1 ? "an output differs, or nothing could be checked" : "the recording could not be replayed");

@@ -26,7 +26,7 @@ class Transitions:
 
     robot: NDArray[np.intp]  # [M], ascending: the index of each robot in the arrays of the Step
     observation: Float32  # [M, O]
-    action: Float32  # [M, A], the applied action, in the units of its channels; the learner later normalises it
+    action: Float32  # [M, A], the applied action, in the units of its channels; later normalised to [-1, 1]
     reward: Float32  # [M]
     next_observation: Float32  # [M, O]
     terminated: Bools  # [M], False for a truncated episode

@@ -168,7 +168,7 @@ set_force = _function("b3JointControlSetMaximumForce", _HANDLE, c_int, c_double)
 set_torques = _function("b3JointControlSetDesiredForceTorqueMultiDof", _HANDLE, c_int, c_void_p, c_int)
 force = _function("b3ApplyExternalForceCommandInit", _HANDLE, result=_HANDLE)
 add_force = _function("b3ApplyExternalForce", _HANDLE, c_int, c_int, _DOUBLES, _DOUBLES, c_int, result=None)
-allow = _function("b3CollisionFilterCommandInit", _HANDLE, result=_HANDLE)
+filter_contacts = _function("b3CollisionFilterCommandInit", _HANDLE, result=_HANDLE)
 set_pair = _function("b3SetCollisionFilterPair", _HANDLE, *[c_int] * 5, result=None)
 step = _function("b3InitStepSimulationCommand", _HANDLE, result=_HANDLE)
 

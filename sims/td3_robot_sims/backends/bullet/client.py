@@ -265,9 +265,9 @@ class Client:
         self._run(handle, command)
 
     def forget_contacts(self, body: int) -> None:
-        """Forget all contacts of a body. The next step finds its contacts as in a new world."""
+        """Forget all contacts of a body, and their order. The next step finds its contacts anew."""
         handle = self._open()
-        command = b3.allow(handle.address)
+        command = b3.filter_contacts(handle.address)
         # Bullet forgets the contacts of a body when a collision filter is set for this body. This filter has no second
         # body (-1), so it has no other effect.
         b3.set_pair(command, body, -1, BASE, BASE, 1)

@@ -111,7 +111,7 @@ class World:
             parts[joint.link] = index
             if index == 0:
                 # The torso is the second part, as in ``pybullet_envs_gymnasium``: the order of the parts affects the
-                # rounding of their mean. Until now, the torso is the root link. If a later link has the name "torso",
+                # rounding of their mean. Here, the torso is the root link. If a later link has the name "torso",
                 # the index of this link replaces BASE. The torso is then still the second part.
                 parts.setdefault(TORSO, BASE)
             if joint.velocity_at >= 0 and not joint.name.startswith("ignore"):
