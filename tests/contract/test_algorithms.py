@@ -111,7 +111,8 @@ def test_an_on_policy_algorithm_of_another_package_needs_no_replay_buffer(
     values = {"robots": 100, "network": {"hidden": [5]}}
     mine, theirs = (parse({**values, "learner": {"algorithm": name}}) for name in rows)
     make_core(mine).start(spec)
-    with pytest.raises(ConfigError, match=r"replay_ratio_band is 64\.0; it must be at least 101 with 1 simulators"):
+    words = r"replay_ratio_band is 64\.0; it must be at least 101 with 1 simulators of 100 robots"
+    with pytest.raises(ConfigError, match=words):
         make_core(theirs).start(spec)
     with pytest.raises(ConfigError, match="exploration is set, but the algorithm sets its own exploration"):
         make_core(replace(mine, exploration=ExplorationConfig(noise=0.2))).start(spec)

@@ -225,10 +225,8 @@ def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None
     assert "memory (free space unknown)" in announce(small(), 3, 2, run)
     gpu = small("learner.device=cuda")  # bytes: rows 4,000,000, batch 10,240, networks 2,080
     assert "4.0 MB of the GPU's memory (4.0 MB free)" in announce(gpu, 3, 2, run, 4_012_320)
-    with pytest.raises(
-        ConfigError,
-        match="bytes of the GPU's memory, and 4,012,319 are free; allowed: a buffer of at most 99999",
-    ):
+    words = "needs 4,012,320 bytes of the GPU's memory, and 4,012,319 are free; allowed: a buffer of at most 99999"
+    with pytest.raises(ConfigError, match=words):
         announce(gpu, 3, 2, run, 4_012_319)
 
 

@@ -144,7 +144,10 @@ def _turn(inputs: list[object], now: float = 3.0) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("turn", "words"),
     [
-        (_turn([["#00", "step", {"named": [[1]]}]]), "policy/turn 50: turn: 'named' of step is [[1]]; needed is a"),
+        (
+            _turn([["#00", "step", {"named": [[1]]}]]),
+            "policy/turn 50: turn: 'named' of step is [[1]]; needed is a list of text and integers",
+        ),
         (_turn([["#00", "step", {"named": 5}]]), "policy/turn 50: turn: 'named' of step is 5; needed is a list"),
         (_turn([], 1e305), "turn 51 of policy: OverflowError in lifecycle.py, line "),
     ],

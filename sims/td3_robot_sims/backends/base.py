@@ -29,6 +29,12 @@ from td3_robot_sims.backends.disturbance import Disturbance
 _LARGEST = float(np.finfo(np.float32).max)
 
 
+def _is_allowed(action: Float32) -> bool:
+    """Whether an action is finite, and the sum of its squares fits into float32."""
+    # Use Python's sum(): dot() would release the interpreter lock, and @ would warn about an overflow.
+    return sum(value * value for value in action.tolist()) <= _LARGEST
+
+
 class Outcome(NamedTuple):
     """The result of one step.
 
@@ -132,8 +138,7 @@ class Environment(ABC):
         action = np.array(action, np.float32)  # a copy, because the caller may reuse its array
         if action.shape != self._action_shape:
             raise ValueError(f"{self.spec.name}: the action has shape {action.shape}; it must be {self._action_shape}")
-        # Use Python's sum(): dot() would release the interpreter lock, and @ would warn about an overflow.
-        if not sum(value * value for value in action.tolist()) <= _LARGEST:
+        if not _is_allowed(action):
             raise ValueError(f"{self.spec.name}: action {action.tolist()} is not finite, or is too large")
         self._actions.append(action)  # not delayed, because restore_state() passes it to step(), which delays it
         if self.disturbance:
@@ -196,8 +201,7 @@ class Environment(ABC):
         count = getattr(state["actions"], "shape", (0,))[:1]
         actions = saved_episode.array(state, "actions", np.float32, (*count, *self._action_shape), where)
         observation = saved_episode.array(state, "observation", np.float32, self._observation.shape, where)
-        sizes = np.square(actions, dtype=np.float64).sum(tuple(range(1, actions.ndim)))
-        if not (sizes <= _LARGEST).all():
+        if not all(map(_is_allowed, actions)):
             raise BundleError(f"{where}: an action is not finite, or is too large")
         saved_episode.unpack_random(words, self.random)
         self._start, self._running, self._actions = None, False, []

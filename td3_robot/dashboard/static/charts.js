@@ -20,6 +20,10 @@ function cell(row, text, kind = "td", name = "") {
   return made;
 }
 
+// Show the state of the page at its top.
+const say = (text, kind = "") => { $("connection").textContent = text; $("connection").className = kind; };
+const lost = (error) => say(`no connection to td3-robot dashboard: ${error.message}`, "bad");
+
 // Shows named values as tiles.
 function showTiles(place, facts, digits) {
   place.replaceChildren(...facts.map(([name, value]) => {

@@ -3,20 +3,12 @@
 
 const compared = new Chart("chart-compare");
 
-function reload() {
-  $("connection").className = "";
-  load().catch((error) => { $("connection").textContent = `no connection to td3-robot dashboard: ${error.message}`; $("connection").className = "bad"; });
-}
-
 async function load() {
   const answer = await fetch("/compare");
-  if (!answer.ok) {
-    $("connection").textContent = await answer.text();
-    return;
-  }
+  if (!answer.ok) return say(await answer.text(), "bad");
   const { title, runs, left_out, keys, bands } = await answer.json();
   $("title").textContent = document.title = title;
-  $("connection").textContent = `${runs.length} runs` + (left_out ? `, ${left_out} more not shown` : "");
+  say(`${runs.length} runs` + (left_out ? `, ${left_out} more not shown` : ""));
   showBands(bands.filter((band) => band.env_steps.length));
   showRuns(runs, keys);
   showVideos(runs);
@@ -63,5 +55,5 @@ function showVideos(runs) {
 }
 
 window.history.replaceState(null, "", "/"); // keep the token out of the browser's history and of screenshots
-$("again").onclick = reload;
-reload();
+$("again").onclick = () => load().catch(lost);
+load().catch(lost);

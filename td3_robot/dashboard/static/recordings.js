@@ -8,8 +8,6 @@ let name = ""; // name of the opened recording
 let shown = null; // the shown robot with its channels
 let selected = new Set();
 
-const say = (text, kind = "") => { $("connection").textContent = text; $("connection").className = kind; };
-const lost = (error) => say(`no connection to td3-robot dashboard: ${error.message}`, "bad");
 const megabytes = (bytes) => (bytes / 1e6).toFixed(2);
 
 async function loadList() {

@@ -35,7 +35,7 @@ class BulletBackend(Backend):
     def gymnasium_id(self, name: str) -> str | None:
         from td3_robot_sims import gymnasium_env
 
-        # Gymnasium knows the published robots only. A package may use one of their names for a robot of its own.
+        # Gymnasium knows only the published robots. A package can give the name of a published robot to another robot.
         published = name in MODELS and self.models.get(name) is MODELS[name]
         return f"{gymnasium_env.NAMESPACE}/{name}-v0" if published else None
 
