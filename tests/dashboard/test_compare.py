@@ -69,6 +69,19 @@ def test_a_video_in_a_run_folder_plays(page: Page, serve: Callable[..., Site], t
     assert page.problems == []
 
 
+def test_a_lost_connection_is_shown(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
+    make_runs(tmp_path / "runs")
+    site = serve("--runs", "runs")
+    page.open(site.address)
+    page.wait("document.querySelector('#connection').textContent.startsWith('3 runs')")
+    site.process.interrupt()
+    assert site.process.finish(30) == 130, site.process.output()
+    page.click("#again")
+    page.wait(
+        "document.querySelector('#connection.bad').textContent.startsWith('no connection to td3-robot dashboard')"
+    )
+
+
 def test_a_missing_folder_or_an_override_without_config_is_a_usage_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

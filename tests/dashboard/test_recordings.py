@@ -85,6 +85,19 @@ def test_the_page_shows_what_td3_robot_info_reports(
     assert page.problems == []
 
 
+def test_a_lost_connection_is_shown(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    site = serve("--run", "run")
+    page.open(site.address.replace("/?", "/recordings?"))
+    page.wait("document.querySelector('#connection').textContent.startsWith('no recordings yet')")
+    site.process.interrupt()
+    assert site.process.finish(30) == 130, site.process.output()
+    page.click("#again")
+    page.wait(
+        "document.querySelector('#connection.bad').textContent.startsWith('no connection to td3-robot dashboard')"
+    )
+
+
 def test_another_robot_can_be_selected(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     file = Path(shutil.copy(SESSIONS / "walkers.mcap", run.path))
