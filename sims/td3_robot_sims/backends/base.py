@@ -31,8 +31,9 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 def _is_allowed(action: Float32) -> bool:
     """Whether an action is finite, and the sum of its squares fits into float32."""
+    values: list[float] = action.tolist()
     # Use Python's sum(): dot() would release the interpreter lock, and @ would warn about an overflow.
-    return sum(value * value for value in action.tolist()) <= _LARGEST
+    return sum(value * value for value in values) <= _LARGEST
 
 
 class Outcome(NamedTuple):
