@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as in launch/train.yaml; more threads add numbers in another order
+# One thread, as in launch/train.yaml. With more threads, OpenBLAS adds the numbers of a sum in another order.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import contextlib
 import io
@@ -49,7 +50,10 @@ def rng(seed: int) -> np.random.Generator:
 
 @pytest.fixture
 def spec() -> RobotSpec:
-    """A robot with 3 observations and 2 actions with different limits. The limits of ``left`` are asymmetric."""
+    """A robot with 3 observations and 2 actions.
+
+    The actions have different limits. The limits of ``left`` are asymmetric.
+    """
     return RobotSpec(
         "Toy",
         tuple(Channel(f"o{index}", "m", -5.0, 5.0) for index in range(3)),
@@ -125,7 +129,7 @@ def install_metadata(folder: Path, module: str, group: str, row: str) -> None:
     (metadata / "entry_points.txt").write_text(f"[{group}]\n{row}\n")
 
 
-def poll_until(check: Callable[[], Any], complaint: Callable[[], str], timeout: float = 120) -> Any:
+def poll_until(check: Callable[[], Any], complaint: Callable[[], str], timeout: float = 300) -> Any:
     """Wait until ``check`` returns a true value.
 
     Args:
@@ -155,8 +159,8 @@ class Command:
 
     Args:
         cwd: folder in which it runs.
-        before: words of a command that starts the program, for example ``nohup``.
-        program: words that start the program, before ``arguments``.
+        before: another command that starts the program, for example ``nohup``.
+        program: the first words of the program's command line. ``arguments`` follow them.
         environment: environment variables in addition to those of the test process.
 
     Attributes:
@@ -194,7 +198,7 @@ class Command:
         self._queue.put(None)
 
     def wait_for(
-        self, pattern: str, check: Callable[[re.Match[str]], bool] = lambda _: True, timeout: float = 120
+        self, pattern: str, check: Callable[[re.Match[str]], bool] = lambda _: True, timeout: float = 300
     ) -> str:
         """Wait for the next line that matches ``pattern`` and ``check``, and return it.
 
@@ -216,7 +220,7 @@ class Command:
                 return line
         raise AssertionError(f"no line like {pattern!r} in:\n{self.output()}")
 
-    def wait_for_steps(self, steps: int, timeout: float = 240) -> int:
+    def wait_for_steps(self, steps: int, timeout: float = 300) -> int:
         """Wait for a progress line with at least ``steps`` environment steps.
 
         A line that the process printed earlier also counts, if the test has not read it.
@@ -239,7 +243,7 @@ class Command:
                 self.lines.append(line)
             self._queue.put(None)
 
-    def until(self, what: str, check: Callable[[], Any], timeout: float = 120) -> None:
+    def until(self, what: str, check: Callable[[], Any], timeout: float = 300) -> None:
         """Wait until ``check`` is true. Fail if the command ends first, or after ``timeout`` seconds."""
 
         def complaint() -> str:
@@ -254,7 +258,7 @@ class Command:
 
         poll_until(checked, complaint, timeout)
 
-    def finish(self, timeout: float = 300) -> int:
+    def finish(self, timeout: float = 600) -> int:
         """Wait for the end of the command and return its exit code."""
         try:
             code = self.process.wait(timeout)

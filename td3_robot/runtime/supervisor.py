@@ -34,20 +34,22 @@ READY_TIMEOUT = 300.0
 A learner may compile its updates first. Compiling takes about 10 s, or some minutes on a small or busy machine.
 """
 _STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, float("inf")))
-"""Signals to send, in this order, to a process that must stop, each with the seconds to wait for its end.
+"""Signals for a process that must stop, in the order of sending.
+
+Each signal comes with the maximum time in seconds that the supervisor then waits for the end of the process.
 
 After SIGINT the learner saves a checkpoint, which takes time.
 """
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_TURN = 1.0  # seconds; one turn of supervise() advances the supervisor's clock by at most this
-_SILENCE = 0.05  # after this many seconds without a report, the supervisor expects no more reports
+_LISTEN = 0.05  # maximum seconds of one wait for messages
 _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
 _STARTS = 1000  # each start of the run reserves this many incarnation numbers; each restart of a process uses one
 
 Watch = Callable[[dict[str, Status]], bool | None]
-"""Callback that gets the newest Status of each process by name, about ten times a second or more often.
+"""Callback that gets a map from the name of each process to the newest Status of this process.
 
-It returns False to stop the run.
+The supervisor calls it about ten times a second or more often. The callback returns False to stop the run.
 """
 
 
@@ -83,8 +85,8 @@ class Supervisor:
         facts = self.run.read_run()
         self._hosts.stopped = lambda: self.signal
         with contextlib.ExitStack() as resources:
-            # Install signal handlers first, because a signal must not skip the clean-up of the other resources.
-            # Python allows handlers only in the main thread.
+            # Install the signal handlers first. Without a handler, a signal could end this process before the process
+            # cleans up the other resources. Python allows handlers only in the main thread.
             for number in _CAUGHT if threading.current_thread() is threading.main_thread() else ():
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                     resources.callback(signal.signal, number, signal.signal(number, self._signalled))
@@ -141,8 +143,8 @@ class Supervisor:
         while not self._interrupts:
             self._listen(0.1)
             now = time.monotonic()
-            # After a suspension (Ctrl-Z), reports from that time are still unread. The clock advances by at most
-            # _LONGEST_TURN, so that no process seems to be late (READY_TIMEOUT).
+            # After a suspension (Ctrl-Z), the reports from the time of the suspension are still unread. So one turn
+            # advances the clock by at most _LONGEST_TURN. Otherwise a process that was ready in time would seem late.
             self._clock += min(now - last, _LONGEST_TURN)
             last = now
             self._reap()
@@ -187,7 +189,10 @@ class Supervisor:
             self._start(child)  # for a known child, _restart has counted the death and raised the incarnation
 
     def _start(self, child: Child) -> None:
-        """Start a process. If no host has room for it, and the run can spare it, the run continues without it."""
+        """Start a process.
+
+        If no host has room for a process that the run does not need, the run continues without this process.
+        """
         try:
             child.start(self._clock)
         except NoRoomError:
@@ -213,7 +218,11 @@ class Supervisor:
                 self._restart(child, code)
 
     def _restart(self, child: Child, code: int) -> None:
-        """Restart a process that died. If it died too often, do not restart it: raise NodeError if it is essential."""
+        """Restart a process that died.
+
+        If the process died too often, do not restart it. Then raise NodeError if the process is essential. If the
+        process is not essential, the run continues without it.
+        """
         what = _end(code)
         if not child.died_too_often():
             reason = "" if code in STOPPED_CODES or code < 0 else f" ({child.last_log_line()})"
@@ -236,9 +245,11 @@ class Supervisor:
             self._stop([child for child in self.children if child.row.ends_run], *_STOP_STEPS[0])
         for number, timeout in _STOP_STEPS:
             self._stop(self.children, number, timeout)
+        names = {child.name for child in self.children}
         deadline = time.monotonic() + _LAST_REPORT
-        while self._listen(_SILENCE) and time.monotonic() < deadline:
-            pass
+        # A process sends Bye after its last report. A killed process sends no Bye.
+        while any(peer.name in names for peer in self.bus.peers("supervisor")) and time.monotonic() < deadline:
+            self._listen(_LISTEN)
         for child in self.children:
             self._collect(child)
 
@@ -274,17 +285,15 @@ class Supervisor:
         """Wait for the last report of a process that ended with code 0. It may arrive after the process has ended."""
         deadline = time.monotonic() + _LAST_REPORT
         while child.state is not ChildState.FINISHED and not self._interrupts and time.monotonic() < deadline:
-            self._listen(_SILENCE)
+            self._listen(_LISTEN)
 
-    def _listen(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for messages and store the reports; return whether any message came."""
-        inputs = self.bus.receive(timeout)
-        for origin, message in inputs:
+    def _listen(self, timeout: float) -> None:
+        """Wait up to ``timeout`` seconds for messages, and store the reports."""
+        for origin, message in self.bus.receive(timeout):
             if isinstance(message, Status) and isinstance(origin, Peer):
                 for child in self.children:
                     if child.name == origin.name and child.incarnation == origin.hello.incarnation:
                         child.report(message)
-        return bool(inputs)
 
     def _signalled(self, number: int, frame: Any) -> None:
         del frame

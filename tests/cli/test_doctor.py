@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from td3_robot.cli import doctor
 from td3_robot.cli.main import main
 from td3_robot.transport.keys import KeyFolder
 from td3_robot.util import machine
@@ -23,6 +24,7 @@ def findings(capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, tup
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The default key folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "_TIMEOUT", 600.0)
     return tmp_path / "td3-robot" / "keys"
 
 
@@ -83,7 +85,7 @@ def test_a_package_that_prints_when_python_ends_is_ok(
 
 
 @pytest.mark.parametrize("text", ["", "1", "[]"])
-def test_a_package_that_ends_python_is_bad(
+def test_a_package_whose_import_ends_the_process_is_bad(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
 ) -> None:
     (tmp_path / "onnx.py").write_text(f"import os\nprint({text!r}, flush=True)\nos._exit(0)")

@@ -32,7 +32,9 @@ SMALL = (
     "learner.compile=false",
     "checkpoint.every=1000",
 )
-CORES = ("2", "4", "4")  # of each host, first the head; the learner gets a host with 4 cores, so not the head
+# Processor cores of each host. The first host is the head. The learner gets a host with 4 cores, so it never runs on
+# the head.
+CORES = ("2", "4", "4")
 
 
 class Cluster:
@@ -86,7 +88,7 @@ class Cluster:
         raise AssertionError(f"{name} runs on no host")
 
     def process(self, name: str) -> psutil.Process:
-        """Return the process with this name of a running training."""
+        """Return the process that has this name in a running training."""
         words = {process: process.info["cmdline"] for process in self._running()}
         [process] = [process for process, line in words.items() if line[line.index("--name") + 1] == name]
         return process

@@ -2,7 +2,7 @@
 
 Each CORES is the number of processor cores of one host. The first host is the head.
 
-With ``--hide FOLDER`` before the first CORES, the hosts other than the head see an empty folder at FOLDER. Each
+If ``--hide FOLDER`` comes before the first CORES, all hosts except the head see an empty folder at FOLDER. Each
 of these hosts has its own mount namespace, which only root can make.
 
 The program first prints a JSON map: the address of the head, and the id of each host. A line ``kill N`` on standard
@@ -39,7 +39,7 @@ def hidden(folder: str) -> Iterator[None]:
     call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
     call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", 0, None)
     yield
-    call("unshare", _CLONE_FS)  # setns fails if threads share the working folder, and Ray has started threads
+    call("unshare", _CLONE_FS)  # setns fails while threads share the working folder, as Ray's threads do
     call("setns", before, _CLONE_NEWNS)
     os.close(before)
     os.chdir(cwd)

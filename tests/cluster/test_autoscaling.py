@@ -12,6 +12,8 @@ import pytest
 from tests.cluster.conftest import Head, free_address, nothing_is_left, start_training
 from tests.conftest import Command, poll_until
 
+pytestmark = pytest.mark.timeout(1800)
+
 PROVIDER = {
     "type": "fake_multinode",
     "use_node_id_as_ip": True,  # all hosts have the IP address of this machine, so Ray tells them apart by ID
@@ -85,7 +87,7 @@ def test_a_training_gets_a_host_from_the_autoscaler(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wait", ["0", "600"])
-def test_with_too_few_cores_a_run_ends_or_waits_for_hosts(
+def test_a_run_with_too_few_cores_ends_or_waits_for_hosts(
     command: Callable[..., Command], cluster: AutoscalingCluster, tmp_path: Path, wait: str
 ) -> None:
     """The simulators need 8 processor cores. Even with the host that the autoscaler can add, the cluster has only 3.

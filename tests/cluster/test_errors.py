@@ -33,7 +33,9 @@ from td3_robot.cluster import hosts
         ),
     ],
 )
-def test_settings_that_do_not_fit_a_cluster_are_named(override: str, message: str, tmp_path: Path) -> None:
+def test_the_error_contains_the_setting_that_does_not_fit_a_cluster(
+    override: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as caught:
         new_run("pendulum", [override], tmp_path / "run", cluster=True)
     assert str(caught.value).startswith(message)
@@ -54,14 +56,14 @@ def test_settings_that_do_not_fit_a_cluster_are_named(override: str, message: st
         ("cluster.bind=tcp://eth0", "cluster.bind is 'tcp://eth0'"),
     ],
 )
-def test_wrong_values_are_named(override: str, message: str) -> None:
+def test_the_error_contains_the_wrong_key_or_value(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         configuration.parse({}, [override])
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(("value", "expected"), [("null", 3), ("5", 5), ("[2, 7]", 7)])
-def test_a_cluster_run_has_the_maximum_of_cluster_simulators(value: str, expected: int, tmp_path: Path) -> None:
+def test_a_cluster_run_gets_the_highest_allowed_number_of_simulators(value: str, expected: int, tmp_path: Path) -> None:
     """If ``cluster.simulators`` is null, the key ``simulators`` gives the number."""
     overrides = [f"cluster.simulators={value}", "simulators=3"]
     assert new_run("pendulum", overrides, tmp_path / "run", cluster=True).config.simulators == expected
@@ -88,14 +90,16 @@ def test_a_url_is_no_run_folder() -> None:
         ("localhost:0", "; allowed: auto, or HOST:PORT"),
     ],
 )
-def test_an_address_without_a_cluster_is_named(command: Callable[..., Command], address: str, reason: str) -> None:
+def test_the_error_contains_the_address_if_no_cluster_is_there(
+    command: Callable[..., Command], address: str, reason: str
+) -> None:
     run = command("train", "pendulum", "--cluster", address, "--out", "run")
     assert run.finish() == 2
     assert not (run.cwd / "run").exists()
     assert f"td3-robot train: --cluster is {address!r}{reason}" in run.output()
 
 
-def test_without_ray_a_one_line_error_names_the_extra_to_install(
+def test_without_ray_a_one_line_error_names_the_package_extra_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)

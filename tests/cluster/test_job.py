@@ -14,6 +14,8 @@ import pytest
 from tests.cluster.conftest import SMALL, Head, free_address, free_port
 from tests.conftest import poll_until
 
+pytestmark = pytest.mark.timeout(1800)
+
 STEPS = re.compile(r"^([\d,]+)/[\d,]+ steps", re.MULTILINE)
 
 
@@ -31,7 +33,7 @@ def head(folder: Path) -> Iterator[Head]:
 
 
 @pytest.mark.slow
-def test_a_training_is_a_job_of_ray(head: Head, tmp_path: Path) -> None:
+def test_a_training_can_run_as_a_job_of_ray(head: Head, tmp_path: Path) -> None:
     """The job trains until ``ray job stop`` ends it. The learner saves a checkpoint at the end."""
     run = tmp_path / "run"
     sets = ("cluster.simulators=2", "evaluation.every=0", "total_steps=1_000_000", "checkpoint.every=0")

@@ -114,16 +114,16 @@ def test_a_silent_host_delays_nobody_and_is_left_out(
     found.find()
     found.find()
     assert (asked, found.alive) == (["b"], [])
-    assert said == ["host 10.0.0.2 of the cluster does not answer; the run does not use it"]
+    assert said == ["host 10.0.0.2 of the cluster does not answer; the run does not use this host"]
 
 
 def test_hosts_that_join_at_the_same_time_get_different_simulators(
     new: tuple[RunFolder, Config], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run begins with 2 of its 5 simulators. Two hosts with 2 processor cores each join.
+    """The run begins with 2 of its 5 simulators. Then two hosts join, each with 2 processor cores.
 
-    Each host needs an agent, a Ray actor that starts the processes. Here, the agents have started at
-    the second call of ``joined``.
+    Each host needs an agent: a Ray actor that starts the processes. Here, both agents are ready at the
+    second call of ``joined``.
     """
     run, config = new
     ray_hosts = hosts.RayHosts("auto", run, config, "RESUME", said.append)
@@ -172,10 +172,10 @@ def test_the_run_leaves_out_a_host_on_which_other_jobs_use_processor_cores(
     names = [process.name for process in placed if process.name.startswith(("sim-", "policy"))]
     assert names == ["policy-0", "sim-0", "sim-1"]
     assert ray_hosts._where["policy-0"].node == "c"
-    assert said[0] == "host b has fewer free cores; the run does not use it"
+    assert said[0] == "host b has fewer free cores; the run does not use this host"
 
 
-def test_simulators_that_the_run_needs_move_to_a_host_with_too_few_processor_cores(
+def test_needed_simulators_move_even_to_a_host_with_too_few_processor_cores(
     new: tuple[RunFolder, Config], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run needs at least 2 simulators. All its 5 simulators are on host b, which dies.
@@ -196,11 +196,11 @@ def test_simulators_that_the_run_needs_move_to_a_host_with_too_few_processor_cor
     assert ray_hosts._where["policy-0"].simulators == 5
 
 
-def test_a_host_reserves_more_when_processes_move_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_reserves_more_of_a_host_when_more_processes_move_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent starts with 2 of the host's 4 cores. Then more processes move to the host.
 
-    All processes on the host now need 6 cores and a GPU. The run reserves what the host has: the other 2 cores, and
-    the GPU.
+    Together, the processes on the host now need 6 cores and a GPU. The host has only 4 cores, so the run reserves the
+    other 2 cores, and the GPU.
     """
     reserved: list[tuple[str, float, float]] = []
 

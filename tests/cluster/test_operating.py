@@ -14,6 +14,8 @@ import pytest
 from tests.cluster.conftest import Cluster, nothing_is_left
 from tests.conftest import Command, poll_until
 
+pytestmark = pytest.mark.timeout(1800)
+
 SIMULATORS = {"sim-0", "sim-1", "sim-2", "sim-3"}
 SERVERS = {"policy-0", "policy-1"}
 
@@ -52,10 +54,10 @@ def test_a_person_watches_and_commands_a_run(
     run.wait_for("^ready: .*policy-0.*policy-1")
     run.wait_for_steps(600)
 
-    report = tools.rows("monitor", "--json", "--every", "8", "--seconds", "8")[-1]
+    report = tools.rows("monitor", "--json", "--every", "20", "--seconds", "20")[-1]
     assert report["states"].items() >= dict.fromkeys(SERVERS | SIMULATORS, "active").items()
     assert {f"{name}/step" for name in SIMULATORS} <= report["topics"].keys()
-    rates = tools.rows("topic", "hz", "step", "--json", "--every", "6", "--seconds", "6")
+    rates = tools.rows("topic", "hz", "step", "--json", "--every", "20", "--seconds", "20")
     assert {row["publisher"] for row in rates} == SIMULATORS
     assert all(row["rate_hz"] > 0 for row in rates)
     echoed = tools.rows("topic", "echo", "action", "--node", "policy-1", "--count", "3")
@@ -87,7 +89,7 @@ def test_a_person_watches_and_commands_a_run(
 
 
 def shows(command: Command, *texts: str) -> bool:
-    """Whether the output of a command has each text, and a repeated text at least as many times as ``texts``."""
+    """Whether each text occurs in the output of a command at least as often as it occurs in ``texts``."""
     command.take_lines()
     return all(command.output().count(text) >= texts.count(text) for text in texts)
 

@@ -17,6 +17,8 @@ from td3_robot.runtime.run_folder import RunFolder
 from tests.cluster.conftest import SMALL, Cluster, nothing_is_left, start_training
 from tests.conftest import Command, poll_until
 
+pytestmark = pytest.mark.timeout(1800)
+
 
 @pytest.mark.slow
 def test_four_simulators_on_two_hosts_learn_the_pendulum(
@@ -41,10 +43,10 @@ def test_four_simulators_on_two_hosts_learn_the_pendulum(
 def test_training_survives_the_loss_of_each_host_except_the_head(
     train: Callable[..., Command], cluster: Cluster, tmp_path: Path
 ) -> None:
-    """A host with simulators is lost, then the learner's host. After Ctrl-C, another command continues the run.
+    """First a host with simulators is lost, then the learner's host is lost. After Ctrl-C, a command resumes the run.
 
     Simulators and policy servers do not start again when the learner moves. So each simulator continues its sequence
-    numbers, and the learner sees each lost Step as a gap in them.
+    numbers, and the learner sees each lost Step as a gap in the sequence numbers.
     """
     others = [*(f"sim-{number}" for number in range(4)), "policy-0", "policy-1"]
     run = train("evaluation.every=0", "total_steps=100_000")
@@ -107,7 +109,7 @@ def test_nothing_is_left_after_the_death_of_the_supervisor(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", [("2", "4")], indirect=True)
-def test_simulators_join_with_a_host_and_leave_with_it(
+def test_simulators_join_and_leave_together_with_their_host(
     train: Callable[..., Command], command: Callable[..., Command], cluster: Cluster, tmp_path: Path
 ) -> None:
     """The head has 2 processor cores, the second host has 4, and each simulator needs one core.
@@ -155,7 +157,10 @@ def test_the_death_of_the_head_leaves_a_checkpoint(
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", [("2", "2")], indirect=True)
 def test_a_sweep_uses_the_hosts_of_a_cluster(command: Callable[..., Command], cluster: Cluster, tmp_path: Path) -> None:
-    """Each of the two hosts has room for one training. The second sweep has one more seed, and trains only with it."""
+    """Each of the two hosts has room for one training.
+
+    The second sweep has one more seed, and trains only with this seed.
+    """
     sets = ("network.hidden=[8]", "learner.batch_size=16", "learner.learning_starts=100", "evaluation.every=200")
     words = [word for item in (*sets, "evaluation.episodes=1", "learner.compile=false") for word in ("--set", item)]
     arguments = ("sweep", "pendulum", "--steps", "400", "--out", "s", "--cluster", cluster.address, *words)
@@ -207,18 +212,18 @@ def place(cluster: Cluster) -> Path:
 
 
 def newest(folder: Path) -> int:
-    """Return the number of steps of the newest checkpoint in a folder; 0 without a checkpoint."""
+    """Return the number of steps of the newest checkpoint in a folder; 0 if there is no checkpoint."""
     found = (folder / "checkpoint").glob("checkpoint-*.safetensors")
     return max((int(path.stem.removeprefix("checkpoint-")) for path in found), default=0)
 
 
 @pytest.mark.slow
-def test_a_learner_continues_from_the_storage_on_a_host_without_the_run_folder(
+def test_a_learner_on_a_host_without_the_run_folder_continues_from_the_storage(
     stored: Callable[..., Command], command: Callable[..., Command], blind_cluster: Cluster, tmp_path: Path
 ) -> None:
     """The learner dies with its host and saves no last checkpoint. Later, a resume continues the run on one machine.
 
-    The run counts every lost Step, also each Step that the killed learner received after its newest checkpoint.
+    The run counts every lost Step. Each Step that the killed learner received after its newest checkpoint is lost, too.
     """
     run = stored()
     assert not newest(tmp_path / "run")
@@ -239,7 +244,8 @@ def test_a_learner_continues_from_the_storage_on_a_host_without_the_run_folder(
     learner = final["learner"]["counters"]
     published = sum(final[f"sim-{number}"]["counters"]["steps"] for number in range(4))
     assert learner["missed"] > 0
-    assert 0 <= published - learner["steps"] - learner["missed"] < 100  # Steps that came after Ctrl-C ended the learner
+    # Ctrl-C ended the learner before the last Steps came.
+    assert 0 <= published - learner["steps"] - learner["missed"] < 100
     assert newest(tmp_path / "run") == newest(place(blind_cluster)) == made
     for name in ("metrics.jsonl", "policy.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (place(blind_cluster) / name).read_bytes()
@@ -253,7 +259,7 @@ def test_a_learner_continues_from_the_storage_on_a_host_without_the_run_folder(
 
 
 @pytest.mark.slow
-def test_the_death_of_the_head_leaves_the_newest_checkpoint_in_the_storage(
+def test_the_storage_has_the_newest_checkpoint_after_the_death_of_the_head(
     stored: Callable[..., Command], command: Callable[..., Command], blind_cluster: Cluster, tmp_path: Path
 ) -> None:
     """The learner saves a last checkpoint and copies it to the storage. A resume without a cluster fetches the copy."""

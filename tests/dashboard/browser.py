@@ -42,7 +42,7 @@ class Page:
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
         while True:
-            message = json.loads(self._socket.recv(timeout=60))
+            message = json.loads(self._socket.recv(timeout=300))
             self._note(message)
             if message.get("id") == self._number:
                 if "navigated or closed" in message.get("error", {}).get("message", ""):
@@ -69,7 +69,7 @@ class Page:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def wait(self, script: str, timeout: float = 60) -> None:
+    def wait(self, script: str, timeout: float = 300) -> None:
         """Wait until a JavaScript expression is true. An exception counts as false."""
         end, text = time.monotonic() + timeout, ""
         while time.monotonic() < end:
@@ -90,7 +90,10 @@ class Page:
             self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
     def press(self, key: str, code: int) -> None:
-        """Press and release a key. ``code`` is its Windows key code. If ``key`` is one character, the key types it."""
+        """Press and release a key. ``code`` is its Windows key code.
+
+        If ``key`` is one character, the browser types this character.
+        """
         text = {"text": key} if len(key) == 1 else {}
         for kind, more in (("keyDown" if text else "rawKeyDown", text), ("keyUp", {})):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **more)

@@ -42,7 +42,7 @@ class Site(NamedTuple):
         self, path: str, headers: dict[str, str] | None = None, method: str = "GET", body: bytes | None = None
     ) -> tuple[int, Any, bytes]:
         """Send a request, without a cookie by default. Return the status, the headers and the body of the answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
             connection.request(method, path, body, headers=headers or {})
             answer = connection.getresponse()

@@ -93,9 +93,10 @@ def test_the_memory_of_an_open_page_stays_constant(page: Page, serve: Callable[.
         return page.call("Runtime.getHeapUsage")["usedSize"], page.call("Memory.getDOMCounters")["nodes"]
 
     feed(1000, 200)
-    heap, nodes = feed(2000, 100)
+    feed(2000, 400)  # the browser compiles the functions
+    heap, nodes = feed(2500, 100)
     later_heap, later_nodes = feed(3000, 600)
-    assert later_heap - heap < 300_000  # 600 snapshots need about 1 MB, so the page has not kept all
+    assert later_heap - heap < 300_000  # if the page kept all 600 snapshots, the heap would grow by about 1 MB
     assert later_nodes <= nodes + 100
     assert page.run("[trend.length, channelHistory.times.length, channelHistory.rows.length]") == [50, 50, 50]
     assert page.run("[trend.at(-1).time, channelHistory.rows.at(-1)]") == [3599, [1, 2, 3599, 0.25]]
@@ -121,9 +122,9 @@ def test_the_page_says_why_it_does_not_draw_a_robot(page: Page, serve: Callable[
     page.run("connect = () => null, show_ = show, show = () => null, true")
 
     def shown(index: int, drawable: str = "['sim-0']") -> list[Any]:
-        """Choose one of five robots. The snapshot has pictures only of robot 3, and none if ``drawable`` is empty.
+        """Choose one of five robots. Return whether the page draws a robot, and the text that says why not.
 
-        Return whether the page draws a robot, and the text that says why not.
+        The snapshot has pictures of robot 3 only, or no pictures if ``drawable`` is empty.
         """
         page.run(f"live = ({SNAPSHOT})(1), live.drawable = {drawable}, true")
         page.run("live.robots = [0, 1, 2, 3, 4].map((index) => ({...live.robots[0], index, robots: 5})), true")
@@ -143,7 +144,7 @@ def test_the_page_says_why_it_does_not_draw_a_robot(page: Page, serve: Callable[
 
 
 @pytest.mark.slow
-def test_the_page_follows_a_training_and_connects_again_to_the_next_one(
+def test_the_page_follows_a_training_and_reconnects_when_the_next_training_begins(
     page: Page, serve: Callable[..., Site], train: Callable[..., Any], command: Callable[..., Any]
 ) -> None:
     first = train(200_000, "learner.replay_ratio=0.05")

@@ -41,13 +41,16 @@ def end() -> End:
 
 
 def patient(monkeypatch: pytest.MonkeyPatch, begun: threading.Event | None = None) -> None:
-    """Let HangWatch wait up to 60 s for stop(). With ``begun``, wait for this event, then up to LIMIT for stop()."""
+    """Without ``begun``, let HangWatch wait up to 60 s for stop() to return.
+
+    With ``begun``, let it wait for this event, and then at most LIMIT for stop() to return.
+    """
     join = threading.Thread.join
 
     def wait(thread: threading.Thread, timeout: float | None = None) -> None:
-        if begun:
+        if begun and thread.name == "stop":
             assert begun.wait(PATIENCE)
-        join(thread, timeout if begun or timeout is None else PATIENCE)
+        join(thread, timeout if timeout is None or (begun and thread.name == "stop") else PATIENCE)
 
     monkeypatch.setattr(threading.Thread, "join", wait)
 
@@ -87,10 +90,10 @@ def test_a_hang_stops_the_robot_and_ends_the_process(
     assert stopped == ([False] if stop else [])  # stopped once, during the hang
 
 
-def test_calls_that_return_in_time_have_no_effect() -> None:
-    """Make calls for 2 s, each far shorter than the limit of 1 s. Repeat them if a busy machine delayed a call.
+def test_calls_that_return_in_time_do_not_end_the_process() -> None:
+    """For 2 s, make calls that are far shorter than the limit of 1 s. If a busy machine delays a call, try again.
 
-    HangWatch cannot distinguish a call that hangs from a thread that the machine suspends for the whole limit.
+    If the machine suspends a thread for the whole limit, HangWatch takes this for a hanging call.
     """
     for _ in range(10):
         end, longest = End(), 0.0
@@ -163,7 +166,7 @@ def test_every_method_of_the_loop_is_watched(
     patient(monkeypatch)
     monkeypatch.setattr("td3_robot.driver.robot.HangWatch", lambda limit, stop: HangWatch(limit, stop, end))
     robot = Stuck(spec, end)
-    body = RobotBody(robot, 5 * LIMIT)  # long, so that no call before the hang exceeds the limit
+    body = RobotBody(robot, 5 * LIMIT)  # a long limit, so that no call before the hang exceeds it
     body.step(body.action)
     body.command(body.action)
     robot.where = where

@@ -35,8 +35,9 @@ def free_ports(count: int) -> list[int]:
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
     """A function that makes a folder once for all tests and all pytest-xdist workers, at the first call.
 
-    The function uses a lock file. The marker ``xdist_group`` could run these tests in one worker, but it has no effect
-    in pytest-xdist 3.8 with pytest 9.2.
+    The function uses a lock file, because several workers can call it at the same time. With the marker
+    ``xdist_group``, one worker would run all tests that need the folder. But the marker has no effect in pytest-xdist
+    3.8 with pytest 9.2.
     """
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

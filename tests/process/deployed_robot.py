@@ -115,7 +115,7 @@ class Robot:
     def log(self, name: str) -> str:
         return (self.folder / name).read_text()
 
-    def wait(self, what: str, check: Callable[[], Any], timeout: float = 120) -> Any:
+    def wait(self, what: str, check: Callable[[], Any], timeout: float = 300) -> Any:
         """Wait until ``check`` returns a true value, and return that value."""
 
         def complaint() -> str:
@@ -145,10 +145,10 @@ def periods(lines: list[str]) -> int:
 
 
 def until_safe(robot: Robot, begin: int) -> tuple[int, int]:
-    """Wait for the safe action at index ``begin`` of the record or later.
+    """Wait for the safe action in the record, at index ``begin`` or later.
 
     Returns:
-        The index of the safe action, and the number of periods since the policy's last action.
+        The index of the safe action, and the number of periods from the policy's last action to the safe action.
     """
     safe = robot.wait_for(SAFE, begin)
     lines = robot.record()

@@ -13,9 +13,11 @@ Without the file, or if it is empty, there is no fault. Otherwise it holds one w
 - ``slow``: observe() takes 30 ms, which is longer than a control period.
 - ``stuck``: a long reset() (see EPISODE) never returns.
 
-Environment variables: HOLD_OFF sets ``driver.contact.HOLD_OFF``, in seconds. A driver without a Welcome makes its robot
-safe if the policy server is silent for this time. EPISODE sets the length of an episode in periods. With EPISODE, each
-reset except the first is long: it takes 2 s, and writes ``reset`` when it begins and ``ready`` when it ends.
+Environment variables: HOLD_OFF sets ``driver.contact.HOLD_OFF``, in seconds. Before a driver gets a Welcome, it makes
+its robot safe whenever the policy server has been silent for HOLD_OFF seconds. EPISODE sets the length of an episode in
+periods. With EPISODE, each reset except the first is long: it takes 2 s, and writes ``reset`` when it begins and
+``ready`` when it ends. GATE names a file. The driver makes its record at once, and connects to the server only when the
+file of GATE exists.
 """
 
 from __future__ import annotations
@@ -77,4 +79,7 @@ class Recorded(Pendulum):  # type: ignore[misc]
         self._record.write("stop\n")
 
 
-sys.exit(main(Recorded(), "leg", sys.argv[4:]))
+robot = Recorded()
+while (gate := os.environ.get("GATE")) and not Path(gate).exists():
+    threading.Event().wait(0.01)
+sys.exit(main(robot, "leg", sys.argv[4:]))

@@ -1,4 +1,4 @@
-"""A2C, the on-policy algorithm, trains with the learner, the policy server and the simulators as processes."""
+"""Training with A2C, the on-policy algorithm: the learner, policy server and simulators run as separate processes."""
 
 from __future__ import annotations
 

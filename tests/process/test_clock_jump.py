@@ -52,7 +52,8 @@ def test_wall_clock_jumps_of_hours_cause_no_fault(tmp_path: Path, monkeypatch: p
             keep_driving()
         assert robot.operator("state").returncode == 0
         assert set(robot.record()[begin:]) == {"observe good", POLICY}
-        # Restart the driver while the clock is 10 h behind. Incarnations are start times, so the new driver's is lower.
+        # Restart the driver while the clock is 10 h behind. Incarnations are start times, so the new driver has a lower
+        # incarnation than the old driver.
         driver.kill()
         driver.wait()
         (tmp_path / "record").unlink()

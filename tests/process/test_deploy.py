@@ -6,12 +6,14 @@ Substitutions:
   free ports.
 - ``/opt``, ``/usr/local``, ``/etc`` and ``/var/lib`` become folders in the robot's folder. Home folders become folders
   of the test.
-- ``scp`` and ``ssh`` copy and run locally. ``python`` and ``python3`` are the Python of the tests.
+- ``scp`` copies on this machine, and ``ssh`` runs its command on this machine. ``python`` and ``python3`` are the
+  Python of the tests.
 - On the robot, pip installs only the wheel. Its dependencies come from the test environment;
   tests/process/test_install.py tests their installation.
 - ``systemctl enable`` and ``restart`` run the command lines of the installed units. ``systemctl daemon-reload``,
   ``apt`` and ``useradd`` do nothing.
-- The commands of the smaller installation do nothing; tests/process/test_install.py runs all of them except the first.
+- The page also has commands for a smaller installation. They do nothing here; tests/process/test_install.py runs all of
+  them except the first.
 - Deadlines and timeouts are longer, because test machines are shared. ``learning_starts`` and ``critics_first`` are 20,
   so that the learner soon trains the policy.
 """
@@ -61,7 +63,8 @@ class Block:
     """A fenced block of the page.
 
     Attributes:
-        place: machine or user that runs the block or has its file: robot, workstation or root; empty for ``console``.
+        place: robot, workstation or root. This machine or user runs the commands of the block, or has the file that the
+            block shows. The place is empty if the language is ``console``.
         file: path of the file that the block shows; empty for commands.
     """
 
@@ -146,7 +149,7 @@ class Site:
         own = self.folder / "tools" / "workstation" if place == "workstation" else self.at("/usr/local/bin")
         path = os.pathsep.join([str(own), str(self.folder / "tools" / "all"), "/usr/bin", "/bin"])
         values = {"PATH": path, "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        if place == "root":  # pip must see only the new environment's packages
+        if place == "root":  # no PYTHONPATH, so that pip sees only the packages of the new environment
             return values | {"HOME": str(self.folder), "PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}
         home, packages = (self.robot, self.site_packages) if place == "robot" else (self.workstation, str(ROOT))
         return values | {"HOME": str(home), "PYTHONPATH": packages}
@@ -329,7 +332,7 @@ def test_every_command_of_the_page_works(site: Site) -> None:
 
 
 def learns(site: Site) -> None:
-    """Follow the section on a learner.
+    """Follow the section "A learner on the workstation".
 
     The learner starts from the served policy, learns while the robot runs, and is removed at the end.
     """
@@ -339,8 +342,8 @@ def learns(site: Site) -> None:
     site.wait("the learner", lambda: "starts with the actor of policy.safetensors" in site.log("learner"))
     site.wait("weights that the learner has trained", lambda: site.state()["version"] >= 12)
     explored = [line for line in site.record() if line.startswith("apply") and line not in (POLICY, SAFE)]
-    # Actions have mean 0.5 and standard deviation 0.05, so 0.2 is 6 standard deviations lower. Random weights would
-    # give actions of about 0.
+    # Actions have mean 0.5 and standard deviation 0.05, so 0.2 is 6 standard deviations below the mean. Random weights
+    # would give actions of about 0.
     assert min(float(line.split()[1]) for line in explored[:30]) > 0.2
 
     site.follow(section, until="rollback")
@@ -377,7 +380,8 @@ def updates_a_fleet(site: Site) -> None:
         old,
     )
     state = site.state()
-    assert (state["state"], state["version"]) == ("active", 4)  # --force adds 1 to the served version, 3
+    # With --force, the new version is the server's newest version (3) plus 1.
+    assert (state["state"], state["version"]) == ("active", 4)
     site.follow("Update a fleet")
     assert site.state()["version"] == 3
     assert (site.robot / "policy.safetensors").read_bytes() == old
@@ -404,7 +408,7 @@ def verify(tmp_path: Path) -> Callable[[dict[str, str]], str]:
     return say
 
 
-def test_units_are_valid(verify: Callable[[dict[str, str]], str]) -> None:
+def test_the_systemd_units_are_valid(verify: Callable[[dict[str, str]], str]) -> None:
     units = {unit.name: unit.read_text() for unit in UNITS}
     assert set(units) == {f"{name}.service" for name in SERVICES}
     assert verify(units) == ""
@@ -413,7 +417,7 @@ def test_units_are_valid(verify: Callable[[dict[str, str]], str]) -> None:
         assert bad.strip("=") in verify({name: text.replace(good, bad)})
 
 
-def test_unit_limits_cover_the_realtime_settings_of_the_page() -> None:
+def test_the_limits_of_the_systemd_unit_allow_the_realtime_settings_of_the_page() -> None:
     [unit] = [unit for unit in UNITS if "policy" in unit.name]
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]

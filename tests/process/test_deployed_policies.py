@@ -114,7 +114,7 @@ def test_remote_learner_adapts_the_policy_of_a_running_robot(robot: Robot) -> No
 
 
 def test_operator_loads_and_rolls_back_policies_and_ends_the_example_driver(robot: Robot) -> None:
-    """Run the example driver unchanged, and load and roll back policies while it runs."""
+    """Run the unchanged example driver. While the driver runs, load and roll back policies."""
     robot.configure(**PATIENT)
     server = robot.serve("--frozen")
     driver = robot._start("driver.log", str(EXAMPLE), "--config", "driver.yaml")

@@ -26,7 +26,7 @@ class Recorded(Robot):
             path = self.folder / f"{name}.yaml"
             config = yaml.safe_load(path.read_text())
             config["endpoints"]["recorder"] = f"ipc://{self.folder}/recorder"
-            config["record"] = True  # a node that starts before the recorder keeps its messages for it
+            config["record"] = True  # so a node keeps its first messages until the recorder connects
             path.write_text(yaml.safe_dump(config))
 
     def recorder(self, name: str = "leg.mcap") -> Any:
@@ -48,8 +48,8 @@ def stop(*processes: Any) -> None:
         process.wait(120)
 
 
-def test_deployed_robot_is_recorded_from_the_start_and_replays(robot: Recorded, capsys: Any) -> None:
-    """Replay gives the same states and replies for two emergency stops, a new policy and a fault."""
+def test_a_deployed_robot_is_recorded_from_its_start_and_the_recording_replays(robot: Recorded, capsys: Any) -> None:
+    """The recording has two emergency stops, a new policy and a fault. Replay gives the same states and replies."""
     robot.configure(**PATIENT)
     server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     at = robot.wait_for(POLICY)
@@ -93,7 +93,7 @@ def test_deployed_robot_is_recorded_from_the_start_and_replays(robot: Recorded, 
     assert "; driver (" in capsys.readouterr().out
 
 
-def test_recording_replays_after_a_kill(robot: Recorded) -> None:
+def test_the_recording_of_killed_processes_can_be_replayed(robot: Recorded) -> None:
     """A killed process does not record its last messages. The receiver of these messages records them."""
     robot.configure()
     server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
@@ -115,7 +115,7 @@ def test_recording_replays_after_a_kill(robot: Recorded) -> None:
         assert not [note for note in reports[core].notes if "is not recorded" in note], reports[core].notes
 
 
-def test_recorder_started_late_gets_the_policy_and_replay_checks_only_actions(robot: Recorded) -> None:
+def test_a_recorder_that_starts_late_gets_the_policy_but_replay_checks_only_actions(robot: Recorded) -> None:
     robot.configure(**PATIENT)
     for name in ("robot", "driver"):
         path = robot.folder / f"{name}.yaml"

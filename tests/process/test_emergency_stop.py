@@ -17,6 +17,12 @@ from tests.process.deployed_robot import (
 )
 
 
+def wait_for_state_file(robot: Robot) -> None:
+    """Wait until the server has written its emergency stop. The server writes the file after its Reply."""
+    file = robot.folder / "policy.safetensors.state"
+    robot.wait("the stop in the state file", lambda: file.exists() and json.loads(file.read_text())["stop"])
+
+
 def test_the_command_line_and_the_robot_can_cause_an_emergency_stop(robot: Robot) -> None:
     robot.configure(**PATIENT, **AUTOMATIC)
     server, driver = robot.serve(), robot.drive()
@@ -37,6 +43,7 @@ def test_the_command_line_and_the_robot_can_cause_an_emergency_stop(robot: Robot
     assert refused.returncode == 1
     assert "an emergency stop is in force (emergency stop: smoke); reset it first" in refused.stderr
     # The stop stays in force when the server restarts, even if the server's state file is lost.
+    wait_for_state_file(robot)
     for number, file in enumerate(("kept", "lost"), 1):
         server.kill()
         server.wait()
@@ -70,12 +77,16 @@ def test_the_command_line_and_the_robot_can_cause_an_emergency_stop(robot: Robot
             assert "no robot is connected, so no robot has confirmed the stop" in alone.stderr
 
 
-def test_emergency_stop_holds_only_for_the_configuration_of_its_server(robot: Robot) -> None:
-    """Two servers use one policy file. The first server keeps its stop at a restart. The other server has no stop."""
+def test_a_server_ignores_the_emergency_stop_of_another_server_with_the_same_policy_file(robot: Robot) -> None:
+    """Two servers use one policy file. After a restart, the first server still has its emergency stop.
+
+    The other server has no emergency stop.
+    """
     robot.configure(**PATIENT)
     server = robot.serve()
     robot.wait("the server", lambda: robot.operator("state").returncode == 0)
     robot.operator("estop")
+    wait_for_state_file(robot)
     server.kill()
     server.wait()
     other = yaml.safe_load((robot.folder / "robot.yaml").read_text())

@@ -40,7 +40,7 @@ class Viewer:
     def __init__(self, connection: Any) -> None:
         self.socket = connection
         self.channels: dict[str, Any] = {}
-        self._topics: dict[int, str] = {}  # maps numbers of subscriptions to topics
+        self._topics: dict[int, str] = {}  # the topic of each subscription, by number of the subscription
 
     def receive(self) -> tuple[str, bytes] | None:
         """Receive one message. If it carries data, return its topic and payload; otherwise return None."""
@@ -83,7 +83,7 @@ def viewing(address: str, sock: socket.socket | None = None) -> Iterator[Viewer]
 
 
 def narrow(address: str) -> socket.socket:
-    """Connect with small segments. The kernel then buffers less than 1 MB of data for this connection."""
+    """Open a TCP connection with small segments. The kernel then buffers less than 1 MB of data for this connection."""
     host, port = address.removeprefix("ws://").split(":")
     connection = socket.socket()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
@@ -94,7 +94,11 @@ def narrow(address: str) -> socket.socket:
 
 @pytest.fixture
 def served(command: Callable[..., Any]) -> tuple[Any, str]:
-    """Play a recording of walkers in a loop to a monitor for Foxglove. Return the monitor and its address."""
+    """Start a monitor for Foxglove. Play a recording of walkers to this monitor, in a loop.
+
+    Returns:
+        The monitor and its address.
+    """
     monitor = command("monitor", "--endpoint", "ipc://m", "--foxglove", "0", "--every", "0.5")
     address = monitor.wait_for(r"^Foxglove: (ws://127\.0\.0\.1:\d+), layout (.+\.json)$")
     command("play", str(SESSIONS / "walkers.mcap"), "--monitor", "ipc://m", "--loop")
@@ -125,8 +129,11 @@ def test_a_viewer_reads_channels_joints_and_links(served: tuple[Any, str]) -> No
 
 
 @pytest.mark.slow
-def test_a_viewer_that_reads_nothing_delays_no_other_viewer(served: tuple[Any, str]) -> None:
-    """One viewer does not read its 3 MB of data, so its buffers fill up. The other viewer and the monitor continue."""
+def test_other_viewers_continue_if_one_viewer_stops_reading(served: tuple[Any, str]) -> None:
+    """One viewer does not read its 3 MB of data, so the buffers of its connection fill up.
+
+    The other viewer and the monitor continue.
+    """
     monitor, address = served
     topics = ("/sim-0/step/0", "/sim-0/step/1", "/sim-1/step/0", "/sim-1/step/1", "/tf")
     with viewing(address, narrow(address)) as stopped, viewing(address) as reading:

@@ -29,7 +29,9 @@ BEYOND_NUMPY, BEYOND_NUMPY_COMPILED = 10e6, 14.2e6
 without .pyc files (0.6 MB of this is policies), and 12.1 to 13.8 MB with .pyc files."""
 DEPLOY = ROOT / "docs" / "how-to" / "deploy.md"
 RESIDENT = 60e6  # limit in bytes for the memory of a policy server after its first answer
-START = 0.5  # limit in CPU seconds until the first action; the test raises it if numpy's import takes more than IMPORT
+START = 0.5
+"""Limit in CPU seconds until the first action. If numpy's import takes longer than IMPORT, the test increases the
+limit."""
 IMPORT = 0.15  # CPU seconds; numpy's import takes less than this on an idle machine; a busy machine triples the time
 _NO_NETWORK = (
     r"Network is unreachable|name resolution|NewConnectionError|ConnectTimeout|Connection refused|Connection reset"
@@ -43,7 +45,7 @@ def interpreter(version: str) -> str | None:
     found = [shutil.which(f"python{version}"), *map(str, sorted(home.glob(f"versions/{version}.*/bin/python")))]
     for path in filter(None, found):
         asked = [path, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
-        # A pyenv stub may only print an error.
+        # The path can be a stub of pyenv that only prints an error.
         done = subprocess.run(asked, capture_output=True, text=True, check=False)
         if done.stdout.strip() == version:
             return str(path)
@@ -116,13 +118,16 @@ def test_install_is_small_and_contains_only_base_requirements(installed: Environ
 
 
 def test_trimmed_install_is_smaller_and_has_all_bytecode_of_the_server(installed: Environment, tmp_path: Path) -> None:
-    """Run the smaller installation of docs/how-to/deploy.md.
+    """Run the commands of docs/how-to/deploy.md for a smaller installation.
 
-    It must write all .pyc files that the policy server needs, because a service cannot write into /opt.
+    These commands must write all .pyc files that the policy server needs, because a service cannot write into /opt.
     """
     [block] = re.findall(r"```console\n(# \S+/pip install --no-compile .*?)```", DEPLOY.read_text("utf-8"), re.DOTALL)
     trimmed = Environment(tmp_path / "trimmed")
-    shutil.copytree(installed.path, trimmed.path, symlinks=True)  # replaces the first command of the block
+    # This copy replaces the first command of the block. It leaves out the temporary files of another test that is
+    # possibly writing .pyc files now.
+    ignored = shutil.ignore_patterns("*.pyc.*")
+    shutil.copytree(installed.path, trimmed.path, symlinks=True, ignore=ignored)
     script = trimmed.path / "bin" / "td3-robot"
     script.write_text(script.read_text().replace(str(installed.path), str(trimmed.path)))
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -187,8 +192,11 @@ def test_the_python_api_works_or_names_the_missing_extra(installed: Environment)
         assert f"'td3-robot[{extra}]'" in error or extra == "sim"
 
 
-def test_every_robot_side_module_imports(installed: Environment) -> None:
-    """Only the modules of an extra may import packages that the base install lacks."""
+def test_every_robot_side_module_can_be_imported(installed: Environment) -> None:
+    """Modules that belong to a package extra may import packages that the base install lacks.
+
+    All other modules may not.
+    """
     code = (
         "import importlib, pkgutil, sys, td3_robot\n"
         "extra = ('td3_robot.learner', 'td3_robot.runtime.learning_curve', 'td3_robot.convert',"

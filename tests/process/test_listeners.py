@@ -54,7 +54,8 @@ def test_many_listeners_attach_to_a_running_robot_and_delete_their_sockets(robot
     for n, topic in enumerate(("step", "action")):
         robot.wait("messages", lambda n=n: len(robot.lines(f"echo{n}.log")) > 10)
         assert robot.lines(f"echo{n}.log")[0]["publisher"] == {"step": "leg", "action": "policy"}[topic]
-    robot.wait("recordings", lambda: all((robot.folder / f"leg{n}.mcap").stat().st_size > 20_000 for n in range(2)))
+    files = [robot.folder / f"leg{n}.mcap" for n in range(2)]
+    robot.wait("recordings", lambda: all(file.exists() and file.stat().st_size > 20_000 for file in files))
 
     process = psutil.Process(server.pid)
     monitors[0].send_signal(signal.SIGSTOP)
@@ -84,7 +85,8 @@ def test_many_listeners_attach_to_a_running_robot_and_delete_their_sockets(robot
         messages = [message for _, message in Session([robot.folder / f"leg{n}.mcap"]).messages(("step",))]
         numbers = [message.sequence for message in messages]  # type: ignore[attr-defined]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    lines = robot.log("server.log").splitlines()  # on a busy machine the server also warns about missed deadlines
+    # Warnings about missed deadlines do not count, because a busy machine causes them.
+    lines = robot.log("server.log").splitlines()
     assert len([line for line in lines if "WARNING" in line and "realtime.missed_share" not in line]) <= 1
 
 
@@ -103,14 +105,14 @@ def test_topic_hz_and_topic_info_describe_a_running_robot(robot: Watched) -> Non
         assert done.stderr == ""
         return done.stdout
 
-    row = json.loads(ask("hz", "action", "--seconds", "4", "--every", "4", "--json").splitlines()[-1])
+    row = json.loads(ask("hz", "action", "--seconds", "10", "--every", "10", "--json").splitlines()[-1])
     assert row["publisher"] == "policy"
     assert 5 < row["rate_hz"] < 60
     assert row["min_ms"] <= 1e3 / row["rate_hz"] <= row["max_ms"]
-    facts = json.loads(ask("info", "action", "--json"))
+    facts = json.loads(ask("info", "action", "--seconds", "10", "--json"))
     assert facts["type"] == "Action"
     assert list(facts["publishers"]) == ["policy"]
     assert facts["subscribers"] == ["leg"]
-    text = ask("info", "step")
+    text = ask("info", "step", "--seconds", "10")
     assert "publishers: leg (" in text
     assert "subscribers: learner, policy server" in text

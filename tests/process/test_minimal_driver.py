@@ -90,7 +90,7 @@ def test_driver_follows_a_policy_server_and_its_operator(
         return int(counters.get("actions", 0) - counters.get("safe_actions", 0))
 
     begin = policy_actions()  # the driver's deadline begins with the first Action after activate
-    poll_until(lambda: policy_actions() > begin + 2, lambda: "the server does not answer")
+    poll_until(lambda: policy_actions() > begin + 20, lambda: "the server does not answer")
     server.kill_all()
     driver.wait_for(f"active -> fault: no Action for {DEADLINE} s")
     start(*serve)
@@ -106,31 +106,38 @@ def test_driver_follows_a_policy_server_and_its_operator(
 
 
 def test_steps_of_the_driver_follow_the_protocol(drive: Callable[..., Command], endpoint: str) -> None:
-    """The fake server does not answer Step 3. It answers Step 5 with the safe action."""
+    """The fake server leaves one Step, Step n, without an answer. It answers Step n + 2 with the safe action.
+
+    Step n is the first Step after Step 2 that reports an Action of the policy. So the driver can apply this action
+    again.
+    """
     bus = Bus()
     receives = (Step, messages.Command, Reply, LifecycleChange)
     bus.serve(endpoint, ServerLink("policy", "policy", {"driver": receives}, {}, session=7))
     driver = drive("--autostart")
     steps: list[Step] = []
+    silent: int | None = None
     end = time.monotonic() + 60
-    while len(steps) < 8:
+    while silent is None or len(steps) < silent + 5 or sum(step.origin == 1 for step in steps) < 3:
         assert time.monotonic() < end
         for origin, message in bus.receive(0.1):
             if isinstance(origin, Peer) and isinstance(message, Step):
                 steps.append(message)
-                if message.sequence != 3:
+                if silent is None and message.sequence >= 3 and message.origin == 1:
+                    silent = message.sequence
+                else:
                     torque = np.array([[2.0 if message.sequence == 1 else 0.25]], np.float32)  # 2 is beyond the limit
-                    version = 0 if message.sequence == 5 else 9
+                    version = 0 if silent is not None and message.sequence == silent + 2 else 9
                     answer = Action(message.source, message.incarnation, message.sequence, 0, torque, version, 1, 42)
                     bus.send(origin, answer)
     driver.process.send_signal(signal.SIGINT)
     assert driver.process.wait(60) == 0
     bus.close()
-    steps = steps[:8]  # on a busy machine, the last receive() may return two Steps
-    # On a busy machine an Action may arrive after its period. So only Steps with origin 1 are compared with an Action.
-    assert [step.sequence for step in steps] == list(range(8))
-    assert [step.transitions for step in steps] == list(range(8))
-    assert [int(step.phase[0]) for step in steps] == [Phase.FIRST] + [Phase.MID] * 7
+    # On a busy machine an Action may arrive after its period. Only a Step with origin 1 reports an applied Action of
+    # the policy. So the test compares only such Steps with an Action.
+    numbers = list(range(len(steps)))
+    assert [step.sequence for step in steps] == [step.transitions for step in steps] == numbers
+    assert [int(step.phase[0]) for step in steps] == [Phase.FIRST, *(Phase.MID for _ in numbers[1:])]
     assert (steps[0].origin, steps[0].reward.tolist(), steps[0].action.tolist()) == (0, [0.0], [[0.0]])
     for before, step in itertools.pairwise(steps):
         if step.origin == 1:
@@ -144,5 +151,5 @@ def test_steps_of_the_driver_follow_the_protocol(drive: Callable[..., Command], 
         else:
             assert step.origin in (2, 4)  # 2: the last action again; 4: the safe action
             assert (step.answered, step.weights_version, step.noise_kind) == (step.sequence, 0, 0)
-    assert (steps[4].origin, steps[4].action.tolist()) == (2, steps[3].action.tolist())  # Step 3 had no answer
-    assert sum(step.origin == 1 for step in steps) >= 3
+    held = steps[silent + 1]
+    assert (held.origin, held.action.tolist()) == (2, steps[silent].action.tolist())

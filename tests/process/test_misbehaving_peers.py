@@ -96,7 +96,7 @@ def test_wrong_steps_get_no_action_and_the_state_reply_counts_them(server: tr.Op
         "sequence": 1,
         "gap": 1,
     }
-    assert detail["last_dropped"] == "gap: step 9 from leg on link policy: 3 Steps before it did not arrive"
+    assert detail["last_dropped"] == "gap: step 9 from leg on link policy: the previous 3 Steps did not arrive"
 
 
 @pytest.mark.parametrize(

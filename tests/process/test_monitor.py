@@ -1,4 +1,7 @@
-"""Watch real runs and played recordings with a plain ZeroMQ subscriber and as JSON lines."""
+"""Watch real runs and played recordings with ``td3-robot monitor``.
+
+The tests read its JSON lines, and receive its ZeroMQ messages with a plain subscriber.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def plotted(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     subscriber.subscribe("")
     subscriber.connect(f"ipc://{tmp_path}/pj")
 
-    def collect(enough: Callable[[dict[str, list[Any]]], Any], timeout: float = 120) -> dict[str, list[Any]]:
+    def collect(enough: Callable[[dict[str, list[Any]]], Any], timeout: float = 300) -> dict[str, list[Any]]:
         got: dict[str, list[Any]] = {}
         deadline = time.monotonic() + timeout
         while not enough(got):
@@ -91,7 +94,8 @@ def test_monitor_follows_a_training_and_blocks_no_node(
     table.wait_for("^sim-0/step")
     table.interrupt()
     assert table.finish() == 130, table.output()
-    assert "WARNING" not in table.output()  # although Heartbeats meant for the first monitor can still arrive
+    # Heartbeats for the first monitor can still arrive. They must cause no warning.
+    assert "WARNING" not in table.output()
     assert command("monitor", "--run", "run", "--seconds", "0.2").finish() == 0
     to_the_end = command("monitor", "--run", "run", "--json")
     next_report(to_the_end)
@@ -106,7 +110,10 @@ def test_monitor_follows_a_training_and_blocks_no_node(
 def test_monitor_shows_every_message_of_a_played_recording(
     command: Callable[..., Any], plotted: Any, tmp_path: Path
 ) -> None:
-    """Play in a loop, because the first loops may end before the subscription arrives."""
+    """The player repeats the recording in a loop.
+
+    The first passes can be over before the monitor knows that ``plotted`` has subscribed.
+    """
     monitor = command(
         "monitor", "--endpoint", "ipc://m", "--json", "--every", "0.5", "--plotjuggler", f"ipc://{tmp_path}/pj"
     )
@@ -135,7 +142,8 @@ def test_monitor_shows_every_message_of_a_played_recording(
     monitor.interrupt()
     assert monitor.finish() == 130
     assert report["unreadable"] == 0
-    assert {name for name, topic in report["topics"].items() if topic["missing"]} == set()  # also between loops
+    # No message is missing, even where one loop ends and the next begins.
+    assert {name for name, topic in report["topics"].items() if topic["missing"]} == set()
 
 
 def test_wrong_arguments_give_one_line_of_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ class Cable:
         delay: delay of each packet in seconds.
         loss: probability that a packet is lost, 0 to 1.
         lost: number of packets lost so far.
-        carried: number of packets that were not lost so far.
+        carried: number of packets that this thread has carried to the other namespace so far.
         late: number of these packets that were over 5 ms late, because this thread did not get the processor.
     """
 
@@ -149,7 +149,7 @@ def cable(rng: np.random.Generator) -> Iterator[Cable]:
     try:
         made.lay()
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"this user may not make network namespaces: {error.stderr.strip()}")
+        pytest.skip(f"this user is not allowed to create network namespaces: {error.stderr.strip()}")
     except OSError as error:
         pytest.skip(f"a cable needs /dev/net/tun: {error}")
     else:
@@ -220,8 +220,8 @@ def test_every_message_arrives_over_a_cable_that_loses_packets(
     """TCP resends lost segments, so every message arrives."""
     cable.delay, cable.loss = 0.005, 0.05
     _serve(start, cable.server, keys[0])
-    assert _answered(start, cable.robot, keys[1]) == 50
-    assert cable.lost > 0
+    while not cable.lost:  # in about 1 of 500 tries, no packet is lost
+        assert _answered(start, cable.robot, keys[1]) == 50
 
 
 class RemoteRobot(Robot):
@@ -248,7 +248,8 @@ def test_robot_tolerates_loss_and_recovers_from_late_or_missing_answers(
 ) -> None:
     """TCP resends lost packets within the deadline. Late or missing answers cause a fault until the cable works again.
 
-    An Action counts only if it answers the newest observation, so a round trip must take less than 20 ms.
+    The driver sends an observation every 20 ms. An Action counts only if it answers the newest observation, so a round
+    trip must take less than 20 ms.
     """
     del keys
     robot = RemoteRobot(tmp_path, cable)
@@ -259,7 +260,7 @@ def test_robot_tolerates_loss_and_recovers_from_late_or_missing_answers(
         robot.serve()
         robot.drive()
         begin = robot.running()
-        robot.wait("longer than the deadline", lambda: periods(robot.record()[begin:]) > 4 * PERIODS)
+        robot.wait("a time longer than the deadline", lambda: periods(robot.record()[begin:]) > 4 * PERIODS)
         slow = cable.late > cable.carried / 2  # the test machine was too slow
         assert slow or SAFE not in robot.record()[begin:]
         for delay, loss in ((0.3, 0.0), (0.003, 1.0)):

@@ -37,9 +37,12 @@ def test_own_backend_trains_evaluates_and_replays(train: Any, command: Any, fold
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (("task=toy:Pint",), "task toy:Pint does not exist; there is Point"),
+        (("task=toy:Pint",), "task toy:Pint does not exist; allowed: Point"),
         (("task=toys:Point",), "the simulator backend of task 'toys:Point' is 'toys'; did you mean 'toy'?"),
-        (("task=toy:Point", "randomization.tilt=[0, 0.1]"), "the backend 'toy' of the task allows: action_latency"),
+        (
+            ("task=toy:Point", "randomization.tilt=[0, 0.1]"),
+            "the backend 'toy' of the task supports only the keys: action_latency",
+        ),
     ],
 )
 def test_wrong_settings_give_one_line_of_error_before_the_run_starts(

@@ -47,11 +47,13 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_own_task_trains_evaluates_and_replays(train: Any, command: Any, folder: Path) -> None:
-    """``eval`` and ``replay`` import a user's module only if the command line names it. A name in a file is not enough.
+    """``eval`` and ``replay`` import a user's module only if the command line names the module.
+
+    A name in the policy file or in the recording is not enough.
 
     ``max_steps`` ends endless episodes.
     """
-    sets = (f"task={TASK}", "evaluation.every=300", "evaluation.episodes=2", "evaluation.max_steps=7", "record=true")
+    sets = (f"task={TASK}", "evaluation.every=100", "evaluation.episodes=2", "evaluation.max_steps=7", "record=true")
     run = train(700, *sets)
     assert run.finish() == 0, run.output()
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()

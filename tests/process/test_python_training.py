@@ -46,7 +46,7 @@ def test_a_training_runs_to_its_end_and_resumes(tmp_path: Path, capsys: pytest.C
     assert "\r" not in err
 
     best = run.path / "best.safetensors"
-    best_policy.keep(best, best.read_bytes(), 0.0)  # the highest return of this task, so this policy stays the best
+    best_policy.keep(best, best.read_bytes(), 0.0)  # 0.0 is the highest possible return, so this policy stays the best
     kept = best.read_bytes()
     resumed = tr.open_run(run.path).resume(total_steps=800, progress=False)
     assert best.read_bytes() == kept

@@ -39,9 +39,9 @@ def compared(report: replay.Outcome) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_replay_of_a_run_that_lost_a_simulator(train: Any, tmp_path: Path) -> None:
-    """Replay compares the policy server, the killed simulator and the new simulator.
+    """Replay compares the outputs of the policy server, the killed simulator and the new simulator with the recording.
 
-    It compares the learner up to the moment at which the learner returned to a checkpoint.
+    It compares the outputs of the learner up to the moment at which the learner returned to a checkpoint.
     """
     run = train(2000, *LOCKSTEP, options=("--lockstep",))
     made = run.wait_for_steps(600)
@@ -86,8 +86,8 @@ def test_replay_of_a_resumed_run(train: Any, command: Any, tmp_path: Path) -> No
         "the learner's counters",
     ]
     assert not {"weights", "status"} & compared(reports["learner"]).keys()
-    # The second part adds nothing to the comparison of the learner. Replay of both parts together
-    # compares no loss statistics, because two learner processes made these statistics.
+    # For the learner, replay of both parts compares the same messages as replay of the first part alone, except the
+    # loss statistics. Two learner processes made these statistics, so replay of both parts does not compare them.
     alone, whole = reports_of(path.with_name("session.mcap")), reports_of(path.with_name("session.mcap"), path)
     assert compared(alone["learner"])["weights"] >= 2
     expected = {topic: number for topic, number in compared(alone["learner"]).items() if topic != "loss statistics"}

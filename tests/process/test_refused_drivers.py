@@ -39,14 +39,16 @@ def test_second_server_and_second_driver_are_refused(robot: Robot, monkeypatch: 
     second = robot.serve(log="second.log")
     assert second.wait(120) == 2
     assert "is busy: another process serves it" in robot.log("second.log")
-    monkeypatch.setenv("HOLD_OFF", "60")  # s; the driver must not take a slow refusal for a lost server
+    # A driver applies the safe action when the server has been silent for HOLD_OFF seconds. The second driver must
+    # apply no action, even if the refusal comes late.
+    monkeypatch.setenv("HOLD_OFF", "60")
     words = (str(DRIVER), "impostor", "fault", str(EXAMPLE), "--config", "driver.yaml")
     impostor = robot._start("impostor.log", *words)
     assert impostor.wait(120) == 2
     assert "--name is 'leg': this machine already runs a driver with this name for the policy server at" in robot.log(
         "impostor.log"
     )
-    # The second driver connects through a TCP proxy, as from another machine. The server refuses this driver.
+    # The second driver connects through a TCP proxy, as if it ran on another machine. The server refuses this driver.
     cable = Cable(robot.folder / "policy")
     other, later = cable.endpoint, str(int(time.time() * 1000) + 1_000_000)
     impostor = robot._start("impostor.log", *words, "--set", f"endpoints.policy={other}", "--incarnation", later)
@@ -67,7 +69,7 @@ def test_second_server_and_second_driver_are_refused(robot: Robot, monkeypatch: 
 
 @pytest.mark.parametrize("why", ["robot", "key"])
 def test_refused_driver_makes_its_robot_safe(robot: Robot, why: str) -> None:
-    """A killed driver may have left the robot in the middle of a movement, so a refused driver must make it safe."""
+    """If a driver was killed, its robot is possibly still moving. So a refused driver must make its robot safe."""
     robot.configure()
     if why == "robot":
         policy = bundle()
@@ -91,23 +93,33 @@ def test_refused_driver_makes_its_robot_safe(robot: Robot, why: str) -> None:
     assert f"leg: link policy: refused by the server: {reason}" in robot.log("driver.log")
 
 
-def test_refused_driver_makes_its_robot_safe_while_a_dead_driver_has_the_same_name(robot: Robot) -> None:
-    """Only a driver with another incarnation can replace a dead driver. Here both drivers have incarnation 7."""
+def test_refused_driver_makes_its_robot_safe_while_a_dead_driver_has_the_same_name(
+    robot: Robot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a driver with another incarnation can replace a dead driver. Here both drivers have incarnation 7.
+
+    The test plays the dead driver: it connects with a Hello and is then silent. The server forgets a silent client
+    after 5 s. So the test sends this Hello only when the other driver is ready to connect.
+    """
     robot.configure()
     robot.serve()
+    gate = robot.folder / "gate"
+    monkeypatch.setenv("GATE", str(gate))
+    words = (str(DRIVER), "record", "fault", str(EXAMPLE), "--config", "driver.yaml", "--incarnation", "7")
+    driver = robot._start("driver.log", *words)
+    robot.wait("the driver", (robot.folder / "record").exists)
     dead = Bus()
     introduction = hello("driver", "leg", client=1, incarnation=7, robots=1, spec=SPEC)
     dead.connect(f"ipc://{robot.folder}/policy", ClientLink("policy", introduction, ()))
     robot.wait("the welcome of the first driver", lambda: bool(dead.receive(0.05)) or dead.welcome("policy"))
-    words = (str(DRIVER), "record", "fault", str(EXAMPLE), "--config", "driver.yaml", "--incarnation", "7")
-    driver = robot._start("driver.log", *words)
+    gate.touch()
     assert driver.wait(120) == 2
     assert set(robot.record()) == {SAFE}
     assert "refused by the server: name 'leg' is taken by a driver that is connected" in robot.log("driver.log")
     dead.close()
 
 
-def test_refused_new_version_of_a_killed_driver_makes_its_robot_safe(robot: Robot) -> None:
+def test_a_driver_with_a_changed_specification_is_refused_and_makes_its_robot_safe(robot: Robot) -> None:
     """The server has not yet removed the killed driver when a driver with another robot specification connects."""
     update = robot.folder / "update.py"
     update.write_text(EXAMPLE.read_text().replace('"Pendulum"', '"Crane"'))

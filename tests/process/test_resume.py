@@ -35,14 +35,15 @@ LOCKSTEP = (
     "learner.buffer_size=700",
     "learner.replay_storage=file",
     "checkpoint.every=400",
-    f"evaluation.every={STEPS // 4}",
+    f"evaluation.every={STEPS // 5}",
     "evaluation.episodes=1",
     "learner.compile=true",
     "learner.threads=2",
 )
 """Options of the compared runs. The replay buffer is full after 700 of the 2,400 steps, so the runs overwrite rows.
 
-While four evaluations wait, the learner skips further ones. These runs make so few evaluations that it skips none.
+While four evaluations wait, the learner skips each further evaluation. These runs make only a few evaluations, so the
+learner skips none.
 """
 
 
@@ -115,7 +116,7 @@ def straight(made_once: MadeOnce) -> Path:
 def test_interrupted_and_resumed_run_equals_an_uninterrupted_run(
     straight: Path, train: Any, command: Any, tmp_path: Path
 ) -> None:
-    """Interrupt a run before its first step, twice later, and once immediately after a resume."""
+    """Interrupt a run four times: before its first step, after 300 and 800 steps, and immediately after a resume."""
     run = train(STEPS, *LOCKSTEP, options=("--lockstep",))
     run.wait_for("^training")
     run.interrupt()
@@ -136,15 +137,19 @@ def test_interrupted_and_resumed_run_equals_an_uninterrupted_run(
     assert run.finish() == 0, run.output()
     assert differences(straight, tmp_path / "run") == []
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    # Each of the first three quarters ends with an evaluation, even if Ctrl-C interrupted this evaluation.
-    evaluated = {line["env_steps"] // (STEPS // 4) for line in lines if line["kind"] == "evaluation"}
+    # An evaluation is due every 480 steps (STEPS // 5). If Ctrl-C interrupts an evaluation, the resumed run repeats
+    # this evaluation. The run may end before the fourth evaluation.
+    evaluated = {line["env_steps"] // (STEPS // 5) for line in lines if line["kind"] == "evaluation"}
     assert evaluated >= {1, 2, 3}
 
 
 def test_lockstep_run_with_killed_processes_equals_an_undisturbed_run(
     straight: Path, train: Any, tmp_path: Path
 ) -> None:
-    """Kill the learner, both simulators, the policy server, and the learner again before sim-1 has recovered."""
+    """Kill the learner, sim-0, the policy server and sim-1, one after another. Then kill the learner again.
+
+    The second kill of the learner comes before sim-1 has recovered.
+    """
     run = train(STEPS, *LOCKSTEP, options=("--lockstep",))
     for steps, name in ((550, "learner"), (700, "sim-0"), (800, "policy"), (1000, "sim-1"), (0, "learner")):
         run.wait_for_steps(steps)
@@ -177,10 +182,11 @@ def test_killed_learner_loses_no_transition(train: Any, tmp_path: Path) -> None:
         == learner["figures"]["env_steps"]
         == learner["counters"]["transitions"]
     )
-    # Some transitions were in transit when the learner stopped: at most 2 Steps of 2 robots for each of 2 simulators.
+    # Some Steps had not reached the learner when it stopped: at most 2 from each simulator. A Step has two robots.
     under_way = sum(sim["figures"]["transitions"] for sim in sims) - learner["figures"]["env_steps"]
     assert 0 <= under_way <= 2 * 2 * 2
-    # The file holds the rows. The checkpoint holds only their priorities, because the recipe uses prioritised replay.
+    # The rows are in the file, not in the checkpoint. The checkpoint holds the priorities of the rows, because the
+    # recipe uses prioritised replay.
     assert [name for name in arrays if name.startswith("replay.")] == ["replay.priorities"]
     rows = np.fromfile(tmp_path / "run" / "replay" / "rows.float32", np.float32).reshape(16_000, -1)
     whole = rows[: scalars["parts"]["replay"]["total_added"]]
@@ -204,7 +210,7 @@ def test_killed_learner_loses_no_transition_when_hundreds_of_steps_wait(train: A
     run.wait_for_steps(1000)
     run.children()["learner"].kill()
     run.wait_for("^learner was killed by SIGKILL; starting it again$")
-    run.wait_for_more_steps(1500)  # more than the 1,000 Steps that can wait, so new Steps came, too
+    run.wait_for_more_steps(1500)  # only 1,000 Steps can wait, so the learner also got new Steps
     run.interrupt()
     assert run.finish() == 130, run.output()
     final = json.loads((tmp_path / "run" / "final.json").read_text())
@@ -237,7 +243,7 @@ def test_full_disk_loses_no_transition(train: Any, command: Any, disk: Path) -> 
     assert run.finish() == 1, run.output()
     found, refused = [line for line in run.lines if "learner " in line and "steps/s" not in line][-2:]
     assert re.search(r"\(.*disk/run/replay/journal: No space left on device; make room on that disk, then ", found)
-    assert "then td3-robot train --resume" in found
+    assert "then run td3-robot train --resume" in found
     assert re.search(r"learner cannot run: .* of the disk of '.*', and 0 are free; .*: free some space$", refused)
     assert newest(disk / "run")[1]["env_steps"] >= 1000  # the checkpoint is complete, but older than the journal
     kept = np.fromfile(disk / "run" / "replay" / "rows.float32", np.float32)
@@ -286,7 +292,7 @@ def test_resume_keeps_the_configuration_and_reports_changes_and_losses(
     refused = command("train", "--resume", "run")
     assert refused.finish() == 2
     assert (
-        "learner.batch_size is 32 in the run, 48 now; to change it, add --set learner.batch_size=48"
+        "learner.batch_size is 32 in the run, 48 now; to accept the change, add --set learner.batch_size=48"
         in refused.lines[-1]
     )
     checkpoints = tmp_path / "run" / "checkpoint"

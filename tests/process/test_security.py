@@ -185,7 +185,8 @@ def test_a_revoked_key_is_refused_while_the_server_runs_and_after_its_restart(
     assert main(["keys", "revoke", "robot-7", "--keys", str(folder.path)]) == 0
     poll_until(lambda: server.connected() == [], lambda: f"still connected: {server.connected()}")
     while stolen.socket.poll(0):
-        assert stolen.receive()[0] == "command"  # ``state`` of ``connected()``, relayed with the old list of keys
+        # Before the server forgot this client, the server possibly sent Commands. It sent nothing else.
+        assert stolen.receive()[0] == "command"
     stolen.send("hello", hello())
     poll_until(lambda: server.dropped().get("revoked"), lambda: f"dropped: {server.dropped()}")
     again = thief(server, "robot-7")
@@ -204,15 +205,16 @@ def frame(content: bytes, *, more: bool = False) -> bytes:
 
 
 def requests(port: int) -> dict[str, bytes]:
-    """Return, by name, bytes that a web page in a browser can send to a port, and the first bytes of TLS."""
+    """Return requests by name: bytes that a web page in a browser can send to a port, and the first bytes of TLS."""
     agent = "User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36"
     top = f"Host: {LOOPBACK}:{port}\r\nConnection: keep-alive\r\n{agent}\r\nOrigin: http://page.example\r\n"
     upgrade = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     messages = [("hello", hello(role="operator", name="page")), ("command", command("shutdown"))]
     smuggled = b"".join(frame(topic.encode(), more=True) + frame(msgpack.packb(fields)) for topic, fields in messages)
-    # libzmq reads two bytes \1\1 as an empty frame with the flag "more": first the length 1, then the flag. The bytes
-    # \3\2\0\0 end this message. If libzmq reads them from their start, \3\2\0\0 is a last frame of two bytes. If libzmq
-    # is one byte behind, \1\3 is an empty frame with the flag "more", and \2\0\0 is a last frame of one byte.
+    # The body begins with 400 bytes \1. libzmq reads each pair \1\1 as an empty frame: the length 1, then the flag
+    # "more". So all these empty frames belong to one message. The bytes \3\2\0\0 end this message, whether libzmq reads
+    # \3 as a length or as a flag. As a length: \3\2\0\0 is a last frame of two bytes. As a flag: \1\3 is an empty frame
+    # with the flag "more", and \2\0\0 is a last frame of one byte.
     body = b"\1" * 400 + b"\3\2\0\0" + smuggled
     length = f"Content-Length: {len(body)}\r\nContent-Type: text/plain;charset=UTF-8\r\n"
     return {
@@ -242,7 +244,11 @@ def wait_for_refusal(port: int, request: bytes) -> None:
 def test_a_web_page_is_refused_by_the_port_of_a_server(
     with_keys: bool, serve: Callable[..., Server], folder: KeyFolder
 ) -> None:
-    """``smuggled`` contains ZMTP 1.0. On a port without keys, libzmq accepts ZMTP 1.0 unless a ZAP domain is set."""
+    """The request ``smuggled`` contains frames of ZMTP 1.0.
+
+    On a port without keys and without a ZAP domain, libzmq accepts such frames. So a server without keys sets a ZAP
+    domain.
+    """
     server = serve(folder if with_keys else None)
     for request in requests(server.port).values():
         wait_for_refusal(server.port, request)

@@ -1,4 +1,7 @@
-"""Real processes: an operator takes over a driver's robot. The recording names the operator, and replays exactly."""
+"""Real processes: an operator takes over a driver's robot. The recording names the operator.
+
+A replay of the recording gives the recorded outputs.
+"""
 
 from __future__ import annotations
 
@@ -65,11 +68,15 @@ def driving(takeover: tr.Takeover, torque: float) -> Iterator[None]:
         thread.join()
 
 
-def test_a_takeover_works_with_real_processes(robot: Recorded, capsys: Any) -> None:
+def configure(robot: Recorded) -> None:
+    """Set an operator's deadline of 3 s. The default is 200 ms, but a busy machine can delay an operator's actions."""
     robot.configure(**PATIENT)
     path = robot.folder / "robot.yaml"
-    # The default deadline is 200 ms. This one is longer, because a busy machine can delay an operator's actions.
-    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "policy": {"operator_deadline_ms": 1000}}))
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "policy": {"operator_deadline_ms": 3000}}))
+
+
+def test_a_takeover_works_with_real_processes(robot: Recorded, capsys: Any) -> None:
+    configure(robot)
     server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     endpoint = f"ipc://{robot.folder}/policy"
     at = robot.wait_for(POLICY)
@@ -78,7 +85,7 @@ def test_a_takeover_works_with_real_processes(robot: Recorded, capsys: Any) -> N
         first.takeover("leg", -1)
 
     with first.takeover("leg", reason="test") as leg:
-        assert (leg.actions[0]["name"], leg.period_s, leg.deadline_s) == ("torque", 0.02, 1.0)
+        assert (leg.actions[0]["name"], leg.period_s, leg.deadline_s) == ("torque", 0.02, 3.0)
         with driving(leg, 0.25):
             at = robot.wait_for(OPERATOR, at)
             with pytest.raises(tr.CommandError, match=r"operator 'operator-.*' has taken over robot 0 of 'leg'"):
@@ -137,7 +144,7 @@ def test_a_takeover_works_with_real_processes(robot: Recorded, capsys: Any) -> N
     assert f"steps under an operator: {len(operated)}" in capsys.readouterr().out
 
 
-def test_only_an_operators_key_may_take_over(robot: Recorded) -> None:
+def test_a_takeover_needs_a_key_with_the_role_operator(robot: Recorded) -> None:
     robot.configure(**PATIENT)
     server = KeyFolder(robot.folder / "robot-keys")
     public = server.create("server").public
@@ -198,17 +205,19 @@ def command_line(robot: Recorded, source: Any) -> subprocess.Popen[str]:
 
 
 def test_the_keyboard_drives_a_robot_and_gives_it_back(robot: Recorded) -> None:
-    robot.configure(**PATIENT)
+    configure(robot)
     server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     at = robot.wait_for(POLICY)
     keyboard, terminal = pty.openpty()
     program = command_line(robot, terminal)
     at = robot.wait_for(SAFE, at)  # the person has pressed no key
     assert program.stdout
-    assert any("up, down" in line for line in program.stdout)  # waits for the help text: earlier keys are lost
+    # Keys that are pressed before the help text appears are lost. So wait for the help text.
+    assert any("up, down" in line for line in program.stdout)
     os.write(keyboard, b"\x1b[A" * 3 + b"\x1b[B")
-    at = robot.wait_for("apply 0.200000", at)  # 3 up - 1 down, each 1/20 of the range from -1 to 1
-    at = robot.wait_for(SAFE, at)  # 2 s without a key
+    at = robot.wait_for("apply 0.200000", at)  # 3 times up, once down: 2/20 of the range from -1 to 1
+    # 2 s after the last key, the program stops sending actions. The operator's deadline ends 3 s later.
+    at = robot.wait_for(SAFE, at)
     os.write(keyboard, b"0")
     at = robot.wait_for("apply 0.000000", at)
     os.write(keyboard, b"q")
@@ -221,7 +230,7 @@ def test_the_keyboard_drives_a_robot_and_gives_it_back(robot: Recorded) -> None:
 
 
 def test_lines_of_standard_input_drive_a_robot(robot: Recorded) -> None:
-    robot.configure(**PATIENT)
+    configure(robot)
     server, recorder, driver = robot.serve(), robot.recorder(), robot.drive()
     at = robot.wait_for(POLICY)
     program = command_line(robot, subprocess.PIPE)
@@ -251,7 +260,11 @@ def test_lines_of_standard_input_drive_a_robot(robot: Recorded) -> None:
         with driving(leg, 0.25):
             at = robot.wait_for(OPERATOR, at)
             refused = r"refused: policy: you have not taken over robot 0 of 'leg'; operator 'operator-.*' has it\n$"
-            assert re.search(refused, silent.communicate("0.25\n", timeout=60)[0])
+            silent.stdin.write("0.25\n")
+            silent.stdin.flush()
+            assert silent.stdout
+            assert re.search(refused, silent.stdout.read())
+        silent.communicate(timeout=60)
         assert silent.returncode == 1
     at = robot.wait_for(POLICY, at)
 

@@ -36,7 +36,7 @@ def sockets_of(run: Path) -> Path:
 
 
 def test_local_training_loses_nothing(train: Any, tmp_path: Path) -> None:
-    """The learner gets every Step. Each robot of a Step gives a transition, unless its phase is FIRST."""
+    """The learner gets every Step. Each robot of a Step gives a transition, unless the robot's phase is FIRST."""
     train_run = train(20_000, "robots=8", "simulators=2", "learner.replay_ratio=0.05", "checkpoint.every=0")
     train_run.wait_for("^ready: learner, policy, sim-0, sim-1$")
     assert train_run.finish() == 0, train_run.output()
@@ -47,7 +47,8 @@ def test_local_training_loses_nothing(train: Any, tmp_path: Path) -> None:
     assert last["learner"]["figures"]["env_steps"] >= 20_000
     # The learner stops as soon as it has enough Steps. Each simulator may then have one Step in transit.
     assert 0 <= sum(sim["steps"] for sim in sims) - learner["steps"] <= 2
-    # An episode has one more Step than transitions. The learner counts Steps, FIRST phases and transitions separately.
+    # An episode with n Steps gives n - 1 transitions. The learner counts Steps, FIRST phases and transitions
+    # separately.
     assert learner["steps"] * 8 - learner["begun"] == learner["transitions"]
 
 
@@ -60,7 +61,8 @@ def in_process_differences(run: Path, alone: InProcess) -> list[str]:
     for name, array in sorted(ours.items(), key=lambda item: item[0] != "replay.rows"):
         theirs = found[1][name]
         # The arrays ``sent.…`` differ: only a learner process writes the configuration into its policies.
-        # The arrays ``simulator.…`` differ: they contain times, and the in-process run saves only its first snapshot.
+        # The arrays ``simulator.…`` differ: they contain times, and the in-process run has only the arrays of its first
+        # snapshot.
         if array.tobytes() != theirs.tobytes() and not name.startswith(("sent.", "simulator.")):
             lines.append(f"{run}: {name}: {theirs.shape}, here {array.shape}")
             if array.shape == theirs.shape and array.ndim:
@@ -111,7 +113,8 @@ def test_real_time_robots_do_not_wait_for_the_learner(train: Any, tmp_path: Path
     # The lead is the number of updates that are due. In real time, the robots do not stop at the band (128). So the
     # lead exceeds the band by more than the updates of two Steps: 2 · 8 robots · 5 updates = 80.
     assert learner["figures"]["lead_max"] > 128 + 80
-    # The clock sets the rate. Steps are never faster, and only missed deadlines make them slower.
+    # The simulator makes one Step in each control period of 16.5 ms. The simulator is never faster. It is slower only
+    # if it misses deadlines.
     messages = Session([tmp_path / "run" / "session.mcap"]).messages((Step.NAME,))
     steps = [message for _, message in messages if isinstance(message, Step)]
     assert sim["counters"]["steps"] == steps[-1].sequence + 1
@@ -175,7 +178,8 @@ def test_sigterm_stops_a_training_like_ctrl_c_but_with_exit_code_143(train: Any,
 
 
 def test_training_survives_sigkill_of_each_process(train: Any, tmp_path: Path) -> None:
-    # The checkpoint at 3,000 steps comes well before the learner is killed, so the learner loses steps and updates.
+    # The learner is killed after 4,000 steps and continues from its checkpoint at 3,000 steps. So it loses steps and
+    # updates.
     run = train(100_000, "checkpoint.every=3000", "learner.replay_ratio=0.2")
     ready = run.wait_for("^ready")
     assert ready == "ready: learner, policy, sim-0"
@@ -190,8 +194,8 @@ def test_training_survives_sigkill_of_each_process(train: Any, tmp_path: Path) -
     for name in ("sim-0", "policy", "learner"):
         assert f"{name} died and was restarted 1 times" in run.output()
     figures = json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["figures"]
-    # The restarts do not change the replay ratio: fewer than 64 (``replay_ratio_band``) of the 0.2 · (steps - 500)
-    # updates are still due.
+    # The restarts do not change the replay ratio. Of the 0.2 · (steps - 500) updates, fewer than 64
+    # (``replay_ratio_band``) are missing.
     assert 0 <= 0.2 * (figures["env_steps"] - 500) - figures["updates"] < 64
 
 
@@ -270,7 +274,7 @@ def test_replay_ratio_stays_in_its_band(
     figures = json.loads((tmp_path / "run" / "final.json").read_text())["learner"]["figures"]
     assert figures["lead_min"] >= 0
     assert figures["lead_max"] <= band
-    if slow == "learner":  # the simulator had to wait: one more Step, with 4 updates, would exceed the band
+    if slow == "learner":  # the simulator waited: one more Step (4 updates) would raise the lead above the band
         assert figures["lead_max"] > band - 4
 
 
@@ -281,7 +285,7 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
     log = tmp_path / "run" / "logs" / "learner.log"
     guest = command("sim", "--run", "run", "--name", "guest")
     run.until("the guest", lambda: "simulator guest joined" in log.read_text())
-    own = "the run has processes of these names: learner, policy, sim-0"
+    own = "a process of the run has this name; the run's processes: learner, policy, sim-0"
     for name, why in (("guest", "a simulator of that name takes part in the run in"), ("sim-0", own), ("policy", own)):
         twin = command("sim", "--run", "run", "--name", name)  # must not disconnect the process of that name
         assert twin.finish() == 2, twin.output()
@@ -305,7 +309,7 @@ def test_simulators_join_and_leave_while_training_runs(train: Any, command: Any,
 
 
 @pytest.mark.slow
-def test_training_survives_sighup_under_nohup_and_paused_processes(command: Any) -> None:
+def test_training_survives_paused_processes_and_sighup_under_nohup(command: Any) -> None:
     """Under nohup, the training ignores SIGHUP but not SIGTERM.
 
     Processes reconnect after a pause that is a little shorter than PEER_TIMEOUT. The test pauses the simulator, then
@@ -357,8 +361,9 @@ def test_malformed_bytes_on_every_socket_are_only_counted(train: Any, tmp_path: 
     final = json.loads((tmp_path / "run" / "final.json").read_text())
     for node in ("policy", "learner"):
         counters = final[node]["counters"]
-        # There are 13 messages. 8 have a wrong frame count: 4 have one frame and 4 have three. The other 5 (4 Steps
-        # and an Action) come from an unknown client; the node drops them. libzmq may read raw bytes as more messages.
+        # An unknown client sends 13 messages. 8 have a wrong frame count: 4 have one frame and 4 have three. The node
+        # drops the other 5 (4 Steps and an Action), because it does not know the client. libzmq may also take the raw
+        # bytes for messages. Then the counts are higher.
         assert counters["frames"] >= 8
         assert counters["stranger"] >= 5
     assert final["learner"]["counters"]["missed"] == 0
@@ -366,7 +371,7 @@ def test_malformed_bytes_on_every_socket_are_only_counted(train: Any, tmp_path: 
 
 
 def test_training_runs_without_the_runtime_folder(train: Any, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """XDG_RUNTIME_DIR may name a missing folder after su or in a container."""
+    """After su, or in a container, XDG_RUNTIME_DIR can name a folder that does not exist."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")
     run = train(700)
     assert run.finish() == 0, run.output()
@@ -403,7 +408,7 @@ def test_resume_continues_after_an_interrupt(train: Any, command: Any, tmp_path:
 
 
 def test_each_further_ctrl_c_sends_a_stronger_signal_to_a_stuck_process(train: Any, tmp_path: Path) -> None:
-    """A stopped process handles neither SIGINT nor SIGTERM. Each further Ctrl-C sends the next signal immediately."""
+    """A suspended process handles neither SIGINT nor SIGTERM. Each further Ctrl-C sends the next signal immediately."""
     run = train(100_000)
     run.wait_for_steps(100)
     children, sockets = run.children(), sockets_of(tmp_path / "run")
@@ -541,7 +546,7 @@ FP32 = ("--set", "learner.precision=fp32", "--set", "learner.threads=2")  # ``au
         (("train", "walker2d", *FP32, "--set", "task=gymnasium:os:X-v0"), "task 'gymnasium:os:X-v0' does not exist"),
         (
             ("train", "pendulum", *FP32, "--set", "randomization.mass=[1, 2]"),
-            "randomization.mass is [1.0, 2.0]; the backend 'gymnasium' of the task allows: action",
+            "randomization.mass is [1.0, 2.0]; the backend 'gymnasium' of the task supports only the keys: action",
         ),
         (("train", "walker2d", *FP32, "--set", "task=gymnasum:X"), "'gymnasum'; did you mean 'gymnasium'?"),
         (("train", "x" * 300), "no file"),

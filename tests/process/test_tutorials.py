@@ -39,12 +39,12 @@ def script_of(page: str) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(1600)
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_the_sh_blocks_of_the_tutorial_run(tmp_path: Path, page: Path) -> None:
+def test_all_sh_blocks_of_the_tutorial_succeed(tmp_path: Path, page: Path) -> None:
     for example in (ROOT / "examples").glob("pendulum*"):
         shutil.copy(example, tmp_path)
     programs = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
-    log = tmp_path / "output.log"  # not a pipe: processes in the background would keep it open
+    log = tmp_path / "output.log"  # not a pipe, because background processes would keep a pipe open
     with log.open("w") as output:
         process = subprocess.Popen(
             ["bash", "-c", script_of(page.read_text(encoding="utf-8"))],
@@ -58,7 +58,7 @@ def test_the_sh_blocks_of_the_tutorial_run(tmp_path: Path, page: Path) -> None:
             code = process.wait(timeout=1500)
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # ends what the page left running in the background
+                os.killpg(process.pid, signal.SIGKILL)  # ends background processes of the page
     assert code == 0, log.read_text(errors="replace")[-5000:]
 
 

@@ -113,7 +113,8 @@ def test_batched_messages_are_played_at_their_publication_times(acted: Make, sav
 def test_a_monitor_receives_a_robots_hello_once(acted: Make, save: Make, spec: RobotSpec, monkeypatch: Any) -> None:
     """The player sends the Hello before it plays the recording, so it must skip the Hello in the recording.
 
-    The recorder received this Hello 0.2 s late. The corrected time must not make it look like a second Hello.
+    The recorder received this Hello 0.2 s late, so ``Session.timed`` corrects the received time. The player must skip
+    the Hello with the corrected time, too.
     """
     hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
     first, *others = entries_of([("sim-0", hello), *acted(5)])
@@ -136,7 +137,10 @@ def test_a_monitor_receives_a_robots_hello_once(acted: Make, save: Make, spec: R
 
 
 def test_a_clock_change_does_not_reorder_the_messages_of_one_node(acted: Make, save: Make) -> None:
-    """After ten Steps the clock goes back by one hour. A Step plays at most ON_THE_WAY_NS (0.5 s) before it arrived."""
+    """After ten Steps the clock of the node goes back by one hour.
+
+    The player plays a Step at its received time or earlier, but at most ON_THE_WAY_NS (0.5 s) earlier.
+    """
     steps = entries_of([item for item in acted(20) if isinstance(item[1], Step)])
     jumped = [replace(step, published=step.published - 3600 * SECOND * (n >= 10)) for n, step in enumerate(steps)]
     played = list(Session([save("jump.mcap", jumped)]).timed())
@@ -155,7 +159,7 @@ def test_pause_stops_the_clock() -> None:
     assert pause.now() == pause.now()
 
 
-def test_each_link_plays_its_topics() -> None:
+def test_each_topic_is_played_on_its_links() -> None:
     assert playable() == {
         "step": [("policy", False), ("learner", False)],
         "action": [("policy", True)],
@@ -166,7 +170,7 @@ def test_each_link_plays_its_topics() -> None:
 
 
 def drive(player: Player, other: Bus, until: Callable[[list[Any]], bool]) -> list[Any]:
-    """Receive on both ends until ``until`` is true for the messages that ``other`` received. Fails at a deadline."""
+    """Receive on both ends, until ``other`` has received messages for which ``until`` returns True. Fail after 20 s."""
     got: list[Any] = []
     deadline = time.monotonic() + 20
     while not until(got):
@@ -203,7 +207,10 @@ def test_a_live_policy_server_answers_as_recorded(recorded: Path, server: Bus, e
 def test_each_loop_of_play_has_a_higher_incarnation_and_the_remapped_name(
     recorded: Path, server: Bus, endpoint: str
 ) -> None:
-    """``loop=2``: two loops are complete. Each adds 1,000 to the incarnation (0). sim-0 has the new name ghost."""
+    """``loop=2``: two loops are complete. Each loop adds 1,000 to the recorded incarnation, which is 0.
+
+    sim-0 has the new name ghost.
+    """
     session = Session([recorded])
     player = Player(session, ["step"], {"policy": endpoint}, {"sim-0": "ghost"}, loop=2)
     (met,) = [m for _, m in drive(player, server, lambda got: any(isinstance(m, Hello) for _, m in got))]
@@ -326,6 +333,9 @@ def test_a_server_that_disappears_is_an_error(
 ) -> None:
     """The player must report the lost server even if the player's queue accepts all messages."""
     monkeypatch.setattr(play, "PEER_TIMEOUT", 2.0)
+    # A busy machine can pause the player for a second. With the usual HEARTBEAT_PERIOD of 1 s, the player would take
+    # this pause for a suspension, and would not report the lost server.
+    monkeypatch.setattr("td3_robot.recording.player.HEARTBEAT_PERIOD", 1e9)
     endpoint = f"ipc://{tmp_path}/policy"
     server = Bus()
     server.serve(endpoint, ServerLink("policy", "policy", {"simulator": (Step,)}, {}, 1))

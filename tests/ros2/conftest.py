@@ -33,7 +33,7 @@ ROOT = HERE.parents[1]
 DRIVER = "td3_robot_driver"
 _DOMAINS = range(1, 102)
 """Domain numbers with ports that Linux does not use as ephemeral ports."""
-SAFETY = {"safe_action": "zero", "action_deadline_ms": 1000, "hang_ms": 10000}
+SAFETY = {"safe_action": "zero", "action_deadline_ms": 5000, "hang_ms": 10000}
 HIP = RobotSpec(
     "Hip",
     (Channel("angle", "rad", -100.0, 100.0), Channel("velocity", "rad/s", -100.0, 100.0)),
@@ -41,7 +41,7 @@ HIP = RobotSpec(
     0.01,
 )
 HIP_SOURCES = [{"channel": "velocity", "joint": "hip", "field": "velocity"}, {"channel": "angle", "joint": "hip"}]
-STALE_MS = 500  # long, because a busy test machine delays messages
+STALE_MS = 5000  # long, like action_deadline_ms: a busy machine can pause a process for some seconds
 HIP_SECTION = {"bundle": "policy.safetensors", "stale_ms": STALE_MS, "observations": HIP_SOURCES}
 """The section ``ros2`` of the configuration for the robot ``HIP``."""
 

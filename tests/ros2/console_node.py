@@ -3,7 +3,7 @@
     python console_node.py NAMESPACE …
 
 The node first prints "ready". Each line of standard input is a list: an operation and its arguments. The node answers
-each line with a map: ``result``, or ``error`` after a timeout.
+each line with a map. The map has the key ``result``, or, after a timeout, the key ``error``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Console:
     # -- operations ----------------------------------------------------------------------------------------------
 
     def newest(self, topic: str) -> Any:
-        """Return the newest value on a topic, or None if none has come."""
+        """Return the newest value that has come on a topic; None before the first value."""
         return self._newest.get(topic)
 
     def take(self, topic: str) -> list[Any]:
@@ -67,7 +67,7 @@ class Console:
         return {"success": answer.success, "message": answer.message}
 
     def change(self, node: str, transition: str) -> bool:
-        """Request a lifecycle transition, and return whether the node made it."""
+        """Request a lifecycle transition of a node, and return whether the transition succeeded."""
         request = ChangeState.Request()
         request.transition.label = transition
         return bool(self._call(ChangeState, f"{node}/change_state", request).success)
@@ -80,7 +80,7 @@ class Console:
         return sorted(f"{place.rstrip('/')}/{name}" for name, place in self.node.get_node_names_and_namespaces())
 
     def reliability(self, topic: str, node: str) -> list[str]:
-        """Return the reliability of each publisher and subscription of a node on a topic."""
+        """For one topic and one node: return the reliability of each publisher and subscription."""
         ends = [*self.node.get_publishers_info_by_topic(topic), *self.node.get_subscriptions_info_by_topic(topic)]
         return [end.qos_profile.reliability.name.lower() for end in ends if end.node_name == node]
 

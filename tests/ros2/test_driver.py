@@ -8,7 +8,6 @@ import math
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def wait_for_policy_state(console: Console, words: str) -> None:
 
 
 def test_each_channel_gets_its_value_in_any_order_of_the_joints(world: World) -> None:
-    """The joints stand still, so all commands must be equal, although each JointState has another order of joints."""
+    """The joints stand still, so all commands must be equal. Only the order of the joints changes between messages."""
     spec = RobotSpec(
         "Leg",
         tuple(Channel(name, "1", -10.0, 10.0) for name in ("hip", "ankle", "pitch_rate", "foot")),
@@ -87,16 +86,20 @@ def test_each_channel_gets_its_value_in_any_order_of_the_joints(world: World) ->
     world.server()
     world.driver()
     moves(console)
-    console.take("/commands")
     # robot_node.py publishes hip 0.5 rad, ankle 0.125 rad, angular velocity 0.75 rad/s, and foot 0.375.
     # The policy must get hip 0.5, ankle 2 · 0.125 - 1 = -0.75, pitch rate -0.75, and foot 0.375.
     left = math.tanh(0.5 + 2 * -0.75 + 0.5 * 0.375)
     right = math.tanh(-0.75)
-    expected = [right, -10 * left + 3]
+    expected = pytest.approx([right, -10 * left + 3], abs=1e-5)
+    poll_until(
+        lambda: console.newest("/commands") == expected, lambda: f"{console.newest('/commands')}, not {expected}"
+    )
+    console.take("/commands")
     taken: list[list[float]] = []
     poll_until(lambda: taken.extend(console.take("/commands")) or len(taken) >= 200, lambda: f"{len(taken)} commands")
-    assert all(value == pytest.approx(expected, abs=1e-5) for value in taken)
-    orders: set[tuple[str, ...]] = set()  # three joints have 6 orders; poll: the console may find this topic late
+    assert all(value == expected for value in taken)
+    # Three joints have 6 orders. The test polls, because the console may discover the topic late.
+    orders: set[tuple[str, ...]] = set()
     poll_until(
         lambda: orders.update(map(tuple, console.take("/joint_states"))) or len(orders) == 6,
         lambda: f"orders: {orders}",
@@ -104,29 +107,29 @@ def test_each_channel_gets_its_value_in_any_order_of_the_joints(world: World) ->
 
 
 def control(world: World, commands: int) -> float:
-    """Let the policy control the robot until ``commands`` commands have come. The hip must then be at 0.
+    """Let the policy control the robot until the robot has received ``commands`` commands. The hip must then be at 0.
 
     Returns:
-        Commands per second.
+        Mean number of commands per period of the robot.
     """
-    configure(world, stale_ms=3000, action_deadline_ms=3000)  # long: a busy machine can pause a process
     robot = world.robot()
     console = world.console()
     world.server()
     driver = world.driver()
     moves(console)
-    pattern, begin = r"^periods \d+ commands (\d+)", time.monotonic()
+    pattern = r"^periods (\d+) commands (\d+)"
     robot.take_lines()
-    before = int(re.findall(pattern, robot.output(), re.MULTILINE)[-1])
-    line = robot.wait_for(pattern, lambda match: int(match[1]) >= commands, timeout=600)
-    rate = (commands - before) / (time.monotonic() - begin)
+    begin = re.findall(pattern, robot.output(), re.MULTILINE)[-1]
+    line = robot.wait_for(pattern, lambda match: int(match[2]) >= commands, timeout=600)
+    end = re.findall(pattern, line)[0]
+    periods, made = (int(end[place]) - int(begin[place]) for place in (0, 1))
     assert acts(console)
     driver.interrupt()
     assert driver.finish() == 128 + signal.SIGINT
     assert abs(float(line.split()[-1])) < 0.02
     assert not re.search(r"-> fault|FAULT", driver.output())
     poll_until(lambda: console.newest("/commands") == [0.0], lambda: "the last command is not the safe action")
-    return rate
+    return made / periods
 
 
 def test_the_policy_controls_the_robot_through_ros(hip: World) -> None:
@@ -135,10 +138,11 @@ def test_the_policy_controls_the_robot_through_ros(hip: World) -> None:
 
 @pytest.mark.slow
 def test_the_policy_controls_the_robot_for_a_minute_at_100_hz(hip: World) -> None:
-    assert control(hip, commands=6000) > 50  # Hz, not 100, because a busy test machine delays periods
+    assert control(hip, commands=6000) > 0.5  # not 1, because a busy test machine delays some commands
 
 
 def test_a_killed_publisher_leads_to_the_safe_action_until_a_person_activates_the_driver(hip: World) -> None:
+    configure(hip, stale_ms=500)
     robot = hip.robot()
     console = hip.console()
     hip.server()
@@ -162,7 +166,7 @@ def test_a_killed_publisher_leads_to_the_safe_action_until_a_person_activates_th
 
 
 def test_a_paused_publisher_leads_to_the_safe_action_and_automatic_recovery(hip: World) -> None:
-    configure(hip, recovery="automatic", recovery_ms=100)
+    configure(hip, stale_ms=500, recovery="automatic", recovery_ms=100)
     robot = hip.robot()
     console = hip.console()
     hip.server()
@@ -177,7 +181,6 @@ def test_a_paused_publisher_leads_to_the_safe_action_and_automatic_recovery(hip:
 
 
 def test_the_policy_state_says_that_the_robot_holds_its_last_action(hip: World) -> None:
-    configure(hip, stale_ms=5000, action_deadline_ms=5000)
     hip.robot()
     console = hip.console()
     server = hip.server()
@@ -279,7 +282,7 @@ def test_the_lifecycle_of_the_driver_reaches_ros(hip: World) -> None:
     wait_for_state(console, "active")
     figures = {"age of joint_states (s)", "transitions", "lag_max_s"}
 
-    def reports_figures() -> bool:  # a report from before the first period has no figures
+    def reports_figures() -> bool:  # before the first period, a report has no figures
         newest = console.newest("/diagnostics") or []
         return any(it["name"] == f"{NODE}: data" and figures <= set(it["values"]) for it in newest)
 
@@ -320,16 +323,16 @@ def test_two_robots_work_in_two_namespaces(hip: World) -> None:
         console.nodes()
     )
     action = math.tanh(-2 * 0.5)  # the policy's gain is -2, and the hip stands still at 0.5 rad
-    point = console.newest("/right/joint_trajectory")
     expected = {"joints": ["hip"], "positions": [], "velocities": [], "effort": [pytest.approx(action)], "reach": 0.04}
-    assert point == expected
+    topic = "/right/joint_trajectory"
+    poll_until(lambda: console.newest(topic) == expected, lambda: f"{console.newest(topic)}, not {expected}")
     assert console.trigger(f"/left/{DRIVER}/estop")["success"]
     console.take("/left/commands")
     wait_for_safe(console, "/left/commands")
     wait_for_state(console, "inactive", f"/left/{DRIVER}")
-    console.take("/right/joint_trajectory")
+    console.take(topic)
     taken: list[Any] = []
-    poll_until(lambda: taken.extend(console.take("/right/joint_trajectory")) or len(taken) > 20, driver.output)
+    poll_until(lambda: taken.extend(console.take(topic)) or len(taken) > 20, driver.output)
     assert all(point == expected for point in taken)
     assert console.state(f"/right/{DRIVER}") == "active"
 

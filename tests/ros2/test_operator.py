@@ -11,7 +11,7 @@ from tests.ros2.conftest import HIP_SECTION, SAFETY, World, moves
 from tests.ros2.test_driver import wait_for_safe
 
 
-def test_an_operator_drives_by_a_topic_and_by_a_joystick(hip: World) -> None:
+def test_an_operator_drives_a_robot_with_a_topic_and_with_a_joystick(hip: World) -> None:
     hip.configure(safety=SAFETY, ros2=HIP_SECTION, policy={"operator_deadline_ms": 2000})  # long, for a busy machine
     hip.robot()
     console = hip.console()

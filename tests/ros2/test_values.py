@@ -84,7 +84,7 @@ def test_joints_are_found_by_name_in_any_order() -> None:
         assert inputs.read()[:2].tolist() == [-1.5, 1.0]
 
 
-def test_the_age_of_a_value_begins_with_its_receipt() -> None:
+def test_the_age_of_a_value_is_measured_from_the_time_when_it_arrived() -> None:
     clock = Clock()
     inputs = Inputs(SPEC, section(stale_ms=50), clock)
     store_all(inputs)
@@ -108,7 +108,7 @@ def test_the_age_of_a_value_begins_with_its_receipt() -> None:
         (joints(["hip_joint"], velocity=[1.0]), "no position of joint 'hip_joint'"),
     ],
 )
-def test_a_message_without_a_value_leaves_its_channel_empty(message: Message, text: str) -> None:
+def test_a_channel_stays_empty_if_the_message_has_no_value_for_the_channel(message: Message, text: str) -> None:
     inputs = Inputs(SPEC, section())
     inputs.store("imu", IMU)
     inputs.store("feet", FEET)
@@ -167,7 +167,7 @@ def test_sources_that_do_not_fit_the_robot_are_refused(keys: dict[str, Any], tex
 @pytest.mark.parametrize(
     ("channel", "text"),
     [
-        ("left", "ros2.actions lacks the action 'right' of 'Leg'; name each action, or none"),
+        ("left", "ros2.actions lacks the action 'right' of 'Leg'; name every action, or no action"),
         ("up", "ros2.actions: robot 'Leg' has no action 'up'; it has"),
     ],
 )
@@ -178,7 +178,7 @@ def test_actions_that_do_not_fit_the_robot_are_refused(channel: str, text: str) 
     assert text in str(caught.value)
 
 
-def test_an_emergency_stop_hides_the_observation_and_still_passes_actions() -> None:
+def test_after_an_emergency_stop_observe_fails_but_apply_still_sends_actions() -> None:
     inputs, sent = Inputs(SPEC, section()), []
     store_all(inputs)
     robot = Ros2Robot(SPEC, inputs, Outputs(SPEC, section()), sent.append)

@@ -4,7 +4,7 @@
     python topics_node.py play FILE              publishes a message for each line of FILE. A line is a JSON list:
                                                  topic, type and bytes (hexadecimal)
 
-If TOPIC ends with ``+``, the node also prints the newest message from before its subscription.
+If TOPIC ends with ``+``, the node also prints the newest message that was published before the node subscribed.
 """
 
 from __future__ import annotations

@@ -17,6 +17,12 @@ from td3_robot.runtime import logs
 from tests.conftest import poll_until
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``flush`` wait up to 60 s, because a busy machine can pause the thread that writes."""
+    monkeypatch.setattr(logs, "_FLUSH_TIMEOUT", 60.0)
+
+
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
     """The two ends of a pipe that holds 4 KiB."""
@@ -39,7 +45,7 @@ def test_lines_are_written_in_their_order(pipe: tuple[int, int]) -> None:
     assert os.read(pipe[0], 1000).decode().splitlines() == [f"line {number} \\udce9" for number in range(5)]
 
 
-def test_without_a_reader_lines_are_dropped_and_counted(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_dropped_and_counted_if_nobody_reads(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 20 lines of 1 KiB, the pipe holds 4, the thread 1 and the queue 3. The other 12 are dropped."""
     monkeypatch.setattr(logs, "_MOST_WAITING", 3)
     log = logs.LogQueue(pipe[1])
@@ -80,8 +86,10 @@ def test_lines_that_could_not_be_written_are_counted(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().splitlines() == wanted
 
 
-def test_a_line_that_is_lost_after_a_report_counts_once(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines 0 and 1 cannot be written. The report of line 0, just before line 1, can be written."""
+def test_a_report_counts_only_the_lines_lost_after_the_previous_report(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log cannot write lines 0 and 1. Between them, it can write the report that one line is missing."""
 
     def write(descriptor: int, content: bytes) -> int:
         if content in (b"0\n", b"1\n"):
@@ -165,7 +173,7 @@ def test_a_log_call_does_no_harm_if_the_shell_has_closed_standard_error(tmp_path
     assert (tmp_path / "other").read_text() == ""
 
 
-def test_the_reason_of_the_end_is_written_after_all_log_lines() -> None:
+def test_the_reason_why_a_process_ends_is_written_after_all_log_lines() -> None:
     lines = logged(
         "logs.begin('leg')\nfor number in range(500): log.info('line %d', number)\nlogs.last_words('leg: the end')"
     )

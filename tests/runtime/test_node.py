@@ -117,7 +117,7 @@ def test_real_time_robot_drops_messages_while_the_queue_is_full(outbox: tuple[Ou
     assert it.counters == {"undelivered": 2}
 
 
-def test_log_names_refused_real_time_settings(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_real_time_settings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     for values, lines in ({}, 0), ({"processors": [4000]}, 1):
         requested = configuration.parse({"realtime": values}).realtime
@@ -149,7 +149,7 @@ def test_node_follows_a_silent_server_that_moves(tmp_path: Path, *, supervised: 
     for link in ("learner", "supervisor"):
         node.connect(link, ())
     if not silent:
-        bus.clients["learner"].received_at = time.monotonic()
+        bus.clients["learner"].received_at = float("inf")
     run.write_run(endpoints={"learner": new, "supervisor": "ipc:///supervisor"})
     learner.serve(new, ServerLink("learner", "learner", {"evaluator": ()}, config.agreement(), 1))
 

@@ -77,7 +77,7 @@ def test_on_a_terminal_one_line_is_rewritten(monkeypatch: pytest.MonkeyPatch) ->
     assert text.count("\n") == 2
 
 
-def test_loss_of_steps_after_a_return_to_a_checkpoint_is_reported() -> None:
+def test_progress_reports_what_a_learner_lost_when_it_continues_from_a_checkpoint() -> None:
     stream: Any = io.StringIO()
     progress = Progress(stream, 100_000, line_period=1e9)
     progress(status())
@@ -95,7 +95,7 @@ def test_resume_from_an_older_checkpoint_is_reported_once() -> None:
     assert stream.getvalue().count("back from") == 1
 
 
-def test_a_narrow_terminal_keeps_the_steps_the_eta_and_the_return() -> None:
+def test_steps_and_eta_and_return_stay_on_a_narrow_terminal() -> None:
     """The line drops figures until it fits. 60 columns are enough for the steps, the ETA and the return."""
     assert line(FIGURES, 100_000, width=100) == (
         "25,000/100,000 steps (25 %) | ETA 8:20 | 150 steps/s | 149 updates/s | ratio 1.00 | return 612"
@@ -128,7 +128,8 @@ def test_the_eta_waits_for_a_typical_speed(monkeypatch: pytest.MonkeyPatch) -> N
     assert left == ["ETA -", "ETA -", "ETA 8:17", "ETA -", "ETA 8:17"]  # 74,500 steps at 150 steps/s
 
 
-def test_a_terminal_shows_that_processes_are_starting() -> None:
+def test_a_terminal_shows_that_processes_are_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     stream = Terminal()
     Progress(stream, 100_000)({})
     assert stream.getvalue() == "\rstarting, 0 s"
